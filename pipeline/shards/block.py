@@ -1,0 +1,263 @@
+"""A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch (docs/format.md, section 2).
+
+Arrow's values and offsets are the concatenated tokens and cu_seqlens that variable-length attention consumes, so a
+batch is a few concatenated runs of blocks and never a loop over instances. N instances, T tokens, M masked positions.
+"""
+
+import dataclasses
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+TOKENS_PER_BLOCK = 65_536
+ZSTD_LEVEL = 1
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive instances of one shard, concatenated.
+
+    Attributes:
+        input_ids: [T] uint16 or uint32; already masked, no padding.
+        offsets: [N+1] int32; instance n is input_ids[offsets[n]:offsets[n + 1]].
+        segment_a_length: [N] uint16; tokens of type 0, that is [CLS] A [SEP].
+        masked_lm_positions: [M] uint16; ascending inside each instance, counted from its [CLS].
+        masked_lm_ids: [M], dtype of input_ids; the tokens that stood there.
+        masked_offsets: [N+1] int32 into the two arrays above.
+        is_random_next: [N] bool; True where B is not what follows A (next_sentence_label 1).
+        document_a: [N] uint64; first 64 bits of the id of the document A is from.
+        document_b: [N] uint64; the same for B.
+    """
+
+    input_ids: Array
+    offsets: Array
+    segment_a_length: Array
+    masked_lm_positions: Array
+    masked_lm_ids: Array
+    masked_offsets: Array
+    is_random_next: Array
+    document_a: Array
+    document_b: Array
+
+    @property
+    def num_instances(self) -> int:
+        """N."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """T, specials included."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    @property
+    def num_masked(self) -> int:
+        """M."""
+        return int(self.masked_offsets[-1] - self.masked_offsets[0])
+
+    def slice(self, start: int, stop: int) -> "Block":
+        """Instances start to stop - 1: views of the columns, offsets counted from 0 again."""
+        tokens = slice(int(self.offsets[start]), int(self.offsets[stop]))
+        masked = slice(int(self.masked_offsets[start]), int(self.masked_offsets[stop]))
+        return Block(
+            input_ids=self.input_ids[tokens],
+            offsets=self.offsets[start : stop + 1] - self.offsets[start],
+            segment_a_length=self.segment_a_length[start:stop],
+            masked_lm_positions=self.masked_lm_positions[masked],
+            masked_lm_ids=self.masked_lm_ids[masked],
+            masked_offsets=self.masked_offsets[start : stop + 1] - self.masked_offsets[start],
+            is_random_next=self.is_random_next[start:stop],
+            document_a=self.document_a[start:stop],
+            document_b=self.document_b[start:stop],
+        )
+
+
+def block_instances(seq_len: int) -> int:
+    """Instances in every block of a shard but the last: 512 at length 128, 128 at 512."""
+    return TOKENS_PER_BLOCK // seq_len
+
+
+def block_schema(token_dtype: Any) -> pa.Schema:
+    """The Arrow schema of a block whose tokens are uint16 or (vocabularies over 65,536) uint32."""
+    token = pa.from_numpy_dtype(np.dtype(token_dtype))
+    columns = {
+        "input_ids": _list_of(token),
+        "segment_a_length": pa.uint16(),
+        "masked_lm_positions": _list_of(pa.uint16()),
+        "masked_lm_ids": _list_of(token),
+        "is_random_next": pa.bool_(),
+        "document_a": pa.uint64(),
+        "document_b": pa.uint64(),
+    }
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+
+
+def encode_block(block: Block) -> bytes:
+    """The block as one Arrow IPC stream, zstd level 1. Equal blocks give equal bytes within one version of Arrow."""
+    schema = block_schema(block.input_ids.dtype)
+    columns = [
+        _list_array(schema.field("input_ids").type, block.offsets, block.input_ids),
+        _flat_array(block.segment_a_length, np.uint16),
+        _list_array(schema.field("masked_lm_positions").type, block.masked_offsets, block.masked_lm_positions),
+        _list_array(schema.field("masked_lm_ids").type, block.masked_offsets, block.masked_lm_ids),
+        _flat_array(block.is_random_next, np.bool_),
+        _flat_array(block.document_a, np.uint64),
+        _flat_array(block.document_b, np.uint64),
+    ]
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=ZSTD_LEVEL))
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    return bytes(sink.getvalue())
+
+
+def decode_block(data: bytes | memoryview, where: str) -> Block:
+    """Decodes and checks one block. Every array is a view of Arrow's buffers but is_random_next.
+
+    Args:
+        data: What encode_block returned.
+        where: Shard and block, for messages.
+
+    Raises:
+        ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the values.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            batch = reader.read_next_batch()
+            _expect(_is_at_end(reader), where, "more than one record batch")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, StopIteration) as error:
+        raise ValueError(f"{where}: not an Arrow block: {error}") from error
+    token_dtype = (
+        np.uint32 if pa.types.is_list(kind := batch.schema.types[0]) and kind.value_type == pa.uint32() else np.uint16
+    )
+    schema = block_schema(token_dtype)
+    _expect(batch.schema.equals(schema), where, f"schema is\n{batch.schema}\nexpected\n{schema}")
+    offsets, input_ids = _list_parts(batch, "input_ids", where)
+    masked_offsets, positions = _list_parts(batch, "masked_lm_positions", where)
+    label_offsets, labels = _list_parts(batch, "masked_lm_ids", where)
+    _expect(
+        np.array_equal(masked_offsets, label_offsets), where, "masked_lm_positions and masked_lm_ids differ in length"
+    )
+    block = Block(
+        input_ids=input_ids,
+        offsets=offsets,
+        segment_a_length=_flat_part(batch, "segment_a_length", where),
+        masked_lm_positions=positions,
+        masked_lm_ids=labels,
+        masked_offsets=masked_offsets,
+        is_random_next=_flat_part(batch, "is_random_next", where),
+        document_a=_flat_part(batch, "document_a", where),
+        document_b=_flat_part(batch, "document_b", where),
+    )
+    lengths = np.diff(offsets)
+    fits = bool(np.all(block.segment_a_length < lengths)) if block.num_instances else True
+    _expect(fits, where, "a segment_a_length reaches past its instance")
+    return block
+
+
+def concatenate_blocks(blocks: Sequence[Block]) -> Block:
+    """One block of all instances in order; at least one block."""
+    assert blocks, "nothing to concatenate"
+    if len(blocks) == 1:
+        return blocks[0]
+    joined = {
+        field.name: np.concatenate([getattr(block, field.name) for block in blocks])
+        for field in dataclasses.fields(Block)
+        if field.name not in ("offsets", "masked_offsets")
+    }
+    return Block(
+        **joined,
+        offsets=_join_offsets([block.offsets for block in blocks]),
+        masked_offsets=_join_offsets([block.masked_offsets for block in blocks]),
+    )
+
+
+def block_digest(block: Block) -> bytes:
+    """blake2b-256 of a block's content: sizes, then every column little-endian (docs/format.md, section 4).
+
+    It covers values and not compressed bytes, so it is equal for every version of Arrow and zstd.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    sizes = (block.num_instances, block.num_tokens, block.num_masked, block.input_ids.dtype.itemsize)
+    digest.update(np.array(sizes, dtype="<u8").tobytes())
+    for values in (
+        block.input_ids,
+        np.diff(block.offsets).astype("<u4"),
+        block.segment_a_length,
+        block.masked_lm_positions,
+        block.masked_lm_ids,
+        np.diff(block.masked_offsets).astype("<u4"),
+        block.is_random_next.astype(np.uint8),
+        block.document_a,
+        block.document_b,
+    ):
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.digest()
+
+
+def content_hash(block_digests: Sequence[bytes]) -> str:
+    """A shard's content hash: blake2b-256, in hex, of its blocks' digests in order (so boundaries count too)."""
+    return hashlib.blake2b(b"".join(block_digests), digest_size=32).hexdigest()
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """The crc32 (zlib) that the block table holds of each block's stored bytes."""
+    return zlib.crc32(data)
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", kind, nullable=False))
+
+
+def _list_array(kind: pa.DataType, offsets: Array, values: Array) -> pa.Array:
+    based = np.ascontiguousarray(offsets - offsets[0], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(based), pa.array(np.ascontiguousarray(values)), type=kind)
+
+
+def _flat_array(values: Array, dtype: Any) -> pa.Array:
+    # A numpy slice becomes an Arrow array of just that slice; an Arrow slice would leak its neighbours' bytes.
+    return pa.array(np.ascontiguousarray(values, dtype=dtype))
+
+
+def _list_parts(batch: pa.RecordBatch, name: str, where: str) -> tuple[Array, Array]:
+    column = batch.column(name)
+    _expect(column.null_count == 0 and column.values.null_count == 0, where, f"{name} holds nulls")
+    offsets = column.offsets.to_numpy()
+    values = column.values.to_numpy()
+    ordered = (
+        len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values) and bool(np.all(np.diff(offsets) >= 0))
+    )
+    _expect(ordered, where, f"offsets of {name} do not fit its {len(values)} values")
+    return offsets, values
+
+
+def _flat_part(batch: pa.RecordBatch, name: str, where: str) -> Array:
+    column = batch.column(name)
+    _expect(column.null_count == 0, where, f"{name} holds nulls")
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _join_offsets(parts: Sequence[Array]) -> Array:
+    lengths = np.concatenate([np.diff(part) for part in parts])
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+
+
+def _is_at_end(reader: Any) -> bool:
+    try:
+        reader.read_next_batch()
+    except StopIteration:
+        return True
+    return False
+
+
+def _expect(holds: bool, where: str, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{where}: damaged or foreign block: {what}")

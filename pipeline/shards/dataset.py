@@ -1,0 +1,112 @@
+"""A finished dataset opened for reading: its manifest, its shard table, its block tables as they are needed."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    MANIFEST,
+    SHARDS_TABLE,
+    BlockTable,
+    Manifest,
+    Shard,
+    open_blocks_table,
+    parse_manifest,
+    parse_shards_table,
+    read_block_table,
+    root_hash,
+)
+from pipeline.shards.storage import open_filesystem, read_file, read_range
+
+
+class Dataset:
+    """Shards at a URL. Made by `open_dataset`; safe to use from several threads.
+
+    Attributes:
+        url: Where it was opened.
+        manifest: Its manifest.json.
+        all_shards: Every row of shards.parquet, in order.
+    """
+
+    def __init__(self, url: str, filesystem: Any, root: str, manifest: Manifest, shards: list[Shard]) -> None:
+        self.url = url
+        self.filesystem = filesystem
+        self.root = root
+        self.manifest = manifest
+        self.all_shards = tuple(shards)
+        self._rows = {shard.name: row for row, shard in enumerate(shards)}
+        self._block_file: pq.ParquetFile | None = None
+        self._lock = threading.Lock()
+
+    def num_passes(self, split: str, seq_len: int) -> int:
+        """Passes of one split and length.
+
+        Raises:
+            ValueError: The dataset has none; the message shows what there is.
+        """
+        for group in self.manifest.groups:
+            if (group.split, group.seq_len) == (split, seq_len):
+                return group.passes
+        choices = ", ".join(f"{group.split} L{group.seq_len}" for group in self.manifest.groups)
+        raise ValueError(f"{self.url}: no {split} instances of seq_len {seq_len}; the dataset has {choices}")
+
+    def shards(self, split: str, seq_len: int, pass_index: int) -> list[Shard]:
+        """The shards of one pass, sorted by name."""
+        wanted = (split, seq_len, pass_index)
+        found = [shard for shard in self.all_shards if (shard.split, shard.seq_len, shard.pass_index) == wanted]
+        return sorted(found, key=lambda shard: shard.name)
+
+    def blocks(self, shard: Shard) -> BlockTable:
+        """Where a shard's blocks lie; one small read."""
+        where = self.locate(BLOCKS_TABLE)
+        with self._lock:
+            if self._block_file is None:
+                source = self.filesystem.open(f"{self.root}/{BLOCKS_TABLE}", "rb")
+                self._block_file = open_blocks_table(source, len(self.all_shards), where)
+            return read_block_table(self._block_file, self._rows[shard.name], shard, where)
+
+    def read_bytes(self, name: str, start: int, stop: int) -> bytes:
+        """Bytes start to stop - 1 of a file of the dataset; OSError where the store returns another number."""
+        return read_range(self.filesystem, f"{self.root}/{name}", start, stop)
+
+    def read_file(self, name: str) -> bytes:
+        """A small file of the dataset, such as vocab.txt.
+
+        Raises:
+            FileNotFoundError: It is missing.
+        """
+        try:
+            return read_file(self.filesystem, f"{self.root}/{name}")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.locate(name)} is missing; restore or rebuild the dataset") from error
+
+    def locate(self, name: str) -> str:
+        """The URL of a file of the dataset, for messages."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+
+def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """Opens a finished dataset and checks that its tables are the manifest's own.
+
+    Raises:
+        FileNotFoundError: There is no manifest (an unfinished build, or another folder) or no shard table.
+        ValueError: A file is damaged or belongs to another dataset.
+    """
+    filesystem, root = open_filesystem(url, storage_options)
+    if not filesystem.exists(f"{root}/{MANIFEST}"):
+        raise FileNotFoundError(
+            f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
+            " settings to finish it, or give the folder that was its --output"
+        )
+    manifest = parse_manifest(read_file(filesystem, f"{root}/{MANIFEST}"), f"{url}/{MANIFEST}")
+    dataset = Dataset(url, filesystem, root, manifest, [])
+    shards = parse_shards_table(dataset.read_file(SHARDS_TABLE), dataset.locate(SHARDS_TABLE))
+    if root_hash(shards) != manifest.root_hash:
+        raise ValueError(
+            f"{dataset.locate(SHARDS_TABLE)} does not belong to {MANIFEST}: its root hash is {root_hash(shards)},"
+            f" the manifest says {manifest.root_hash}; restore or rebuild the dataset"
+        )
+    return Dataset(url, filesystem, root, manifest, shards)

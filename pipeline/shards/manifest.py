@@ -1,0 +1,300 @@
+"""What a dataset says of itself: manifest.json, pass.json, shards.parquet, blocks.parquet (docs/format.md, section 3).
+
+manifest.json is small and written last: its presence means that the dataset is complete. The hashes cover content,
+so they are equal on every runner, worker count, part size, order of files and retry.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+SHARDS_TABLE = "shards.parquet"
+BLOCKS_TABLE = "blocks.parquet"
+SPLITS = ("train", "validation")
+
+SHARDS_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("seq_len", pa.int32()),
+        ("pass", pa.int32()),
+        ("name", pa.string()),
+        ("bytes", pa.int64()),
+        ("sha256", pa.string()),
+        ("content_hash", pa.string()),
+        ("instances", pa.int64()),
+        ("tokens", pa.int64()),
+        ("masked", pa.int64()),
+        ("random_next", pa.int64()),
+    ]
+)
+BLOCKS_SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("instances", pa.int32()),
+        ("tokens", pa.int32()),
+        ("crc32", pa.uint32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One row of shards.parquet. `name` is relative to the dataset, `num_bytes` counts the whole tar file."""
+
+    split: str
+    seq_len: int
+    pass_index: int
+    name: str
+    num_bytes: int
+    sha256: str
+    content_hash: str
+    instances: int
+    tokens: int
+    masked: int
+    random_next: int
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """The blocks of one shard, in order, n blocks: where each one's Arrow bytes lie in the tar file.
+
+    Attributes:
+        offset: [n] int64; first byte.
+        size: [n] int64; bytes.
+        instances: [n] int64.
+        tokens: [n] int64.
+        crc32: [n] uint32 of the stored bytes (zlib).
+    """
+
+    offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    instances: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    crc32: npt.NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Totals of one (split, seq_len) over its passes."""
+
+    split: str
+    seq_len: int
+    passes: int
+    shards: int
+    instances: int
+    tokens: int
+    masked: int
+    random_next: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.json.
+
+    Attributes:
+        format_version: 1.
+        software: Names and versions of what wrote the dataset.
+        settings: Every setting that changes content.
+        settings_hash: blake2b-256 of the settings.
+        vocab_sha256: Of vocab.txt.
+        vocab_size: Entries of vocab.txt.
+        special_ids: Ids of pad, unk, cls, sep and mask.
+        groups: Totals per split and length.
+        counters: Documents and characters read, dropped by reason, kept.
+        root_hash: blake2b-256 over all passes' hashes.
+    """
+
+    format_version: int
+    software: Mapping[str, str]
+    settings: Mapping[str, Any]
+    settings_hash: str
+    vocab_sha256: str
+    vocab_size: int
+    special_ids: Mapping[str, int]
+    groups: tuple[Group, ...]
+    counters: Mapping[str, Any]
+    root_hash: str
+
+    def to_json(self) -> bytes:
+        """What manifest.json holds."""
+        return json_bytes(dataclasses.asdict(self))
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """Parses manifest.json.
+
+    Raises:
+        ValueError: Not a manifest, or one of another format version.
+    """
+    try:
+        fields = json.loads(data)
+        version = fields["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: not a dataset manifest: {error!r}") from error
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}")
+    try:
+        groups = tuple(Group(**group) for group in fields.pop("groups"))
+        return Manifest(groups=groups, **fields)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{where}: not a dataset manifest: {error}") from error
+
+
+def pass_folder(split: str, seq_len: int, pass_index: int) -> str:
+    """Where a pass's shards and pass.json lie: train/L128/pass-00."""
+    return f"{split}/L{seq_len}/pass-{pass_index:02d}"
+
+
+def shard_name(split: str, seq_len: int, pass_index: int, bucket: int) -> str:
+    """A shard's path relative to the dataset: train/L128/pass-00/shard-00000.tar."""
+    return f"{pass_folder(split, seq_len, pass_index)}/shard-{bucket:05d}.tar"
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """blake2b-256, in hex, of the settings as canonical JSON (sorted keys, no spaces, ASCII)."""
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(canonical.encode(), digest_size=32).hexdigest()
+
+
+def pass_hash(shards: Iterable[Shard]) -> str:
+    """blake2b-256, in hex, of the sorted lines `shard_name content_hash`."""
+    return _hash_lines(f"{shard.name} {shard.content_hash}" for shard in shards)
+
+
+def root_hash(shards: Iterable[Shard]) -> str:
+    """blake2b-256, in hex, of the sorted lines `pass_folder pass_hash`."""
+    passes: dict[str, list[Shard]] = {}
+    for shard in shards:
+        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
+    return _hash_lines(f"{folder} {pass_hash(members)}" for folder, members in passes.items())
+
+
+def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
+    """pass.json: written when a pass is complete, so that training can follow a build that is still running."""
+    rows = [dataclasses.asdict(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
+    return json_bytes({"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "shards": rows})
+
+
+def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
+    """Totals per (split, seq_len), in the tables' order."""
+    members: dict[tuple[str, int], list[Shard]] = {}
+    for shard in shards:
+        members.setdefault((shard.split, shard.seq_len), []).append(shard)
+    return tuple(
+        Group(
+            split=split,
+            seq_len=seq_len,
+            passes=len({shard.pass_index for shard in rows}),
+            shards=len(rows),
+            instances=sum(shard.instances for shard in rows),
+            tokens=sum(shard.tokens for shard in rows),
+            masked=sum(shard.masked for shard in rows),
+            random_next=sum(shard.random_next for shard in rows),
+        )
+        for (split, seq_len), rows in members.items()
+    )
+
+
+def shards_table(shards: Sequence[Shard]) -> bytes:
+    """shards.parquet, one row a shard."""
+    columns = zip(*(dataclasses.astuple(shard) for shard in shards), strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SHARDS_SCHEMA, strict=True)]
+    sink = io.BytesIO()
+    pq.write_table(pa.table(arrays, schema=SHARDS_SCHEMA), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def parse_shards_table(data: bytes, where: str) -> list[Shard]:
+    """Reads shards.parquet.
+
+    Raises:
+        ValueError: Not that table.
+    """
+    table = _read_parquet(data, SHARDS_SCHEMA, where).read()
+    rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
+    return [Shard(*row) for row in rows]
+
+
+def blocks_table(tables: Sequence[BlockTable]) -> bytes:
+    """blocks.parquet: one row a block, one row group a shard, in the order of shards.parquet."""
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd") as writer:
+        for index, table in enumerate(tables):
+            columns = {
+                "shard": np.full(len(table), index),
+                **{name: getattr(table, name) for name in BLOCKS_SCHEMA.names[1:]},
+            }
+            arrays = [pa.array(columns[field.name]).cast(field.type) for field in BLOCKS_SCHEMA]
+            writer.write_table(pa.table(arrays, schema=BLOCKS_SCHEMA))
+    return sink.getvalue()
+
+
+def open_blocks_table(source: Any, num_shards: int, where: str) -> pq.ParquetFile:
+    """Opens blocks.parquet from bytes or a seekable file; row groups are read one by one by `read_block_table`."""
+    file = _read_parquet(source, BLOCKS_SCHEMA, where)
+    if file.num_row_groups != num_shards:
+        raise ValueError(f"{where}: {file.num_row_groups} row groups, expected one for each of {num_shards} shards")
+    return file
+
+
+def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str) -> BlockTable:
+    """The blocks of the shard in row `index` of shards.parquet, checked against that row.
+
+    Raises:
+        ValueError: The rows name another shard, or their sums are not the shard's.
+    """
+    table = file.read_row_group(index)
+    columns = {name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names}
+    blocks = BlockTable(
+        offset=columns["offset"],
+        size=columns["size"],
+        instances=columns["instances"].astype(np.int64),
+        tokens=columns["tokens"].astype(np.int64),
+        crc32=columns["crc32"],
+    )
+    sums = (int(blocks.instances.sum()), int(blocks.tokens.sum()))
+    ends = blocks.offset + blocks.size
+    ordered = len(blocks) == 0 or (blocks.offset[0] >= 0 and np.all(blocks.offset[1:] >= ends[:-1]))
+    inside = len(blocks) == 0 or (bool(np.all(blocks.size > 0)) and int(ends[-1]) <= shard.num_bytes)
+    if not (np.all(columns["shard"] == index) and sums == (shard.instances, shard.tokens) and ordered and inside):
+        raise ValueError(
+            f"{where}: rows of {shard.name} do not describe it: {sums[0]} instances and {sums[1]} tokens,"
+            f" the shard table says {shard.instances} and {shard.tokens}; restore or rebuild the dataset"
+        )
+    return blocks
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable, deterministic JSON: sorted keys, two spaces, one newline at the end."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _hash_lines(lines: Iterable[str]) -> str:
+    text = "".join(f"{line}\n" for line in sorted(lines))
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def _read_parquet(source: Any, schema: pa.Schema, where: str) -> pq.ParquetFile:
+    try:
+        file = pq.ParquetFile(pa.BufferReader(source) if isinstance(source, bytes) else source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{where}: not a Parquet table: {error}; restore or rebuild the dataset") from error
+    if not file.schema_arrow.equals(schema):
+        raise ValueError(f"{where}: columns are {file.schema_arrow.names}, expected {schema.names} of format 1")
+    return file
