@@ -1,0 +1,108 @@
+# ruff: noqa: RUF001 -- letters and signs that resemble ASCII are the point here
+import json
+import sys
+import unicodedata
+
+import pytest
+
+from tokenizer.export import build_normalizer, build_pre_tokenizer
+from tokenizer.normalize import is_dropped, is_punctuation, is_space, split_words
+from tokenizer.vocab import Vocabulary
+from tokenizer.wordpiece import reference_tokenize
+
+
+@pytest.fixture(scope="module")
+def google_cases(shared_data):
+    return json.loads((shared_data / "data/bert_sample/wordpiece_cases.json").read_text())
+
+
+def test_google_basic_tokenizer_cases(google_cases):
+    for case in google_cases["basic_tokenizer"]:
+        assert split_words(case["text"], case["lower"]) == case["tokens"]
+
+
+def test_google_wordpiece_cases(google_cases):
+    vocab = Vocabulary(tuple(google_cases["wordpiece"]["vocab"]))
+    for case in google_cases["wordpiece"]["cases"]:
+        assert reference_tokenize(case["text"], vocab, lower_case=False) == case["tokens"]
+
+
+def test_google_full_tokenizer_cases(google_cases):
+    suite = google_cases["full_tokenizer"]
+    vocab = Vocabulary(tuple(suite["vocab"]))
+    for case in suite["cases"]:
+        tokens = reference_tokenize(case["text"], vocab, suite["lower"])
+        assert tokens == case["tokens"]
+        assert [vocab.ids[token] for token in tokens] == case["ids"]
+
+
+def test_google_character_classes(google_cases):
+    suites = {"is_whitespace": is_space, "is_control": is_dropped, "is_punctuation": is_punctuation}
+    for name, is_member in suites.items():
+        assert all(map(is_member, google_cases[name]["true"]))
+        assert not any(map(is_member, google_cases[name]["false"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "lower_case", "words"),
+    [
+        ("\0a\ufffdb\x07c\u200bd", True, ["abcd"]),
+        ("a\tb\nc\rd\u00a0e\u3000f\u2028g", True, list("abcdefg")),
+        ("国中x\U0002b820", True, ["国", "中", "x", "\U0002b820"]),
+        ("한국 カナ", False, ["한국", "カナ"]),
+        ("Ünïcode", False, ["Ünïcode"]),
+        ("Ünïcode ΟΔΟΣ \u0301", True, ["unicode", "οδος"]),
+        ("can't $5 a–b", True, ["can", "'", "t", "$", "5", "a", "–", "b"]),
+        ("[MASK]##x", False, ["[", "MASK", "]", "#", "#", "x"]),
+    ],
+)
+def test_words(text, lower_case, words):
+    assert split_words(text, lower_case) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("unaffable", ["un", "##aff", "##able"]),
+        ("The cats.", ["the", "cat", "##s", "."]),
+        ("catx the", ["[UNK]", "the"]),
+        ("a" * 200, ["a"] + ["##a"] * 199),
+        ("a" * 201, ["[UNK]"]),
+        ("[MASK]", ["[", "[UNK]", "]"]),
+        ("", []),
+    ],
+)
+def test_wordpieces(text, tokens, small_vocab):
+    assert reference_tokenize(text, small_vocab, lower_case=True) == tokens
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_the_library_makes_the_same_words_of_characters_classified_alike_since_unicode_3_2(lower_case):
+    classify, classify_then = unicodedata.category, unicodedata.ucd_3_2_0.category
+    characters = [c for c in map(chr, range(sys.maxunicode + 1)) if classify(c) == classify_then(c)]
+    settled = [c for c in characters if classify(c) not in ("Cs", "Co", "Cn")]
+    assert len(settled) > 90_000
+    texts = [f"a{c}b {c}" for c in settled]
+    assert [text for text in texts if split_words(text, lower_case) != library_words(text, lower_case)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "ours", "librarys"),
+    [
+        pytest.param("a\ue000b", ["a\ue000b"], ["ab"], id="private use is dropped"),
+        pytest.param("a\U0010fffdb", ["a\U0010fffdb"], ["ab"], id="private use is dropped in all planes"),
+        pytest.param("a\U0002b820b", ["a", "\U0002b820", "b"], ["a\U0002b820b"], id="CJK from U+2B820"),
+        pytest.param("a\U0002b91fb", ["a", "\U0002b91f", "b"], ["a\U0002b91fb"], id="CJK to U+2B91F"),
+        pytest.param("a\u2e52b", ["a", "\u2e52", "b"], ["a\u2e52b"], id="punctuation of Unicode 13"),
+        pytest.param("a\u08e0b", ["ab"], ["a\u08e0b"], id="a mark of Unicode 9"),
+        pytest.param("ΟΔΟΣ", ["οδος"], ["οδοσ"], id="final sigma"),
+    ],
+)
+def test_documented_differences_of_the_library(text, ours, librarys):
+    assert split_words(text, lower_case=True) == ours
+    assert library_words(text, lower_case=True) == librarys
+
+
+def library_words(text: str, lower_case: bool) -> list[str]:
+    normalized = build_normalizer(lower_case).normalize_str(text)
+    return [word for word, _ in build_pre_tokenizer().pre_tokenize_str(normalized)]

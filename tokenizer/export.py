@@ -1,0 +1,95 @@
+"""The files with which users open a trained model's tokenizer in `tokenizers` and `transformers`.
+
+May import the standard library, tokenizers, and this room's `vocab` and `wordpiece`.
+"""
+
+import json
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocabulary
+from tokenizer.wordpiece import MAX_WORD_CHARACTERS
+
+
+def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
+    """BERT's tokenizer as users run it: "[MASK]" in a text is the mask token, [CLS] A [SEP] B [SEP] is added.
+
+    The limit on a word's length is written as the 200 characters of google-research/bert, not the library's 100.
+    """
+    model = WordPiece(
+        dict(vocab.ids),
+        unk_token=UNK,
+        max_input_chars_per_word=MAX_WORD_CHARACTERS,
+        continuing_subword_prefix=CONTINUATION,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = build_normalizer(lower_case)
+    tokenizer.pre_tokenizer = build_pre_tokenizer()
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{CLS}:0 $A:0 {SEP}:0",
+        pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+        special_tokens=[(CLS, vocab.cls_id), (SEP, vocab.sep_id)],
+    )
+    tokenizer.decoder = WordPieceDecoder(prefix=CONTINUATION)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def build_normalizer(lower_case: bool) -> BertNormalizer:
+    """Cleans text and puts spaces around CJK; if `lower_case`, case and accents (strip_accents=None) go together."""
+    return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
+
+
+def build_pre_tokenizer() -> BertPreTokenizer:
+    """Splits at white space and around each punctuation character."""
+    return BertPreTokenizer()
+
+
+def tokenizer_json(vocab: Vocabulary, lower_case: bool) -> str:
+    """Content of tokenizer.json; equal bytes for equal arguments."""
+    return build_tokenizer(vocab, lower_case).to_str(pretty=True)
+
+
+def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) -> str:
+    """Content of tokenizer_config.json for `transformers.AutoTokenizer`.
+
+    Its class is the one that runs tokenizer.json as it stands: `BertTokenizer` of transformers 5 builds a tokenizer
+    of its own from the vocabulary, with the library's limit of 100 characters a word.
+
+    Args:
+        vocab: The vocabulary next to it in vocab.txt.
+        lower_case: As given to `tokenizer_json`.
+        max_length: Longest sequence of the model, in tokens.
+    """
+    config = {
+        "added_tokens_decoder": {str(vocab.ids[token]): _added_token(token) for token in SPECIAL_TOKENS},
+        "clean_up_tokenization_spaces": False,
+        "cls_token": CLS,
+        "do_lower_case": lower_case,
+        "mask_token": MASK,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": max_length,
+        "pad_token": PAD,
+        "sep_token": SEP,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": UNK,
+    }
+    return json.dumps(config, indent=2) + "\n"
+
+
+def _added_token(token: str) -> dict[str, str | bool]:
+    return {
+        "content": token,
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }

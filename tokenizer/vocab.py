@@ -1,0 +1,109 @@
+"""The WordPiece vocabulary: a list of tokens whose index is the id, stored as vocab.txt, one token a line.
+
+May import the standard library and numpy.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
+CONTINUATION = "##"
+"""Prefix of a piece that continues a word."""
+
+_NUM_UINT16 = 1 << 16
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens in id order, the five specials among them: `parse_vocab` and `tokenizer.learn` see to that."""
+
+    tokens: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Token to id."""
+        return {token: index for index, token in enumerate(self.tokens)}
+
+    @property
+    def pad_id(self) -> int:
+        """Id of [PAD]."""
+        return self.ids[PAD]
+
+    @property
+    def unk_id(self) -> int:
+        """Id of [UNK]."""
+        return self.ids[UNK]
+
+    @property
+    def cls_id(self) -> int:
+        """Id of [CLS]."""
+        return self.ids[CLS]
+
+    @property
+    def sep_id(self) -> int:
+        """Id of [SEP]."""
+        return self.ids[SEP]
+
+    @property
+    def mask_id(self) -> int:
+        """Id of [MASK]."""
+        return self.ids[MASK]
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The narrower of uint16 and uint32 that holds every id."""
+        return np.dtype(np.uint16 if len(self) <= _NUM_UINT16 else np.uint32)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex digest of the bytes of vocab.txt."""
+        return hashlib.sha256(self.to_text().encode()).hexdigest()
+
+    def to_text(self) -> str:
+        r"""Content of vocab.txt: every token followed by "\n"."""
+        return "".join(f"{token}\n" for token in self.tokens)
+
+
+def parse_vocab(data: bytes, where: str) -> Vocabulary:
+    r"""Reads vocab.txt; "\r\n" ends a line as "\n" does, and no other character is taken off.
+
+    Args:
+        data: Bytes of the file.
+        where: Its name, for messages.
+
+    Raises:
+        ValueError: It is empty, not UTF-8, has an empty or repeated line, or lacks a special token.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{where}: line {line} is not UTF-8 ({error.reason}); save the vocabulary as UTF-8") from error
+    tokens = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+    _check_tokens(tokens, where)
+    return Vocabulary(tokens)
+
+
+def _check_tokens(tokens: tuple[str, ...], where: str) -> None:
+    if tokens == ("",):
+        raise ValueError(f"{where}: the vocabulary is empty; expected one token per line")
+    first_line: dict[str, int] = {}
+    for line, token in enumerate(tokens, start=1):
+        if not token:
+            raise ValueError(f"{where}: line {line} is empty; a token's id is its line number, so every line needs one")
+        if token in first_line:
+            raise ValueError(f"{where}: token {token!r} is on lines {first_line[token]} and {line}; keep one of them")
+        first_line[token] = line
+    missing = [token for token in SPECIAL_TOKENS if token not in first_line]
+    if missing:
+        raise ValueError(
+            f"{where}: no line is {', '.join(missing)} ({len(tokens)} lines); BERT needs all five specials"
+        )
