@@ -1,0 +1,150 @@
+import pytest
+import torch
+
+from trainer.model.attention import PackedSequences, attention, choose_backend, padded_layout
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def cu_seqlens_of(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def random_qkv(num_tokens, *, heads=2, size=8, seed=0, dtype=torch.float32, device=CPU):
+    generator = torch.Generator().manual_seed(seed)
+    draws = (torch.randn(num_tokens, heads, size, generator=generator) for _ in range(3))
+    return [draw.to(device=device, dtype=dtype).requires_grad_() for draw in draws]
+
+
+def oracle(q_TAD, k_TAD, v_TAD, lengths):
+    """Softmax attention written out, one sequence at a time."""
+    contexts = []
+    for q, k, v in zip(q_TAD.split(lengths), k_TAD.split(lengths), v_TAD.split(lengths), strict=True):
+        scores = torch.einsum("qad,kad->aqk", q, k) / q.shape[-1] ** 0.5
+        contexts.append(torch.einsum("aqk,kad->qad", scores.softmax(-1), v))
+    return torch.cat(contexts)
+
+
+@pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 7, 64, 33, 12], [32, 32, 64], [100, 2]])
+def test_padded_equals_attention_written_out(lengths):
+    q, k, v = random_qkv(sum(lengths))
+    sequences = PackedSequences(cu_seqlens_of(lengths), max(lengths))
+    context = attention(q, k, v, sequences, 0.0, "padded")
+    expected = oracle(q, k, v, lengths)
+    torch.testing.assert_close(context, expected, rtol=0, atol=2e-6)
+    weights = torch.linspace(-1, 1, context.numel()).view_as(context)
+    gradients = torch.autograd.grad((context * weights).sum(), (q, k, v))
+    expected_gradients = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=2e-6)
+
+
+def test_a_sequence_of_no_tokens_disturbs_nobody():
+    q, k, v = random_qkv(5)
+    with_empty = PackedSequences(cu_seqlens_of([2, 0, 3]), 3)
+    context = attention(q, k, v, with_empty, 0.0, "padded")
+    torch.testing.assert_close(context, oracle(q, k, v, [2, 3]), rtol=0, atol=2e-6)
+
+
+def test_no_tokens_stay_connected():
+    q, k, v = random_qkv(0)
+    context = attention(q, k, v, PackedSequences(cu_seqlens_of([]), 0), 0.0, "padded")
+    context.sum().backward()
+    assert [x.grad.shape for x in (q, k, v)] == [(0, 2, 8)] * 3
+
+
+def test_layout_groups_rows_by_length():
+    layout = padded_layout(cu_seqlens_of([30, 3, 64, 31]), row_step=32)
+    assert [(group.start, group.num_rows, group.row_length) for group in layout.groups] == [(0, 3, 32), (96, 1, 64)]
+    assert layout.num_positions == 160
+    expected = [*range(30), *range(32, 35), *range(96, 160), *range(64, 95)]
+    assert layout.positions.tolist() == expected
+    assert layout.groups[0].key_mask.sum(dim=-1).flatten().tolist() == [30, 3, 31]
+    assert layout.groups[1].key_mask is None
+
+
+def test_layout_pads_no_further_than_the_longest():
+    assert padded_layout(cu_seqlens_of([40, 33]), row_step=32).num_positions == 80
+
+
+def test_layout_is_made_once():
+    sequences = PackedSequences(cu_seqlens_of([4, 2]), 4)
+    assert sequences.padded is sequences.padded
+
+
+def dropout_draws(q, k, v, backend, num_draws=400):
+    """Context of one sequence [T, A, D] without dropout, and with dropout 0.5 [num_draws, T, A, D]."""
+    length = len(q)
+    exact = attention(q, k, v, PackedSequences(cu_seqlens_of([length]).to(q.device), length), 0.0, backend)
+    copies = [x.detach().repeat(num_draws, 1, 1) for x in (q, k, v)]
+    sequences = PackedSequences(cu_seqlens_of([length] * num_draws).to(q.device), length)
+    torch.manual_seed(0)
+    draws = attention(*copies, sequences, 0.5, backend).unflatten(0, (num_draws, length))
+    return exact.detach().float(), draws.float()
+
+
+def test_dropout_drops_probabilities_and_keeps_their_mean():
+    exact, draws = dropout_draws(*random_qkv(32, seed=1), "padded")
+    assert (draws[0] - exact).abs().max() > 0.1
+    assert (draws.mean(0) - exact).abs().max() < 0.1  # 4 standard errors
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "dtype", "dropout_p", "message"),
+    [
+        ("quick", CPU, torch.float32, 0.0, "'quick' is unknown; choose one of auto, padded, varlen, flash"),
+        ("varlen", CPU, torch.float32, 0.0, "varlen needs fp16 or bf16 on a CUDA device .* found torch.float32 on cpu"),
+        ("flash", CPU, torch.bfloat16, 0.1, "flash needs .* choose attention_backend padded or auto"),
+        ("flash", CUDA, torch.float32, 0.0, "found torch.float32 on cuda"),
+    ],
+)
+def test_a_back_end_refuses_what_it_cannot_do(backend, device, dtype, dropout_p, message):
+    with pytest.raises(ValueError, match=message):
+        choose_backend(backend, device, dtype, dropout_p)
+
+
+def test_auto_is_padded_without_a_gpu():
+    assert choose_backend("auto", CPU, torch.bfloat16, 0.1) == "padded"
+
+
+def test_on_a_gpu_auto_follows_dropout(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    assert choose_backend("auto", CUDA, torch.bfloat16, 0.0) == "varlen"
+    assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "flash"
+    assert choose_backend("auto", CUDA, torch.float32, 0.1) == "padded"
+    with pytest.raises(ValueError, match=r"varlen cannot drop out, attention_dropout is 0\.1; choose .* flash or auto"):
+        choose_backend("varlen", CUDA, torch.bfloat16, 0.1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
+    assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "padded"
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flash"])
+def test_kernels_are_called_as_this_torch_declares_them(backend, monkeypatch):
+    """On meta tensors: shapes and a backward, without a GPU."""
+    monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
+    q, k, v = (torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3))
+    sequences = PackedSequences(torch.empty(4, dtype=torch.int32, device="meta"), 5)
+    context = attention(q, k, v, sequences, 0.0 if backend == "varlen" else 0.1, backend)
+    assert context.shape == q.shape
+    context.sum().backward()
+    assert q.grad.shape == k.grad.shape == v.grad.shape == q.shape
+
+
+@needs_gpu
+@pytest.mark.parametrize("backend", ["varlen", "flash"])
+def test_kernels_equal_padded_on_a_gpu(backend):
+    lengths = [5, 130, 64, 1, 512]
+    sequences = PackedSequences(cu_seqlens_of(lengths).cuda(), max(lengths))
+    q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
+    context, expected = (attention(q, k, v, sequences, 0.0, name) for name in (backend, "padded"))
+    torch.testing.assert_close(context, expected, rtol=0, atol=2e-2)
+    gradients = torch.autograd.grad(context.float().square().sum(), (q, k, v))
+    expected_gradients = torch.autograd.grad(expected.float().square().sum(), (q, k, v))
+    torch.testing.assert_close(gradients, expected_gradients, rtol=5e-2, atol=5e-2)
+
+
+@needs_gpu
+def test_flash_drops_out_on_a_gpu():
+    exact, draws = dropout_draws(*random_qkv(32, size=64, seed=1, dtype=torch.bfloat16, device=CUDA), "flash")
+    assert (draws[0] - exact).abs().max() > 0.1
+    assert (draws.mean(0) - exact).abs().max() < 0.12  # 4 standard errors and bfloat16's rounding

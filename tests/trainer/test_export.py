@@ -1,0 +1,273 @@
+import json
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from trainer.export import FILES, export_hf, load_hf, read_provenance
+from trainer.model.bert import build_model
+from trainer.model.config import preset
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", ".", *LETTERS]
+TOKENS += [f"##{letter}" for letter in LETTERS if letter != "s"]
+VOCAB = "".join(f"{token}\n" for token in TOKENS).encode()
+CONFIG = preset("tiny", vocab_size=len(TOKENS), hidden_size=64, max_position_embeddings=40)
+TEXTS = ["The cats sat.", "a [MASK] sat", "", "caf\u00e9 \u4e2d x" + "y" * 150]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(CONFIG, seed=5).eval()
+
+
+def export(model, folder, **changes):
+    settings = {"lower_case": True, "provenance": {"tokens_seen": 12_345, "steps": 7}} | changes
+    export_hf(model.state_dict(), CONFIG, settings.pop("vocab", VOCAB), str(folder), **settings)
+    return folder
+
+
+def ours(model, input_ids):
+    length = len(input_ids)
+    borders, every = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
+    return model(torch.tensor(input_ids), torch.zeros_like(every), every, borders, length, every)
+
+
+def test_transformers_opens_the_model_whole_and_computes_the_same(model, tmp_path):
+    folder = export(model, tmp_path / "out")
+    theirs, loading = transformers.BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer("The cats sat. a [MASK] sat", return_tensors="pt")
+    with torch.no_grad():
+        output = theirs.eval()(**batch)
+        mlm_logits, nsp_logits = ours(model, batch["input_ids"][0].tolist())
+    torch.testing.assert_close(output.prediction_logits[0], mlm_logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.seq_relationship_logits, nsp_logits, rtol=0, atol=1e-5)
+
+
+def test_auto_classes_open_it(model, tmp_path):
+    folder = export(model, tmp_path / "out")
+    assert isinstance(transformers.AutoModelForMaskedLM.from_pretrained(folder), transformers.BertForMaskedLM)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert (config.num_hidden_layers, config.pad_token_id, config.beambert["steps"]) == (2, 0, 7)
+
+
+@pytest.mark.parametrize(("lower_case", "first"), [(True, "the"), (False, "[UNK]")])
+def test_auto_tokenizer_equals_ours(model, tmp_path, lower_case, first):
+    from tokenizer.export import build_tokenizer
+    from tokenizer.vocab import parse_vocab
+
+    folder = export(model, tmp_path / "out", lower_case=lower_case)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    built = build_tokenizer(parse_vocab(VOCAB, "vocab.txt"), lower_case)
+    assert [theirs(text)["input_ids"] for text in TEXTS] == [built.encode(text).ids for text in TEXTS]
+    assert theirs.tokenize("The")[0] == first
+    assert (theirs.mask_token, theirs.model_max_length) == ("[MASK]", 40)
+
+
+def test_files_and_provenance(model, tmp_path):
+    folder = export(model, tmp_path / "deep" / "out")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert (folder / "vocab.txt").read_bytes() == VOCAB
+    assert read_provenance(str(folder)) == {"tokens_seen": 12_345, "steps": 7}
+
+
+def test_export_and_load_round_trip(model, tmp_path):
+    config, state = load_hf(str(export(model, tmp_path / "out")))
+    assert config == CONFIG
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_weights_that_share_memory_are_written_apart(model, tmp_path):
+    """Under ZeRO, parameters are views of one flat buffer, often in bfloat16."""
+    flat = torch.cat([tensor.flatten() for tensor in model.state_dict().values()]).bfloat16()
+    pieces = flat.split([tensor.numel() for tensor in model.state_dict().values()])
+    views = {
+        name: piece.view_as(tensor) for (name, tensor), piece in zip(model.state_dict().items(), pieces, strict=True)
+    }
+    export_hf(views, CONFIG, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={})
+    _, state = load_hf(str(tmp_path / "out"))
+    assert all(torch.equal(state[name], view.float()) for name, view in views.items())
+
+
+def test_an_object_store_gets_the_same_files(model, tmp_path):
+    folder = export(model, tmp_path / "out")
+    export(model, "memory://models/bert")
+    export(model, "memory://models/bert")
+    config, state = load_hf("memory://models/bert")
+    assert config == CONFIG
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_hf(str(folder))[1].items())
+
+
+# --- replacing and refusing -------------------------------------------------------------------------------------
+
+
+def test_an_earlier_export_is_replaced(model, tmp_path):
+    export(model, tmp_path / "out")
+    export(model, tmp_path / "out", provenance={"steps": 8})
+    assert read_provenance(str(tmp_path / "out")) == {"steps": 8}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_with_other_files_is_refused_and_kept(model, tmp_path):
+    folder = export(model, tmp_path / "out")
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"out: holds README.md, which no export wrote; empty it or name another"):
+        export(model, folder)
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_a_model_of_others_is_refused(model, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds config\.json without the key 'beambert'"):
+        export(model, tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(model, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        export(model, tmp_path / "out")
+
+
+def test_a_failed_write_leaves_the_earlier_export(model, tmp_path, monkeypatch):
+    folder = export(model, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def fail(path, data):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("trainer.export._write_synced", fail)
+    with pytest.raises(OSError, match="disk full"):
+        export(model, folder, provenance={})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
+    with pytest.raises(ValueError, match=rf"vocab.txt has {len(TOKENS) + 1} tokens, the model {len(TOKENS)}"):
+        export(model, tmp_path / "out", vocab=VOCAB + b"dog\n")
+    assert not (tmp_path / "out").exists()
+
+
+# --- folders that transformers saved ----------------------------------------------------------------------------
+
+
+def hf_config():
+    return transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20
+    )
+
+
+def saved(kind, folder):
+    theirs = kind(hf_config()).eval()
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def edit_weights(folder, change):
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(change(tensors), path, metadata={"format": "pt"})
+
+
+def test_load_what_transformers_saved(tmp_path):
+    theirs = saved(transformers.BertForPreTraining, tmp_path)
+    config, state = load_hf(str(tmp_path))
+    assert (config.num_layers, config.num_heads, config.max_position_embeddings) == (2, 2, 512)
+    loaded = build_model(config, seed=0).eval()
+    loaded.load_state_dict(state)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([[2, 5, 7, 3]])).prediction_logits[0]
+        torch.testing.assert_close(ours(loaded, [2, 5, 7, 3])[0], expected, rtol=0, atol=1e-5)
+    assert read_provenance(str(tmp_path)) == {}
+
+
+def test_load_old_names_and_a_tied_decoder_written_out(tmp_path):
+    saved(transformers.BertForPreTraining, tmp_path)
+    _, expected = load_hf(str(tmp_path))
+
+    def age(tensors):
+        old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in tensors.items()}
+        old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()}
+        old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"].clone()
+        old["cls.predictions.decoder.bias"] = old["cls.predictions.bias"].clone()
+        old["bert.embeddings.position_ids"] = torch.arange(512)[None]
+        return old
+
+    edit_weights(tmp_path, age)
+    _, state = load_hf(str(tmp_path))
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in expected.items())
+
+
+POOLER_AND_NSP = {"bert.pooler.bias", "bert.pooler.weight", "nsp_head.bias", "nsp_head.weight"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent", "present"),
+    [
+        (transformers.BertForMaskedLM, POOLER_AND_NSP, {"mlm_head.bias", "mlm_head.transform.weight"}),
+        (transformers.BertModel, {"mlm_head.bias", "mlm_head.norm.weight", "nsp_head.bias"}, {"bert.pooler.weight"}),
+    ],
+)
+def test_load_models_saved_without_a_head(tmp_path, kind, absent, present):
+    saved(kind, tmp_path)
+    _, state = load_hf(str(tmp_path))
+    assert not absent & set(state)
+    assert present <= set(state)
+
+
+def test_load_refuses_a_decoder_of_its_own(tmp_path):
+    saved(transformers.BertForPreTraining, tmp_path)
+    edit_weights(tmp_path, lambda tensors: tensors | {"cls.predictions.decoder.bias": torch.ones(30)})
+    with pytest.raises(ValueError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
+        load_hf(str(tmp_path))
+
+
+def test_load_names_unknown_and_missing_weights(tmp_path):
+    saved(transformers.BertForPreTraining, tmp_path)
+    edit_weights(tmp_path, lambda tensors: tensors | {"classifier.weight": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"unknown \['classifier.weight'\], missing \[\]"):
+        load_hf(str(tmp_path))
+
+
+def test_load_refuses_weights_of_another_size(tmp_path):
+    saved(transformers.BertForPreTraining, tmp_path)
+    change_config(tmp_path, max_position_embeddings=100)
+    with pytest.raises(ValueError, match=r"position.weight has shape \(512, 16\), config.json says \(100, 16\)"):
+        load_hf(str(tmp_path))
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_act", "gelu_new"), ("model_type", "roberta")])
+def test_load_refuses_another_kind_of_model(tmp_path, key, value):
+    saved(transformers.BertForPreTraining, tmp_path)
+    change_config(tmp_path, **{key: value})
+    with pytest.raises(ValueError, match=rf"config.json: {key} is '{value}', expected"):
+        load_hf(str(tmp_path))
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_load_names_what_a_folder_holds(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json, found nothing"):
+        load_hf(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors, found config\.json, pytorch_model\.bin"):
+        load_hf(str(tmp_path))
+
+
+def test_load_names_a_damaged_file(tmp_path):
+    saved(transformers.BertForPreTraining, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
+        load_hf(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        load_hf(str(tmp_path))

@@ -1,0 +1,239 @@
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import transformers
+
+from trainer.model.bert import BertForPreTraining, build_model
+from trainer.model.config import BertConfig, preset
+from trainer.model.heads import pretraining_sums
+from trainer.model.huggingface import hf_names, to_hf_state
+
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_position_embeddings=48
+)
+
+
+@dataclass
+class Batch:
+    """A ragged micro-batch of random tokens, never [PAD]: transformers' padding_idx blocks that row's gradient."""
+
+    lengths: list[int]
+    inputs: dict
+    masked_labels: torch.Tensor
+    is_random_next: torch.Tensor
+
+
+def ragged_batch(lengths, vocab_size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens, num_masked = sum(lengths), max(1, sum(lengths) // 6) if lengths else 0
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    positions = torch.cat([torch.arange(length) for length in [0, *lengths]])
+    halves = torch.tensor(lengths, dtype=torch.int64) // 2
+    inputs = {
+        "input_ids": torch.randint(1, vocab_size, (num_tokens,), generator=generator),
+        "token_type_ids": (positions >= halves.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))).long(),
+        "position_ids": positions,
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": max(lengths, default=0),
+        "masked_positions": torch.randperm(num_tokens, generator=generator)[:num_masked].sort().values,
+    }
+    labels = torch.randint(1, vocab_size, (num_masked,), generator=generator)
+    return Batch(lengths, inputs, labels, torch.randint(0, 2, (len(lengths),), generator=generator))
+
+
+def losses(model, batch):
+    return pretraining_sums(*model(**batch.inputs), batch.masked_labels, batch.is_random_next)
+
+
+def padded_rows(values, lengths, fill):
+    return torch.nn.utils.rnn.pad_sequence(values.split(lengths), batch_first=True, padding_value=fill)
+
+
+def transformers_twin(model):
+    """transformers' BertForPreTraining with the weights of `model`."""
+    c = model.config
+    config = transformers.BertConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads, intermediate_size=c.intermediate_size,
+        max_position_embeddings=c.max_position_embeddings, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    twin = transformers.BertForPreTraining(config)
+    weights = to_hf_state(model.state_dict(), c)
+    weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
+    weights["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"]
+    twin.load_state_dict(weights, strict=True)
+    return twin.eval()
+
+
+def transformers_logits(twin, batch):
+    rows = {
+        "input_ids": padded_rows(batch.inputs["input_ids"], batch.lengths, 0),
+        "token_type_ids": padded_rows(batch.inputs["token_type_ids"], batch.lengths, 0),
+        "attention_mask": padded_rows(torch.ones(sum(batch.lengths), dtype=torch.int64), batch.lengths, 0),
+    }
+    output = twin(**rows)
+    packed = output.prediction_logits[rows["attention_mask"].bool()]
+    return packed[batch.inputs["masked_positions"]], output.seq_relationship_logits
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [(CONFIG, [7, 48, 3, 20, 33]), (preset("tiny", vocab_size=1000), [128, 60, 90, 128, 5])],
+    ids=["random", "bert-tiny"],
+)
+def test_logits_and_gradients_equal_transformers(config, lengths):
+    batch = ragged_batch(lengths, config.vocab_size)
+    model = build_model(config, seed=1).eval()
+    spread_weights(model)
+    twin = transformers_twin(model)
+    logits, expected = model(**batch.inputs), transformers_logits(twin, batch)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    for outputs in (logits, expected):
+        sums = pretraining_sums(*outputs, batch.masked_labels, batch.is_random_next)
+        (sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(lengths)).backward()
+    theirs, names = dict(twin.named_parameters()), hf_names(config.num_layers)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[names[name]].grad, rtol=0, atol=1e-5, msg=name)
+
+
+def spread_weights(model):
+    """Larger weights, and biases other than 0, so that a wrong rule shows."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+
+
+def test_loss_and_next_sentence_labels_equal_transformers():
+    batch = ragged_batch([9, 30, 12], CONFIG.vocab_size)
+    model = build_model(CONFIG, seed=1).eval()
+    labels = torch.full((sum(batch.lengths),), -100)
+    labels[batch.inputs["masked_positions"]] = batch.masked_labels
+    output = transformers_twin(model)(
+        input_ids=padded_rows(batch.inputs["input_ids"], batch.lengths, 0),
+        token_type_ids=padded_rows(batch.inputs["token_type_ids"], batch.lengths, 0),
+        attention_mask=padded_rows(torch.ones_like(labels), batch.lengths, 0),
+        labels=padded_rows(labels, batch.lengths, -100),
+        next_sentence_label=batch.is_random_next,
+    )
+    sums = losses(model, batch)
+    loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(batch.lengths)
+    torch.testing.assert_close(loss, output.loss, rtol=0, atol=1e-5)
+
+
+def test_sums_by_hand():
+    mlm_logits = torch.tensor([[0.0, 0.0], [0.0, 20.0]])
+    nsp_logits = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
+    sums = pretraining_sums(mlm_logits, nsp_logits, torch.tensor([1, 1]), torch.tensor([0, 1, 1]))
+    assert sums.mlm_nll.item() == pytest.approx(0.693147, abs=1e-5)
+    assert sums.nsp_nll.item() == pytest.approx(2 * 0.048587 + 3.048587, abs=1e-5)
+    assert (sums.num_mlm_correct.item(), sums.num_nsp_correct.item()) == (1, 2)
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    logits = torch.zeros(3, 5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)
+    sums = pretraining_sums(*logits, torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    assert sums.mlm_nll.dtype == sums.nsp_nll.dtype == torch.float32
+
+
+def test_a_packed_batch_equals_its_sequences_alone():
+    lengths = [5, 31, 48, 2]
+    batch = ragged_batch(lengths, CONFIG.vocab_size)
+    model = build_model(CONFIG, seed=1).eval()
+    hidden, pooled = encode(model, batch.inputs)
+    start = 0
+    for row, length in enumerate(lengths):
+        part = {name: batch.inputs[name][start : start + length] for name in ("input_ids", "token_type_ids")}
+        alone = {**part, "position_ids": torch.arange(length)}
+        alone |= {"cu_seqlens": torch.tensor([0, length], dtype=torch.int32), "max_seqlen": length}
+        hidden_alone, pooled_alone = encode(model, alone)
+        torch.testing.assert_close(hidden[start : start + length], hidden_alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(pooled[row : row + 1], pooled_alone, rtol=0, atol=1e-5)
+        start += length
+
+
+def encode(model, inputs):
+    names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
+    return model.bert(**{name: inputs[name] for name in names})
+
+
+def test_the_vocabulary_is_scored_at_masked_positions_only():
+    config = replace(CONFIG, vocab_size=3001)
+    batch = ragged_batch([40, 20], config.vocab_size)
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        mlm_logits, nsp_logits = build_model(config, seed=1)(**batch.inputs)
+        pretraining_sums(mlm_logits, nsp_logits, batch.masked_labels, batch.is_random_next)
+    assert mlm_logits.shape == (10, 3001)
+    assert nsp_logits.shape == (2, 2)
+    assert max(sizes) == 3001 * 24 < 60 * 3001  # the decoder's weight; logits of all 60 tokens would be larger
+
+
+def test_an_empty_micro_batch_gives_zero_gradients_everywhere():
+    model = build_model(CONFIG, seed=1)
+    batch = ragged_batch([], CONFIG.vocab_size)
+    sums = losses(model, batch)
+    (sums.mlm_nll + sums.nsp_nll).backward()
+    assert sums.mlm_nll.item() == sums.nsp_nll.item() == 0.0
+    assert sums.num_mlm_correct.item() == sums.num_nsp_correct.item() == 0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.any(), name
+
+
+def test_every_parameter_gets_a_gradient():
+    model = build_model(CONFIG, seed=1)
+    sums = losses(model, ragged_batch([48, 20], CONFIG.vocab_size))
+    (sums.mlm_nll + sums.nsp_nll).backward()
+    # The softmax ignores a shift common to all keys, so the key bias has a gradient of 0 but for rounding.
+    assert all(parameter.grad.any() for parameter in model.parameters())
+
+
+def test_a_seed_gives_the_same_weights():
+    first, again, other = (build_model(CONFIG, seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["bert.layers.0.query.weight"], other["bert.layers.0.query.weight"])
+
+
+def test_building_draws_nothing_from_the_global_generator():
+    before = torch.get_rng_state()
+    build_model(CONFIG, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_initial_weights_are_a_truncated_normal():
+    state = build_model(preset("tiny"), seed=3).state_dict()
+    words = state["bert.embeddings.word.weight"]
+    assert words.abs().max() <= 0.04
+    assert words.std().item() == pytest.approx(0.02 * 0.8796, rel=2e-3)  # a normal cut at 2 sigma
+    assert words.mean().item() == pytest.approx(0.0, abs=1e-4)
+    assert not torch.equal(state["bert.layers.0.query.weight"], state["bert.layers.1.query.weight"])
+    for name, weight in state.items():
+        if weight.ndim == 1:
+            assert torch.equal(weight, torch.full_like(weight, float(name.endswith("norm.weight")))), name
+
+
+@pytest.mark.parametrize("dropout", ["hidden_dropout", "attention_dropout"])
+def test_dropout_is_active_only_in_training(dropout):
+    off = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+    config = preset("tiny", vocab_size=50, **(off | {dropout: 0.5}))
+    model, batch = build_model(config, seed=1), ragged_batch([30, 12], 50)
+    first, second = model.train()(**batch.inputs), model(**batch.inputs)
+    assert not torch.equal(first[0], second[0])
+    first, second = model.eval()(**batch.inputs), model(**batch.inputs)
+    assert torch.equal(first[0], second[0])
+
+
+def test_autocast_and_bfloat16_run():
+    batch = ragged_batch([30, 12], CONFIG.vocab_size)
+    model = build_model(CONFIG, seed=1).eval()
+    exact = model(**batch.inputs)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (model(**batch.inputs)[0].float() - exact).abs().max() < 0.05
+    assert (model.bfloat16()(**batch.inputs)[0].float() - exact).abs().max() < 0.05
+
+
+def test_the_decoder_is_the_word_embedding():
+    names = set(BertForPreTraining(CONFIG).state_dict())
+    assert not any("decoder" in name for name in names)

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from trainer.model.bert import BertForPreTraining
+from trainer.model.config import BertConfig, preset
+
+
+@pytest.mark.parametrize(
+    ("name", "num_layers", "hidden_size", "num_heads", "intermediate_size"),
+    [
+        ("tiny", 2, 128, 2, 512),
+        ("mini", 4, 256, 4, 1024),
+        ("small", 4, 512, 8, 2048),
+        ("medium", 8, 512, 8, 2048),
+        ("base", 12, 768, 12, 3072),
+        ("large", 24, 1024, 16, 4096),
+    ],
+)
+def test_presets_are_the_released_sizes(name, num_layers, hidden_size, num_heads, intermediate_size):
+    config = preset(name)
+    found = (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size)
+    assert found == (num_layers, hidden_size, num_heads, intermediate_size)
+
+
+def test_defaults_are_base():
+    assert preset("base") == BertConfig()
+
+
+def test_overrides_replace_fields_and_heads_follow_the_hidden_size():
+    config = preset("tiny", hidden_size=192, vocab_size=1000, hidden_dropout=0.0)
+    assert (config.num_heads, config.intermediate_size, config.vocab_size, config.hidden_dropout) == (3, 768, 1000, 0.0)
+    assert preset("tiny", hidden_size=192, num_heads=6).num_heads == 6
+
+
+@pytest.mark.parametrize(("name", "num_parameters"), [("base", 110_106_428), ("large", 336_226_108)])
+def test_parameter_counts_with_both_heads(name, num_parameters):
+    with torch.device("meta"):
+        model = BertForPreTraining(preset(name))
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: preset("huge"), "'huge' is unknown; choose one of tiny, mini, small, medium, base, large"),
+        (lambda: preset("tiny", hiden_size=1), "hiden_size is unknown; the settings are vocab_size, hidden_size"),
+        (lambda: BertConfig(hidden_size=100, num_heads=3), "hidden_size 100 cannot be shared by 3 heads"),
+        (lambda: BertConfig(num_layers=0), "num_layers is 0; it must be at least 1"),
+        (lambda: BertConfig(hidden_dropout=1.0), "hidden_dropout is 1.0; a dropout is in"),
+        (lambda: BertConfig(layer_norm_eps=0.0), "layer_norm_eps is 0.0; it must be positive"),
+        (lambda: BertConfig(attention_backend="fast"), "'fast' is unknown; choose one of auto, padded, varlen, flash"),
+    ],
+)
+def test_errors_name_the_setting_and_the_choices(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,185 @@
+"""A trained model as a folder that Hugging Face transformers opens, and back.
+
+May import torch, safetensors, tokenizer, trainer.model and pipeline.shards' storage. Folders may be any fsspec URL.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pipeline.shards.storage import is_local, list_files, open_filesystem, read_file, write_atomic
+from tokenizer.export import tokenizer_config_json, tokenizer_json
+from tokenizer.vocab import parse_vocab
+from trainer.model.config import BertConfig
+from trainer.model.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
+
+CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+# config.json is last: without it transformers opens nothing, so on an object store it marks a whole export.
+FILES = (WEIGHTS, VOCAB, TOKENIZER, TOKENIZER_CONFIG, CONFIG)
+PROVENANCE_KEY = "beambert"
+
+
+def export_hf(
+    state: Mapping[str, Tensor],
+    config: BertConfig,
+    vocab: bytes,
+    folder: str,
+    *,
+    lower_case: bool,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Writes config.json, model.safetensors (float32), vocab.txt, tokenizer.json and tokenizer_config.json.
+
+    The folder appears whole or not at all. An earlier export in its place is replaced, anything else is refused.
+
+    Args:
+        state: all parameters of BertForPreTraining, under our names.
+        config: what they belong to.
+        vocab: content of vocab.txt.
+        folder: local path or fsspec URL.
+        lower_case: whether the model reads lower-cased text.
+        provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the known ones.
+
+    Raises:
+        ValueError: the vocabulary does not fit the model, or the folder holds something that is not an export.
+    """
+    write_export(_files_of_export(state, config, vocab, lower_case, provenance), folder)
+
+
+def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
+    """Config and parameters (our names, float32, CPU) of a BERT saved by us or by transformers.
+
+    Pooler and heads that the folder lacks are absent from the parameters.
+
+    Raises:
+        FileNotFoundError: there is no config.json or no model.safetensors.
+        ValueError: it is not a BERT as pretrained here, or a file is damaged; says what was found.
+    """
+    config = from_hf_config(_read_config(folder), f"{folder}/{CONFIG}")
+    data = read_export_file(folder, WEIGHTS)
+    try:
+        tensors = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
+    return config, from_hf_state(tensors, config, f"{folder}/{WEIGHTS}")
+
+
+def read_provenance(folder: str) -> dict[str, Any]:
+    """What export_hf was told about the model's training; empty for a model that was not exported here."""
+    provenance: dict[str, Any] = _read_config(folder).get(PROVENANCE_KEY, {})
+    return provenance
+
+
+def read_export_file(folder: str, name: str) -> bytes:
+    """One file of a model folder.
+
+    Raises:
+        FileNotFoundError: it is not there; names what is.
+    """
+    filesystem, path = open_filesystem(folder)
+    found = list_files(filesystem, path)
+    if name not in found:
+        listing = ", ".join(sorted(found)[:10]) or "nothing"
+        raise FileNotFoundError(
+            f"{folder}: no {name}, found {listing}; expected a folder written by export, or by transformers' "
+            "save_pretrained (safetensors only, in one file)"
+        )
+    return read_file(filesystem, f"{path}/{name}")
+
+
+def write_export(files: Mapping[str, bytes], folder: str) -> None:
+    """Writes the files of an export: a renamed folder on local disks, elsewhere uploads with config.json last.
+
+    Raises:
+        ValueError: the folder holds something that is not an earlier export.
+    """
+    filesystem, path = open_filesystem(folder)
+    _refuse_foreign_folder(filesystem, path, folder)
+    if is_local(filesystem):
+        _replace_local_folder(Path(path), files)
+        return
+    if filesystem.exists(f"{path}/{CONFIG}"):
+        filesystem.rm_file(f"{path}/{CONFIG}")
+    for name in FILES:
+        write_atomic(filesystem, f"{path}/{name}", files[name])
+
+
+def _files_of_export(
+    state: Mapping[str, Tensor], config: BertConfig, vocab: bytes, lower_case: bool, provenance: Mapping[str, Any]
+) -> dict[str, bytes]:
+    vocabulary = parse_vocab(vocab, VOCAB)
+    if len(vocabulary) != config.vocab_size:
+        raise ValueError(
+            f"{VOCAB} has {len(vocabulary)} tokens, the model {config.vocab_size}; export with the vocabulary "
+            "the model was trained with"
+        )
+    settings = to_hf_config(config, vocabulary.pad_id) | {PROVENANCE_KEY: dict(provenance)}
+    tensors = {name: _plain(tensor) for name, tensor in to_hf_state(state, config).items()}
+    return {
+        WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+        VOCAB: vocab,
+        TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
+        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, config.max_position_embeddings).encode(),
+        CONFIG: (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode(),
+    }
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A float32 copy with memory of its own: under ZeRO parameters are views of one flat buffer."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def _read_config(folder: str) -> dict[str, Any]:
+    data = read_export_file(folder, CONFIG)
+    try:
+        settings = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{folder}/{CONFIG}: not JSON ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{folder}/{CONFIG}: expected a JSON object, found {type(settings).__name__}")  # noqa: TRY004
+    return settings
+
+
+def _refuse_foreign_folder(filesystem: Any, path: str, folder: str) -> None:
+    """An existing folder may be replaced if it is empty or holds an export of ours and nothing else."""
+    if filesystem.isfile(path):
+        raise ValueError(f"{folder}: is a file; name a folder to export to")
+    found = list_files(filesystem, path)
+    foreign = sorted(set(found) - set(FILES))
+    is_export = CONFIG in found and PROVENANCE_KEY in _read_config(folder)
+    if found and (foreign or not is_export):
+        what = ", ".join(foreign[:5]) if foreign else f"{CONFIG} without the key {PROVENANCE_KEY!r}"
+        raise ValueError(f"{folder}: holds {what}, which no export wrote; empty it or name another folder")
+
+
+def _replace_local_folder(target: Path, files: Mapping[str, bytes]) -> None:
+    """A temporary neighbour takes the folder's name; killed between the two renames, the old one is left beside."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mark = secrets.token_hex(4)
+    fresh, old = (target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("partial", "replaced"))
+    try:
+        fresh.mkdir()
+        for name in FILES:
+            _write_synced(fresh / name, files[name])
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        os.fsync(file.fileno())

@@ -1,0 +1,99 @@
+"""Sizes and constants of a BERT, and the sizes Google released. May import the standard library only."""
+
+from dataclasses import dataclass
+from typing import Any
+
+HEAD_SIZE = 64
+ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash")
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """One BERT encoder with its pretraining heads; defaults are BERT-BASE (BERT paper, section 3)."""
+
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3_072
+    """Width of the feed-forward layer; 4 * hidden_size in every released size."""
+    max_position_embeddings: int = 512
+    """The longest sequence, in tokens, the model can read."""
+    type_vocab_size: int = 2
+    hidden_dropout: float = 0.1
+    """Dropout after the embeddings and after each sub-layer, before the residual sum."""
+    attention_dropout: float = 0.1
+    """Dropout on the attention probabilities."""
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    """Standard deviation of the truncated normal the weight matrices start from."""
+    attention_backend: str = "auto"
+    """One of ATTENTION_BACKENDS; a matter of speed, not part of what the model is."""
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_ranges(self)
+
+
+# Google's released sizes: number of layers, hidden size (google-research/bert, README).
+PRESETS = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1_024),
+}
+
+
+def preset(name: str, **overrides: Any) -> BertConfig:
+    """Config of one of Google's sizes, with any field overridden.
+
+    Heads (hidden / 64) and feed-forward width (4 * hidden) follow the hidden size unless they are given.
+
+    Raises:
+        ValueError: unknown preset, unknown field, or sizes that do not fit each other.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"model preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+    _check_names(overrides)
+    num_layers, default_hidden_size = PRESETS[name]
+    hidden_size = overrides.get("hidden_size", default_hidden_size)
+    fields = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": max(1, hidden_size // HEAD_SIZE),
+        "intermediate_size": 4 * hidden_size,
+    }
+    return BertConfig(**{**fields, **overrides})
+
+
+def _check_names(overrides: dict[str, Any]) -> None:
+    unknown = sorted(set(overrides) - set(BertConfig.__dataclass_fields__))
+    if unknown:
+        choices = ", ".join(BertConfig.__dataclass_fields__)
+        raise ValueError(f"model setting {', '.join(unknown)} is unknown; the settings are {choices}")
+
+
+def _check_sizes(config: BertConfig) -> None:
+    sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+    for name in (*sizes, "max_position_embeddings", "type_vocab_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"model setting {name} is {getattr(config, name)}; it must be at least 1")
+    if config.hidden_size % config.num_heads:
+        raise ValueError(
+            f"hidden_size {config.hidden_size} cannot be shared by {config.num_heads} heads; "
+            f"choose num_heads that divides it (BERT has hidden_size / {HEAD_SIZE} heads)"
+        )
+
+
+def _check_ranges(config: BertConfig) -> None:
+    for name in ("hidden_dropout", "attention_dropout"):
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ValueError(f"model setting {name} is {getattr(config, name)}; a dropout is in [0, 1)")
+    for name in ("layer_norm_eps", "initializer_range"):
+        if getattr(config, name) <= 0.0:
+            raise ValueError(f"model setting {name} is {getattr(config, name)}; it must be positive")
+    if config.attention_backend not in ATTENTION_BACKENDS:
+        choices = ", ".join(ATTENTION_BACKENDS)
+        raise ValueError(f"attention_backend {config.attention_backend!r} is unknown; choose one of {choices}")

@@ -1,0 +1,63 @@
+"""The two pretraining heads and the sums their losses are made of. May import torch.
+
+Shapes: B sequences, M masked positions, H hidden, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.model.config import BertConfig
+
+
+class MaskedLmHead(nn.Module):
+    """Predicts the token at a masked position (BERT paper, section 3.1, task 1).
+
+    The decoder is the word embedding itself, handed in by the caller, so there is one parameter and not two.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden_MH: Tensor, word_embeddings_VH: Tensor) -> Tensor:
+        """Logits [M, V] of the hidden states of masked positions."""
+        features_MH = self.norm(F.gelu(self.transform(hidden_MH)))
+        return F.linear(features_MH, word_embeddings_VH, self.bias)
+
+
+@dataclass(frozen=True)
+class PretrainingSums:
+    """Sums over one micro-batch, scalars on the model's device: the loop divides them by global counts."""
+
+    mlm_nll: Tensor
+    """float32, differentiable: sum over masked positions of -log p(label), nats."""
+    nsp_nll: Tensor
+    """float32, differentiable: sum over sequences of -log p(is_random_next), nats."""
+    num_mlm_correct: Tensor
+    """int64: masked positions whose most likely token is the label."""
+    num_nsp_correct: Tensor
+    """int64: sequences whose pair was judged right."""
+
+
+def pretraining_sums(
+    mlm_logits_MV: Tensor, nsp_logits_B2: Tensor, masked_labels_M: Tensor, is_random_next_B: Tensor
+) -> PretrainingSums:
+    """Loss sums and hits of both tasks, in float32 whatever the logits are (docs/parity.md 2.6, without its epsilon).
+
+    Args:
+        mlm_logits_MV: logits of the masked positions.
+        nsp_logits_B2: class 0 = B follows A, class 1 = B is random.
+        masked_labels_M: int64 token ids that were masked.
+        is_random_next_B: int64, 1 = random: the convention of BERT's data and of Hugging Face.
+    """
+    return PretrainingSums(
+        mlm_nll=F.cross_entropy(mlm_logits_MV.float(), masked_labels_M, reduction="sum"),
+        nsp_nll=F.cross_entropy(nsp_logits_B2.float(), is_random_next_B, reduction="sum"),
+        num_mlm_correct=(mlm_logits_MV.argmax(dim=-1) == masked_labels_M).sum(),
+        num_nsp_correct=(nsp_logits_B2.argmax(dim=-1) == is_random_next_B).sum(),
+    )
