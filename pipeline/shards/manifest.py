@@ -4,11 +4,12 @@ manifest.json is small and written last: its presence means that the dataset is 
 so they are equal on every runner, worker count, part size, order of files and retry.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +193,7 @@ def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
 
 
 def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
-    """Totals per (split, seq_len), in the tables' order."""
+    """Totals per (split, seq_len), sorted."""
     members: dict[tuple[str, int], list[Shard]] = {}
     for shard in shards:
         members.setdefault((shard.split, shard.seq_len), []).append(shard)
@@ -207,7 +208,7 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
             masked=sum(shard.masked for shard in rows),
             random_next=sum(shard.random_next for shard in rows),
         )
-        for (split, seq_len), rows in members.items()
+        for (split, seq_len), rows in sorted(members.items())
     )
 
 
@@ -226,7 +227,9 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     Raises:
         ValueError: Not that table.
     """
-    table = _read_parquet(data, SHARDS_SCHEMA, where).read()
+    file = _read_parquet(data, SHARDS_SCHEMA, where)
+    with _named_damage(where):
+        table = file.read()
     rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
     return [Shard(*row) for row in rows]
 
@@ -259,7 +262,8 @@ def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str)
     Raises:
         ValueError: The rows name another shard, or their sums are not the shard's.
     """
-    table = file.read_row_group(index)
+    with _named_damage(where):
+        table = file.read_row_group(index)
     columns = {name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names}
     blocks = BlockTable(
         offset=columns["offset"],
@@ -291,10 +295,16 @@ def _hash_lines(lines: Iterable[str]) -> str:
 
 
 def _read_parquet(source: Any, schema: pa.Schema, where: str) -> pq.ParquetFile:
-    try:
+    with _named_damage(where):
         file = pq.ParquetFile(pa.BufferReader(source) if isinstance(source, bytes) else source)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{where}: not a Parquet table: {error}; restore or rebuild the dataset") from error
     if not file.schema_arrow.equals(schema):
         raise ValueError(f"{where}: columns are {file.schema_arrow.names}, expected {schema.names} of format 1")
     return file
+
+
+@contextlib.contextmanager
+def _named_damage(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{where}: a damaged Parquet table: {error}; restore or rebuild the dataset") from error

@@ -1,0 +1,125 @@
+"""The commands that build: `vocab`, `tokens`, `shards`, and `build`, which runs the three in order.
+
+Each stage skips what is already there, so a build that was killed anywhere ends, run again, with the same root hash.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from pipeline.build_shards import make_shards
+from pipeline.build_tokens import make_tokens, read_store
+from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.report import REPORT, summarize_dataset
+from pipeline.run_beam import stopwatch
+from pipeline.settings import BuildSettings
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import json_bytes
+from pipeline.shards.storage import open_filesystem, read_file, write_atomic
+from pipeline.vocab_job import VOCAB, prepare_vocabulary
+from tokenizer.vocab import Vocabulary, parse_vocab
+
+SOURCES = "sources.parquet"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The input of a build: its files, and the parts they are read in."""
+
+    files: list[InputFile]
+    parts: list[Part]
+
+
+def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline build`."""
+    seconds: dict[str, float] = {}
+    watch = stopwatch()
+    corpus = find_corpus(settings)
+    vocabulary = _prepare_vocabulary(settings, corpus)
+    seconds["vocabulary"] = watch()
+    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+    seconds["tokens"] = watch() - sum(seconds.values())
+    dataset = make_shards(settings, vocabulary, store, beam_arguments)
+    seconds["shards"] = watch() - sum(seconds.values())
+    _write_sources(dataset, corpus)
+    _write_report(dataset, settings, seconds)
+    _print_result(dataset, watch())
+
+
+def run_vocab(settings: BuildSettings, _: Sequence[str]) -> None:
+    """`python -m pipeline vocab`."""
+    vocabulary = _prepare_vocabulary(settings, find_corpus(settings))
+    print(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
+
+
+def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline tokens`."""
+    corpus = find_corpus(settings)
+    store = make_tokens(settings, _prepare_vocabulary(settings, corpus), corpus.parts, beam_arguments)
+    print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
+
+
+def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
+    watch = stopwatch()
+    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    store = read_store(filesystem, folder)
+    output, root = open_filesystem(settings.output, settings.filesystem_options())
+    where = f"{settings.output}/{VOCAB}"
+    vocabulary = parse_vocab(read_file(output, f"{root}/{VOCAB}"), where)
+    if vocabulary.sha256 != store.settings["vocab_sha256"]:
+        raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
+    _print_result(make_shards(settings, vocabulary, store, beam_arguments), watch())
+
+
+def find_corpus(settings: BuildSettings) -> Corpus:
+    """Lists the input.
+
+    Raises:
+        FileNotFoundError: A pattern matches nothing.
+        ValueError: No input is named, or all of it is empty.
+    """
+    if not settings.input:
+        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `input:` in the --config file")
+    options = settings.filesystem_options()
+    files = find_inputs(settings.input, options)
+    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options))
+
+
+def _prepare_vocabulary(settings: BuildSettings, corpus: Corpus) -> Vocabulary:
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    return prepare_vocabulary(settings, corpus.files, corpus.parts, filesystem, root)
+
+
+def _write_sources(dataset: Dataset, corpus: Corpus) -> None:
+    """sources.parquet: the input files, which may have been moved since and change no hash."""
+    table = pa.table({"url": [file.url for file in corpus.files], "bytes": [file.size for file in corpus.files]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomic(dataset.filesystem, f"{dataset.root}/{SOURCES}", bytes(sink.getvalue()))
+
+
+def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
+    machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
+    run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
+    shown = {key: value for key, value in asdict(settings).items() if key != "storage_options"}  # may hold secrets
+    report: dict[str, Any] = {"dataset": summarize_dataset(dataset), "build": run | {"settings": shown}}
+    write_atomic(dataset.filesystem, f"{dataset.root}/{REPORT}", json_bytes(json.loads(json.dumps(report))))
+
+
+def _print_result(dataset: Dataset, seconds: float) -> None:
+    manifest = dataset.manifest
+    for group in manifest.groups:
+        tqdm.write(
+            f"{group.split} L{group.seq_len}: {group.instances:,} instances of {group.tokens:,} tokens"
+            f" in {group.shards} shard(s), {group.passes} pass(es)"
+        )
+    tqdm.write(f"root hash {manifest.root_hash}\n{dataset.url} is complete ({seconds:.1f} s)")

@@ -1,0 +1,101 @@
+"""One bucket's documents to blocks of instances: sort, drop duplicates, pair, shuffle, gather, mask.
+
+The one function behind every way of bringing a bucket's documents together. Spans are shuffled first and gathered and
+masked in runs, so memory is the bucket's tokens and a run, not its instances. May import: stdlib, numpy,
+pipeline.pairs, masking, seeds, token_parts and pipeline.shards.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.masking import MaskingRule, mask_run
+from pipeline.pairs import Pairs, gather_pairs, make_pairs
+from pipeline.seeds import permutation, seed_for
+from pipeline.shards.block import Block, block_instances
+from pipeline.token_parts import TokenizedDocument
+
+BLOCKS_PER_RUN = 16  # instances masked by one generator; part of what a seed means
+
+
+@dataclass(frozen=True)
+class InstanceRule:
+    """How instances of one length are made.
+
+    Attributes:
+        seq_len: The most tokens an instance may have, the three special ones included.
+        seed: Of the whole dataset.
+        short_seq_prob: Share of documents cut to a random shorter target.
+        cls_id: Id of [CLS].
+        sep_id: Id of [SEP].
+        masking: What to mask, and with what.
+    """
+
+    seq_len: int
+    seed: int
+    short_seq_prob: float
+    cls_id: int
+    sep_id: int
+    masking: MaskingRule
+
+
+def build_bucket(
+    documents: Iterable[TokenizedDocument], rule: InstanceRule, pass_index: int, bucket_name: str
+) -> Iterator[Block]:
+    """The bucket's blocks for one pass; every one full but the last.
+
+    The result depends on the set of documents, the rule, the pass and the bucket's name, on nothing else.
+
+    Raises:
+        ValueError: Fewer than two distinct documents.
+    """
+    distinct = sorted({document.id: document for document in documents}.values(), key=lambda document: document.id)
+    tokens = _concatenate([document.tokens for document in distinct])
+    pairs = _shuffled_pairs(distinct, rule, pass_index, bucket_name)
+    id_prefixes = np.array([int.from_bytes(document.id[:8], "big") for document in distinct], np.uint64)
+    size = block_instances(rule.seq_len)
+    run_size = size * BLOCKS_PER_RUN
+    for run, start in enumerate(range(0, len(pairs), run_size)):
+        rng = Random(seed_for(rule.seed, f"masks-L{rule.seq_len}", pass_index, f"{bucket_name}/{run}"))
+        block = _build_run(tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng)
+        for first in range(0, block.num_instances, size):
+            yield block.slice(first, min(first + size, block.num_instances))
+
+
+def _shuffled_pairs(documents: list[TokenizedDocument], rule: InstanceRule, pass_index: int, bucket_name: str) -> Pairs:
+    purpose = f"pairs-L{rule.seq_len}"
+    seeds = [seed_for(rule.seed, purpose, pass_index, document.id.hex()) for document in documents]
+    sentence_offsets = np.cumsum([0, *(len(document.sentence_lengths) for document in documents)], dtype=np.int64)
+    lengths = _concatenate([document.sentence_lengths for document in documents])
+    pairs = make_pairs(lengths, sentence_offsets, seeds, rule.seq_len, rule.short_seq_prob)
+    shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
+    return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
+
+
+def _build_run(
+    tokens: npt.NDArray[np.unsignedinteger],
+    pairs: Pairs,
+    id_prefixes: npt.NDArray[np.uint64],
+    rule: InstanceRule,
+    rng: Random,
+) -> Block:
+    packed = gather_pairs(tokens, pairs, rule.cls_id, rule.sep_id)
+    masked = mask_run(packed.input_ids, packed.offsets, packed.segment_a_length, rule.masking, rng)
+    return Block(
+        input_ids=masked.input_ids,
+        offsets=packed.offsets.astype(np.int32),
+        segment_a_length=packed.segment_a_length,
+        masked_lm_positions=masked.masked_lm_positions,
+        masked_lm_ids=masked.masked_lm_ids,
+        masked_offsets=masked.masked_offsets.astype(np.int32),
+        is_random_next=pairs.is_random_next,
+        document_a=id_prefixes[pairs.document_a],
+        document_b=id_prefixes[pairs.document_b],
+    )
+
+
+def _concatenate(parts: list[npt.NDArray[np.unsignedinteger]]) -> npt.NDArray[np.unsignedinteger]:
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint16)

@@ -1,0 +1,209 @@
+"""The shards stage: runs the shards job over the shards that are not there yet, then publishes the dataset.
+
+manifest.json comes after everything it speaks of; lengths and passes may be added to a finished dataset.
+"""
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+
+from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
+from pipeline.build_bucket import InstanceRule
+from pipeline.build_tokens import TokenStore, describe_changes
+from pipeline.masking import MaskingRule
+from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.settings import BuildSettings
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    FORMAT_VERSION,
+    MANIFEST,
+    SHARDS_TABLE,
+    BlockTable,
+    Manifest,
+    Shard,
+    blocks_table,
+    group_totals,
+    json_bytes,
+    pass_folder,
+    pass_json,
+    root_hash,
+    settings_hash,
+    shards_table,
+)
+from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards_job import (
+    RECORDS,
+    BuildShards,
+    ShardBuilder,
+    ShardTask,
+    format_record,
+    parse_record,
+    plan_tasks,
+    record_name,
+)
+from pipeline.token_index import Totals
+from tokenizer.vocab import CONTINUATION, Vocabulary
+
+_SETTINGS = f"{RECORDS}/settings.json"
+Built = dict[str, tuple[Shard, BlockTable]]
+
+
+def make_shards(
+    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, beam_arguments: Sequence[str]
+) -> Dataset:
+    """Builds every shard that is missing and publishes the dataset.
+
+    Raises:
+        ValueError: The folder holds a dataset of other settings or documents, or there are too few documents.
+    """
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash)
+    tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
+    built = _claim_folder(filesystem, root, settings, content)
+    built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
+    missing = [task for task in tasks if task.name not in built]
+    if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
+        return open_dataset(settings.output, settings.filesystem_options())
+    _run_job(settings, vocabulary, store, missing, beam_arguments)
+    built |= _read_records(filesystem, root, missing)
+    lost = [task.name for task in tasks if task.name not in built]
+    assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
+    _publish(filesystem, root, built, _describe(vocabulary, content, store, built))
+    return open_dataset(settings.output, settings.filesystem_options())
+
+
+def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
+    """The validation bucket and the train buckets of a corpus."""
+    lowest = [bytes.fromhex(each) for each in totals.lowest_ids]
+    last = choose_validation(lowest, totals.lowest_tokens, totals.documents, settings.validation_fraction)
+    by_prefix = np.array(totals.documents_by_prefix, np.int64)
+    held_out = [prefix_of(each) for each in lowest if last is not None and each <= last]
+    by_prefix -= np.bincount(held_out, minlength=NUM_PREFIXES).astype(np.int64)
+    number = choose_num_buckets(by_prefix, totals.cleaned_bytes, settings.num_buckets, "num_buckets")
+    return plan_buckets(number, last)
+
+
+def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
+    """The shards of a finished dataset of the same content; a folder of another content is refused."""
+    found: Mapping[str, Any] | None = None
+    built: Built = {}
+    if filesystem.exists(f"{root}/{MANIFEST}"):
+        dataset = open_dataset(settings.output, settings.filesystem_options())
+        found = dataset.manifest.settings
+        built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
+    elif filesystem.exists(f"{root}/{_SETTINGS}"):
+        found = json.loads(read_file(filesystem, f"{root}/{_SETTINGS}"))
+    if found is not None and (changed := describe_changes(found, content)):
+        raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
+    if not built:
+        write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(content))
+    return built
+
+
+def _read_records(filesystem: Any, root: str, tasks: Sequence[ShardTask]) -> Built:
+    """The finished ones among the tasks: those whose record is there and whose shard has its size."""
+    files = list_files(filesystem, root)
+    names = [task.name for task in tasks if record_name(task.name) in files]
+    records = [parse_record(read_file(filesystem, f"{root}/{record_name(name)}")) for name in names]
+    return {shard.name: (shard, table) for shard, table in records if files.get(shard.name) == shard.num_bytes}
+
+
+def _run_job(
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    store: TokenStore,
+    missing: Sequence[ShardTask],
+    beam_arguments: Sequence[str],
+) -> None:
+    options = settings.filesystem_options()
+    filesystem, root = open_filesystem(settings.output, options)
+    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
+    names, dtype = store.part_names, vocabulary.dtype.name
+    builder = ShardBuilder(settings.output, settings.tokens_folder, names, dtype, rules, options)
+    wanted = {f"{task.name}.json" for task in missing}
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | "Tasks" >> beam.Create(list(missing), reshuffle=True) | BuildShards(builder)
+
+    def count() -> int:
+        return len(wanted & list_files(filesystem, f"{root}/{RECORDS}").keys())
+
+    run_graph("shards", build, pipeline_options(settings.workers, beam_arguments), len(missing), count)
+
+
+def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:
+    """How instances of one length are made from these settings."""
+    is_continuation = None
+    if settings.whole_word_masking:
+        is_continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary.tokens])
+    masking = MaskingRule(
+        mask_id=vocabulary.mask_id,
+        vocab_size=len(vocabulary),
+        max_predictions=settings.predictions_for(seq_len),
+        masked_lm_prob=settings.masked_lm_prob,
+        is_continuation=is_continuation,
+    )
+    return InstanceRule(
+        seq_len=seq_len,
+        seed=settings.seed,
+        short_seq_prob=settings.short_seq_prob,
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        masking=masking,
+    )
+
+
+def _describe(vocabulary: Vocabulary, content: Mapping[str, Any], store: TokenStore, built: Built) -> Manifest:
+    shards = [shard for shard, _ in built.values()]
+    special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
+    totals = store.totals
+    counters = dict(store.counters) | {
+        "dropped_duplicate": totals.duplicates,
+        "documents": totals.documents,
+        "cleaned_bytes": totals.cleaned_bytes,
+        "distinct_tokens": totals.tokens,
+    }
+    software = {"beambert": importlib.metadata.version("beambert"), "python": platform.python_version()}
+    software |= {"numpy": np.__version__, "pyarrow": pa.__version__}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        software=software,
+        settings=content,
+        settings_hash=settings_hash(content),
+        vocab_sha256=vocabulary.sha256,
+        vocab_size=len(vocabulary),
+        special_ids=special,
+        groups=group_totals(shards),
+        counters=counters,
+        root_hash=root_hash(shards),
+    )
+
+
+def _publish(filesystem: Any, root: str, built: Built, manifest: Manifest) -> None:
+    """Writes pass.json of every pass, the tables, then the manifest; a kill in between loses nothing.
+
+    Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
+    """
+    ordered = [built[name] for name in sorted(built)]
+    if filesystem.exists(f"{root}/{MANIFEST}"):
+        write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(manifest.settings))
+        for shard, table in ordered:
+            write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
+        filesystem.rm_file(f"{root}/{MANIFEST}")
+    passes: dict[str, list[Shard]] = {}
+    for shard, _ in ordered:
+        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
+    for folder, shards in passes.items():
+        write_atomic(filesystem, f"{root}/{folder}/pass.json", pass_json(shards, manifest.settings_hash))
+    write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
+    write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
+    write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
+    records = [name for name in list_files(filesystem, root) if name.startswith(f"{RECORDS}/")]
+    remove_files(filesystem, root, records)

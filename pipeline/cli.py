@@ -1,0 +1,113 @@
+"""`python -m pipeline`: the commands of the builder. Heavy imports wait for the command that needs them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.command_line import Command, run_program
+
+_BUILD = "pipeline.settings:BuildSettings"
+COMMANDS = {
+    "build": Command(
+        "text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.build:run_build", (), True
+    ),
+    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.build:run_vocab"),
+    "tokens": Command("text to encoded documents", _BUILD, "pipeline.build:run_tokens", (), True),
+    "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.build:run_shards", (), True),
+    "verify": Command(
+        "read a dataset once and say what is wrong", "pipeline.cli:VerifySettings", "pipeline.cli:verify", ("dataset",)
+    ),
+    "inspect": Command(
+        "show instances in readable form", "pipeline.cli:InspectSettings", "pipeline.cli:inspect", ("dataset",)
+    ),
+    "report": Command("show what a dataset holds", "pipeline.cli:ReportSettings", "pipeline.cli:report", ("dataset",)),
+}
+
+
+@dataclass(frozen=True)
+class VerifySettings:
+    """Reads a whole dataset once and says everything that is wrong with it.
+
+    Attributes:
+        dataset: Folder or URL of the dataset.
+        threads: Shards checked at once.
+    """
+
+    dataset: str
+    threads: int = 4
+
+
+@dataclass(frozen=True)
+class InspectSettings:
+    """Shows instances in readable form, masked words as [shown>original].
+
+    Attributes:
+        dataset: Folder or URL of the dataset.
+        count: How many.
+        split: train or validation.
+        seq_len: Length of the instances; null for the shortest there is.
+    """
+
+    dataset: str
+    count: int = 2
+    split: str = "train"
+    seq_len: int | None = None
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Shows what a dataset holds: documents, drops, lengths, masks.
+
+    Attributes:
+        dataset: Folder or URL of the dataset.
+    """
+
+    dataset: str
+
+
+def verify(settings: VerifySettings, _: Sequence[str]) -> int:
+    """`python -m pipeline verify DATASET`: exit code 2 and a line for each finding, or 0."""
+    from tqdm import tqdm
+
+    from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.verify import verify_dataset
+
+    dataset = open_dataset(settings.dataset)
+    total = sum(shard.num_bytes for shard in dataset.all_shards)
+    with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
+        findings = verify_dataset(dataset, settings.threads, lambda shard: bar.update(shard.num_bytes))
+    for finding in findings:
+        print(finding)
+    if findings:
+        print(f"{settings.dataset}: {len(findings)} finding(s); restore the files named or rebuild the dataset")
+        return 2
+    instances = sum(shard.instances for shard in dataset.all_shards)
+    print(f"{settings.dataset}: sound, {len(dataset.all_shards)} shards, {instances:,} instances")
+    print(f"root hash {dataset.manifest.root_hash}")
+    return 0
+
+
+def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
+    """`python -m pipeline inspect DATASET`."""
+    from pipeline.inspect import show_instances
+    from pipeline.shards.dataset import open_dataset
+
+    dataset = open_dataset(settings.dataset)
+    seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
+    for text in show_instances(dataset, settings.split, seq_len, settings.count):
+        print(f"{text}\n")
+
+
+def report(settings: ReportSettings, _: Sequence[str]) -> None:
+    """`python -m pipeline report DATASET`."""
+    from pipeline.report import format_report, read_report
+    from pipeline.shards.dataset import open_dataset
+
+    print(format_report(read_report(open_dataset(settings.dataset))))
+
+
+def main() -> int:
+    """Runs the command that the process's arguments name."""
+    # Beam says on import, through the root logger, that an optional client of Google's is absent.
+    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
+    return run_program("python -m pipeline", "Raw text to shards of BERT pretraining instances.", COMMANDS)

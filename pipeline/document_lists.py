@@ -1,0 +1,139 @@
+"""The stages from a part of the input to encoded documents, as pure functions over lists of documents.
+
+Lists, because moving single documents between Beam's stages costs more than handling them. Each function returns a new
+list and adds what it dropped or cut to the list's counters. May import: stdlib, numpy, tokenizer and the pure modules
+of pipeline.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from pipeline.cleaning import clean_text, document_id
+from pipeline.documents import Document
+from pipeline.sentences import cut_document, split_sentences
+from pipeline.token_parts import TokenizedDocument
+from tokenizer.encode import Encoder
+
+DocumentKind = TypeVar("DocumentKind")
+SENTENCES_PER_CALL = 4096
+
+
+@dataclass(frozen=True)
+class SplitDocument:
+    """A cleaned document as sentences.
+
+    Attributes:
+        id: 16 bytes, blake2b-128 of the cleaned text.
+        cleaned_bytes: Size of the cleaned text in UTF-8.
+        sentences: None empty.
+    """
+
+    id: bytes
+    cleaned_bytes: int
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
+class DocumentList(Generic[DocumentKind]):
+    """Some consecutive documents of one part.
+
+    Attributes:
+        part: The part's key.
+        number: Which list of the part this is, from 0.
+        is_last: Whether the part ends here.
+        documents: In the order of the input.
+        counters: What was read, dropped by reason or cut, so far.
+    """
+
+    part: str
+    number: int
+    is_last: bool
+    documents: list[DocumentKind]
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def replace(self, documents: list[Any], counters: Mapping[str, int]) -> "DocumentList[Any]":
+        """The list with other documents, and counters added to its own."""
+        return dataclasses.replace(self, documents=documents, counters=dict(Counter(self.counters) + Counter(counters)))
+
+
+def group_documents(
+    part: str, documents: Iterable[Document], malformed: Mapping[str, int], max_characters: int
+) -> Iterator[DocumentList[Document]]:
+    """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
+
+    Args:
+        part: The part's key.
+        documents: Read lazily.
+        malformed: Filled by the reader while it is read: documents it skipped, by reason. Counted in the last list.
+        max_characters: A list ends with the document that reaches it.
+    """
+    number, size = 0, 0
+    gathered: list[Document] = []
+    for document in documents:
+        if size >= max_characters:
+            yield DocumentList(part, number, False, gathered, {"documents_read": len(gathered)})
+            number, size, gathered = number + 1, 0, []
+        gathered.append(document)
+        size += len(document.text)
+    skipped = {f"dropped_{reason}": count for reason, count in malformed.items()}
+    yield DocumentList(part, number, True, gathered, {"documents_read": len(gathered)} | skipped)
+
+
+def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
+    """Cleans every text and drops documents without any."""
+    cleaned = [Document(clean_text(document.text), document.where) for document in documents.documents]
+    kept = [document for document in cleaned if document.text]
+    return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)})
+
+
+def split_documents(documents: DocumentList[Document], language: str) -> DocumentList[SplitDocument]:
+    """Splits cleaned documents into sentences; a very long one becomes several documents with their own ids."""
+    split: list[SplitDocument] = []
+    counters = {"dropped_empty": 0, "documents_cut": 0}
+    for document in documents.documents:
+        pieces = cut_document(split_sentences(document.text, language))
+        counters["dropped_empty"] += not pieces
+        counters["documents_cut"] += len(pieces) > 1
+        for sentences in pieces:
+            text = document.text if len(pieces) == 1 else "\n".join(sentences)
+            split.append(SplitDocument(document_id(text), len(text.encode()), sentences))
+    return documents.replace(split, counters)
+
+
+def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -> DocumentList[TokenizedDocument]:
+    """Encodes every sentence; sentences without tokens are left out, documents without any are dropped."""
+    encoded: list[TokenizedDocument] = []
+    counters: Counter[str] = Counter()
+    for group in _group_by_sentences(documents.documents):
+        # One call for many documents: the encoder's fixed cost a call is that of some twenty sentences.
+        tokens, lengths = encoder.encode_sentences([sentence for each in group for sentence in each.sentences])
+        sentence = start = 0
+        for document in group:
+            own = lengths[sentence : sentence + len(document.sentences)]
+            stop = start + int(own.sum())
+            if stop > start:
+                kept = own[own > 0]
+                encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, tokens[start:stop]))
+            sentence, start = sentence + len(document.sentences), stop
+        counters.update(sentences=int(np.count_nonzero(lengths)), tokens=len(tokens))
+        counters["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.vocab.unk_id))
+    counters["dropped_empty"] = len(documents.documents) - len(encoded)
+    return documents.replace(encoded, counters)
+
+
+def _group_by_sentences(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:
+    group: list[SplitDocument] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.sentences)
+        if size >= SENTENCES_PER_CALL:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

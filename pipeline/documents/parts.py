@@ -1,0 +1,133 @@
+"""Which files the input is, and which bytes of them one task reads. May import: stdlib, fsspec's filesystems."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Any
+
+from pipeline.documents.files import FileRange, StorageOptions, read_head
+from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
+from pipeline.shards.storage import is_local, open_filesystem
+
+_NUM_DETECTING_THREADS = 16
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the input: its URL, a plain path on local disks, and its size in bytes as stored."""
+
+    url: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one task reads: a range of a large file, or some small files."""
+
+    ranges: tuple[FileRange, ...]
+
+    @property
+    def key(self) -> str:
+        """Names the part: equal for equal ranges, sizes and formats (32 hex digits)."""
+        lines = (f"{r.url}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges)
+        return blake2b("".join(lines).encode(), digest_size=16).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes as stored."""
+        return sum(file_range.num_bytes for file_range in self.ranges)
+
+
+def find_inputs(patterns: Sequence[str], storage_options: StorageOptions = None) -> list[InputFile]:
+    """Lists the files of paths, folders and globs (`**` too) at any fsspec URL: sorted by URL, each once.
+
+    A folder stands for every file below it but those whose names begin with a dot.
+
+    Raises:
+        FileNotFoundError: A pattern matches no file.
+        ValueError: All files together hold no byte.
+    """
+    files = sorted({file for pattern in patterns for file in _find_files(pattern, storage_options)}, key=_by_url)
+    if not any(file.size for file in files):
+        raise ValueError(f"{', '.join(patterns)}: found {len(files)} file(s), all empty; expected text to read")
+    return files
+
+
+def plan_parts(
+    files: Sequence[InputFile], text_format: str, part_bytes: int, storage_options: StorageOptions = None
+) -> list[Part]:
+    """Cuts files into parts of at most `part_bytes` bytes as stored, and gathers small ones up to that.
+
+    Compressed files and those that are one document stay whole, however large.
+
+    Args:
+        files: What `find_inputs` found, in any order.
+        text_format: One of `FORMATS`, or "auto" to look at each file's name and first bytes.
+        part_bytes: Changes speed and memory, never the documents.
+        storage_options: Of the input's filesystem; "auto" reads.
+
+    Raises:
+        ValueError: No such format.
+    """
+    ordered = sorted(files, key=_by_url)
+    formats = _choose_formats(ordered, text_format, storage_options)
+    ranges = (r for file, found in zip(ordered, formats, strict=True) for r in _cut_file(file, found, part_bytes))
+    parts: list[Part] = []
+    gathered: list[FileRange] = []
+    num_bytes = 0
+    for file_range in ranges:
+        if gathered and num_bytes + file_range.num_bytes > part_bytes:
+            parts.append(Part(tuple(gathered)))
+            gathered, num_bytes = [], 0
+        gathered.append(file_range)
+        num_bytes += file_range.num_bytes
+    return [*parts, Part(tuple(gathered))] if gathered else parts
+
+
+def _by_url(file: InputFile) -> str:
+    return file.url
+
+
+def _find_files(pattern: str, storage_options: StorageOptions) -> Iterator[InputFile]:
+    filesystem, path = open_filesystem(pattern, storage_options)
+    filesystem.invalidate_cache()
+    found = _list_matches(filesystem, path)
+    if not found:
+        raise FileNotFoundError(
+            f"{pattern}: found no file; expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' "
+            "(quoted, so that the shell leaves it alone)"
+        )
+    for name, info in found.items():
+        yield InputFile(name if is_local(filesystem) else filesystem.unstrip_protocol(name), int(info["size"]))
+
+
+def _list_matches(filesystem: Any, path: str) -> dict[str, Any]:
+    """Files by path; what exists under the very name is no glob, whatever characters it has."""
+    if filesystem.isfile(path):
+        return {path: filesystem.info(path)}
+    if filesystem.isdir(path):
+        below: dict[str, Any] = filesystem.find(path, detail=True)
+        return {name: info for name, info in below.items() if not PurePosixPath(name).name.startswith(".")}
+    matches: dict[str, Any] = filesystem.glob(path, detail=True)
+    return {name: info for name, info in matches.items() if info["type"] == "file"}
+
+
+def _choose_formats(files: Sequence[InputFile], text_format: str, storage_options: StorageOptions) -> list[str]:
+    if text_format in FORMATS:
+        return [text_format] * len(files)
+    if text_format != "auto":
+        raise ValueError(f"format is {text_format!r}, expected auto or one of {', '.join(FORMATS)}")
+    with ThreadPoolExecutor(_NUM_DETECTING_THREADS) as threads:
+        heads = threads.map(lambda file: read_head(file.url, file.size, storage_options), files)
+        return [detect_format(file.url, head) for file, head in zip(files, heads, strict=True)]
+
+
+def _cut_file(file: InputFile, text_format: str, part_bytes: int) -> Iterator[FileRange]:
+    """Equal ranges of at most `part_bytes`, or the whole file."""
+    num_ranges = max(1, -(-file.size // part_bytes)) if may_be_cut(text_format, file.url) else 1
+    bounds = [file.size * i // num_ranges for i in range(num_ranges + 1)]
+    for start, end in pairwise(bounds):
+        yield FileRange(file.url, start, end, file.size, text_format)

@@ -1,0 +1,74 @@
+"""A part of the input to its documents, as a stream. May import: stdlib, pipeline.documents."""
+
+from collections.abc import Iterator, MutableMapping
+
+from pipeline.documents import Document
+from pipeline.documents.files import FileRange, StorageOptions, count_line_ends
+from pipeline.documents.formats import BadDocumentError, Record, parse_record, read_records
+from pipeline.documents.parts import Part
+
+ON_BAD_DOCUMENT = ("stop", "skip")
+
+
+def read_part(
+    part: Part,
+    *,
+    text_field: str = "text",
+    on_bad_document: str = "stop",
+    skipped: MutableMapping[str, int] | None = None,
+    storage_options: StorageOptions = None,
+) -> Iterator[Document]:
+    """Yields a part's documents in the order of its files; memory is that of the longest document.
+
+    Args:
+        part: What to read.
+        text_field: Field of a JSONL object that holds the text.
+        on_bad_document: stop with an error at a malformed document, or skip it.
+        skipped: Counts skipped documents by reason, while the stream is read.
+        storage_options: Of the input's filesystem.
+
+    Raises:
+        ValueError: A malformed document, named by file and line; a file that changed or is broken, also when skipping.
+    """
+    if on_bad_document not in ON_BAD_DOCUMENT:
+        raise ValueError(f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}")
+    counts = {} if skipped is None else skipped
+    return (
+        document
+        for file_range in part.ranges
+        for document in _read_range(file_range, text_field, on_bad_document, counts, storage_options)
+    )
+
+
+def _read_range(
+    file_range: FileRange,
+    text_field: str,
+    on_bad_document: str,
+    skipped: MutableMapping[str, int],
+    storage_options: StorageOptions,
+) -> Iterator[Document]:
+    for record in read_records(file_range, storage_options):
+        try:
+            text = parse_record(record, file_range.format, text_field)
+        except BadDocumentError as error:
+            if on_bad_document == "stop":
+                line = _find_line(file_range, record, storage_options) + error.line
+                hint = "repair it, or give --on_bad_document skip to count and skip such documents"
+                raise ValueError(f"{file_range.url}:{line}: {error}; {hint}") from error
+            skipped[error.reason] = skipped.get(error.reason, 0) + 1
+        else:
+            yield Document(text, _describe_place(file_range, record))
+
+
+def _describe_place(file_range: FileRange, record: Record) -> str:
+    if file_range.format == "text":
+        return file_range.url
+    if file_range.start:  # counting lines would need all bytes before
+        return f"{file_range.url}, byte {record.offset}"
+    return f"{file_range.url}:{record.number}"
+
+
+def _find_line(file_range: FileRange, record: Record, storage_options: StorageOptions) -> int:
+    if file_range.start:
+        return count_line_ends(file_range, record.offset, storage_options) + 1
+    return record.number

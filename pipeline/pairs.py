@@ -1,0 +1,220 @@
+"""Sentence pairs for next sentence prediction, as spans of a bucket's tokens: the fast twin of the reference program.
+
+The draws are those of docs/parity.md 1.2-1.8, in their order, so that the same generator makes the same pairs as
+google-research/bert ``create_pretraining_data.py``; tests hold it against that program's output and a readable oracle.
+No token is touched: a segment is a run of consecutive tokens of one document, also after truncation, so two offsets
+say all of it. `gather_pairs` then builds packed instances from spans. May import: stdlib, numpy, pipeline.seeds.
+
+Shapes: D documents, S sentences, N pairs, T packed tokens.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.seeds import draw_below
+
+NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+_MAX_TRIES = 10  # docs/parity.md 1.6
+# The top bit of the fourth of every eight bytes, that many times; and for bytes.translate, whether the top bit is set.
+_MARKS = [((1 << 64 * n) - 1) // ((1 << 64) - 1) << 31 for n in range(256)]
+_IS_BACK = bytes(128) + b"\1" * 128
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """N pairs of segments; starts and stops are offsets into the tokens of the bucket's documents, end to end."""
+
+    document_a: npt.NDArray[np.int32]
+    a_start: npt.NDArray[np.int64]
+    a_stop: npt.NDArray[np.int64]
+    document_b: npt.NDArray[np.int32]
+    b_start: npt.NDArray[np.int64]
+    b_stop: npt.NDArray[np.int64]
+    is_random_next: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.a_start)
+
+    def take(self, rows: npt.NDArray[np.integer] | slice) -> "Pairs":
+        """The chosen rows, in the order given."""
+        return Pairs(**{name: column[rows] for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class PackedPairs:
+    """N instances [CLS] A [SEP] B [SEP] end to end, without padding and not masked yet."""
+
+    input_ids: npt.NDArray[np.unsignedinteger]  # [T]
+    offsets: npt.NDArray[np.int64]  # [N + 1], where instances start
+    segment_a_length: npt.NDArray[np.uint16]  # [N], tokens of type 0: [CLS] A [SEP]
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """Where sentences lie in the bucket's tokens: not in numpy's arrays, whose single elements are slow to read."""
+
+    bounds: "array[int]"  # [S + 1], first token of each sentence, and the number of tokens
+    firsts: list[int]  # [D + 1], first sentence of each document, and the number of sentences
+
+
+def make_pairs(
+    sentence_lengths: npt.NDArray[np.integer],
+    sentence_offsets: npt.NDArray[np.integer],
+    seeds: Sequence[int],
+    seq_len: int,
+    short_seq_prob: float = 0.1,
+) -> Pairs:
+    """Pairs of every document of a bucket, in document order (docs/parity.md 1.2-1.8).
+
+    Args:
+        sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
+        sentence_offsets: [D + 1], first sentence of each document and S; every document has one at least.
+        seeds: [D], one seed per document; no draw of one document shifts those of another.
+        seq_len: The most tokens an instance may have, the three special ones included.
+        short_seq_prob: Share of documents cut to a random shorter target.
+
+    Raises:
+        ValueError: Fewer than two documents: a random B must come from another one.
+    """
+    num_documents = len(sentence_offsets) - 1
+    if num_documents < 2:
+        raise ValueError(
+            f"next sentence prediction takes a random B from another document: found {num_documents} document(s) "
+            "in the bucket, expected at least 2; add text, or use fewer buckets"
+        )
+    assert len(seeds) == num_documents, f"{len(seeds)} seeds for {num_documents} documents"
+    sentences = _find_sentences(sentence_lengths, sentence_offsets)
+    spans = array("q")
+    for document, seed in enumerate(seeds):
+        rng = Random(seed)
+        _pair_document(sentences, document, seq_len - NUM_SPECIAL_TOKENS, short_seq_prob, rng, spans)
+    token_offsets = np.asarray(sentences.bounds, np.int64)[sentence_offsets]
+    return _as_columns(spans, token_offsets)
+
+
+def _find_sentences(sentence_lengths: npt.NDArray[np.integer], sentence_offsets: npt.NDArray[np.integer]) -> _Sentences:
+    assert sentence_lengths.min() > 0, "an empty sentence reached pairing"
+    assert np.diff(sentence_offsets).min() > 0, "a document without sentences reached pairing"
+    assert sentence_offsets[-1] == len(sentence_lengths), "sentences and documents do not agree"
+    bounds = array("q", [0])
+    bounds.frombytes(np.cumsum(sentence_lengths, dtype=np.int64).tobytes())
+    return _Sentences(bounds, sentence_offsets.tolist())
+
+
+def _pair_document(
+    sentences: _Sentences, document: int, max_tokens: int, short_seq_prob: float, rng: Random, spans: "array[int]"
+) -> None:
+    """Appends (a_start, a_stop, b_start, b_stop, is_random_next) of each pair of one document."""
+    random, getrandbits = rng.random, rng.getrandbits
+    is_short = random() < short_seq_prob
+    target = 2 + draw_below(max_tokens - 1, getrandbits) if is_short else max_tokens
+    rows: list[int] = []
+    bounds, sentence, end = sentences.bounds, sentences.firsts[document], sentences.firsts[document + 1]
+    while sentence < end:
+        a_start = bounds[sentence]
+        chunk_end = bisect_left(bounds, a_start + target, sentence + 1, end)
+        a_end = sentence + 1
+        is_random_next = chunk_end == a_end
+        if not is_random_next:
+            a_end += draw_below(chunk_end - a_end, getrandbits)
+            is_random_next = random() < 0.5
+        a_stop = bounds[a_end]
+        if is_random_next:
+            b_start, b_stop = _draw_random_b(sentences, document, target - (a_stop - a_start), getrandbits)
+            sentence = a_end  # the rest of the chunk is put back
+        else:
+            b_start, b_stop = a_stop, bounds[chunk_end]
+            sentence = chunk_end
+        num_cuts = a_stop - a_start + b_stop - b_start - max_tokens
+        if num_cuts > 0:
+            a_start, a_stop, b_start, b_stop = _truncate(a_start, a_stop, b_start, b_stop, num_cuts, getrandbits)
+        rows += (a_start, a_stop, b_start, b_stop, is_random_next)
+    spans.fromlist(rows)  # twice as fast as array.extend
+
+
+def _draw_random_b(
+    sentences: _Sentences, document: int, target: int, getrandbits: Callable[[int], int]
+) -> tuple[int, int]:
+    """Sentences of another document from a random one on, until they hold `target` tokens (docs/parity.md 1.6)."""
+    firsts, bounds = sentences.firsts, sentences.bounds
+    num_documents = len(firsts) - 1
+    for _ in range(_MAX_TRIES):
+        other = draw_below(num_documents, getrandbits)
+        if other != document:
+            break
+    first, end = firsts[other], firsts[other + 1]
+    first += draw_below(end - first, getrandbits)
+    b_start = bounds[first]
+    return b_start, bounds[bisect_left(bounds, b_start + target, first + 1, end)]
+
+
+def _truncate(
+    a_start: int, a_stop: int, b_start: int, b_stop: int, num_cuts: int, getrandbits: Callable[[int], int]
+) -> tuple[int, int, int, int]:
+    """Cuts tokens off the longer segment's front or back, all in one draw (docs/parity.md 1.8).
+
+    The reference draws ``random()`` for each token: eight bytes, below 0.5 (cut the front) iff the top bit of the
+    fourth is 0. So counting these bits says all, and mostly (5 of 6) one segment stays the longer one throughout.
+    """
+    lead = (a_stop - a_start) - (b_stop - b_start)
+    bits = getrandbits(64 * num_cuts)
+    if num_cuts > abs(lead) or num_cuts >= len(_MARKS):
+        cuts = bits.to_bytes(8 * num_cuts, "little")[3::8].translate(_IS_BACK)
+        return _truncate_both(a_start, a_stop, b_start, b_stop, lead, cuts)
+    num_back = (bits & _MARKS[num_cuts]).bit_count()
+    if lead > 0:
+        return a_start + num_cuts - num_back, a_stop - num_back, b_start, b_stop
+    return a_start, a_stop, b_start + num_cuts - num_back, b_stop - num_back
+
+
+def _truncate_both(
+    a_start: int, a_stop: int, b_start: int, b_stop: int, lead: int, cuts: bytes
+) -> tuple[int, int, int, int]:
+    """As `_truncate`: the longer segment (A by `lead` tokens) is cut until both are equal, then B, A, B, A...."""
+    both = cuts[abs(lead) :]
+    a_cuts, b_cuts = both[1::2], both[::2]
+    if lead > 0:
+        a_cuts += cuts[:lead]
+    else:
+        b_cuts += cuts[:-lead]
+    return a_start + a_cuts.count(0), a_stop - a_cuts.count(1), b_start + b_cuts.count(0), b_stop - b_cuts.count(1)
+
+
+def _as_columns(spans: "array[int]", token_offsets: npt.NDArray[np.int64]) -> Pairs:
+    """Rows of `_pair_document` as columns; the documents are those whose tokens the segments are."""
+    rows = np.frombuffer(spans, np.int64).reshape(-1, 5)
+    a_start, a_stop, b_start, b_stop, is_random_next = (np.ascontiguousarray(column) for column in rows.T)
+    document_a, document_b = (
+        (np.searchsorted(token_offsets, start, side="right") - 1).astype(np.int32) for start in (a_start, b_start)
+    )
+    return Pairs(document_a, a_start, a_stop, document_b, b_start, b_stop, is_random_next.astype(np.bool_))
+
+
+def gather_pairs(tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int) -> PackedPairs:
+    """[CLS] A [SEP] B [SEP] of each pair, end to end.
+
+    Args:
+        tokens: Tokens of the bucket's documents end to end, in the documents' order.
+        pairs: Spans of `tokens`; some 10,000 a call keep memory small.
+        cls_id: Id of [CLS].
+        sep_id: Id of [SEP].
+    """
+    a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
+    offsets = np.zeros(len(pairs) + 1, np.int64)
+    np.cumsum(a_length + b_length + NUM_SPECIAL_TOKENS, out=offsets[1:])
+    begins, middles = offsets[:-1], offsets[:-1] + 1 + a_length
+    # Two runs an instance, [CLS] A and [SEP] B [SEP]: copied with the tokens around A and B, then overwritten.
+    run_starts = np.stack([pairs.a_start - 1 - begins, pairs.b_start - 1 - middles], axis=1).ravel()
+    run_lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
+    sources = np.repeat(run_starts, run_lengths)
+    sources += np.arange(len(sources))
+    input_ids = tokens.take(sources, mode="clip")
+    input_ids[begins] = cls_id
+    input_ids[middles] = input_ids[offsets[1:] - 1] = sep_id
+    return PackedPairs(input_ids, offsets, (a_length + 2).astype(np.uint16))

@@ -1,0 +1,146 @@
+"""Running a Beam graph: the runner's options, progress while it runs, a user's fault out of a worker's traceback.
+
+Worker processes are the local default, named explicitly: plain "DirectRunner" may try to download another runner.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from tqdm import tqdm
+
+_USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError"}
+_RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
+_BEAM_MARK = " [while running '"
+_POLL_SECONDS = 0.25
+
+
+def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOptions:
+    """Options of the runner: the user's own arguments, or local worker processes.
+
+    Raises:
+        ValueError: An argument that Beam does not know.
+    """
+    if not any(argument.startswith("--runner") for argument in beam_arguments):
+        mode = "in_memory" if workers == 1 else "multi_processing"
+        local = ["--runner=FnApiRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
+        beam_arguments = [*local, *beam_arguments]
+    options = PipelineOptions(list(beam_arguments))
+    unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
+    if unknown:
+        raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
+    return options
+
+
+def run_graph(
+    describe: str,
+    build: Callable[[beam.Pipeline], object],
+    options: PipelineOptions,
+    num_outputs: int,
+    count_outputs: Callable[[], int],
+) -> None:
+    """Builds and runs a graph to its end with a progress bar of finished outputs.
+
+    Args:
+        describe: What the bar shows.
+        build: Adds the graph to a pipeline.
+        options: Of the runner.
+        num_outputs: Outputs there will be.
+        count_outputs: Counts those that are finished; called from a thread of its own.
+
+    Raises:
+        ValueError: A user's fault inside a worker, with the worker's message.
+        RuntimeError: Anything else that a worker raised.
+    """
+    # The local runner logs a worker's traceback on its own, besides raising it.
+    logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
+    logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
+    with _worker_log() as log, _progress(describe, num_outputs, count_outputs):
+        try:
+            pipeline = beam.Pipeline(options=options)
+            build(pipeline)
+            pipeline.run().wait_until_finish()
+        except Exception as error:
+            if fault := find_fault(str(error), type(error).__name__):
+                raise ValueError(fault) from error
+            kept = shutil.copy(log, Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log"))
+            raise RuntimeError(f"{describe}: a worker failed; what the workers printed is in {kept}") from error
+
+
+def find_fault(text: str, kind: str) -> str | None:
+    """The message of a user's fault that a worker raised, out of Beam's error; None where it was something else.
+
+    Args:
+        text: Message of the error, with the worker's traceback where the worker was another process.
+        kind: Class name of the error.
+    """
+    raised = f"{kind}: {text}"
+    raised = raised[: raised.rfind(_BEAM_MARK)] if _BEAM_MARK in raised else raised
+    last = list(_RAISED_LINE.finditer(raised))[-1:]
+    return raised[last[0].end() :].strip() if last and last[0].group(1) in _USER_FAULTS else None
+
+
+@contextlib.contextmanager
+def _worker_log() -> Iterator[str]:
+    """Sends what worker processes print to a file: they inherit file descriptor 2, and Beam's chatter is long."""
+    sys.stderr.flush()
+    kept_stderr, kept_descriptor = sys.stderr, os.dup(2)
+    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
+        path = str(Path(folder, "workers.log"))
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+        os.dup2(log, 2)
+        sys.stderr = os.fdopen(os.dup(kept_descriptor), "w", buffering=1)
+        try:
+            yield path
+        finally:
+            for handler in handlers:
+                handler.flush()
+            os.dup2(kept_descriptor, 2)
+            sys.stderr.close()
+            sys.stderr = kept_stderr
+            os.close(log)
+            os.close(kept_descriptor)
+
+
+@contextlib.contextmanager
+def _progress(describe: str, num_outputs: int, count_outputs: Callable[[], int]) -> Iterator[None]:
+    stop = threading.Event()
+    with tqdm(total=num_outputs, desc=describe, unit="task", file=sys.stderr) as bar:
+
+        def watch() -> None:
+            while not stop.wait(_POLL_SECONDS):
+                _advance(bar, count_outputs)
+
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+            _advance(bar, count_outputs)
+
+
+def _advance(bar: "tqdm[NoReturn]", count_outputs: Callable[[], int]) -> None:
+    # A listing that fails once, as object stores do, only delays the bar.
+    with contextlib.suppress(OSError):
+        bar.update(count_outputs() - bar.n)
+        bar.refresh()
+
+
+def stopwatch() -> Callable[[], float]:
+    """Seconds since this call."""
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start

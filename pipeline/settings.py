@@ -1,0 +1,136 @@
+"""Every setting of a build, its default and its meaning, and which of them change content. Stdlib only."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor"]
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """From raw text to shards: vocabulary, tokens, instances.
+
+    Attributes:
+        input: Files, folders or globs of text, at any fsspec URL.
+        output: Folder or URL of the dataset.
+        format: Layout of the input; auto looks at each file's extension and first bytes.
+        text_field: Field of a JSONL object that holds the text.
+        on_bad_document: stop at malformed input, or skip and count it by reason.
+        language: Language code of the text, for sentence splitting.
+        vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
+        vocab_size: Entries of a learned vocabulary.
+        lower_case: Uncased (lower-cased, accents stripped) or cased.
+        seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
+        passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
+        seed: Of every draw.
+        short_seq_prob: Share of documents cut to a random shorter target length.
+        masked_lm_prob: Share of an instance's tokens that are masked.
+        max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
+        whole_word_masking: Mask all pieces of a word together.
+        validation_fraction: Share of documents held out, at least 2 and at most 1.28 M tokens; 0 for none.
+        num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
+        tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
+        part_bytes: Input that one task reads at a time; changes speed and memory, never content.
+        workers: Local worker processes; arguments after -- choose another Beam runner.
+        storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
+    """
+
+    output: str
+    input: list[str] = field(default_factory=list)
+    format: TextFormat = "auto"
+    text_field: str = "text"
+    on_bad_document: Literal["stop", "skip"] = "stop"
+    language: str = "en"
+    vocab: str | None = None
+    vocab_size: int = 30_522
+    lower_case: bool = True
+    seq_lens: list[int] = field(default_factory=lambda: [128])
+    passes: int = 5
+    seed: int = 12345
+    short_seq_prob: float = 0.1
+    masked_lm_prob: float = 0.15
+    max_predictions: int | None = None
+    whole_word_masking: bool = False
+    validation_fraction: float = 0.005
+    num_buckets: int | None = None
+    tokens: str | None = None
+    part_bytes: int = 32 * 2**20
+    workers: int = 2
+    storage_options: str | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "seq_lens": all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0,
+            "passes": 1 <= self.passes <= 100,
+            "short_seq_prob": 0 <= self.short_seq_prob <= 1,
+            "masked_lm_prob": 0 < self.masked_lm_prob < 1,
+            "validation_fraction": 0 <= self.validation_fraction < 1,
+            "max_predictions": self.max_predictions is None or self.max_predictions >= 1,
+            "part_bytes": self.part_bytes >= 1024,
+            "workers": self.workers >= 1,
+            "vocab_size": self.vocab_size >= 100,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
+        if wrong:
+            raise ValueError(
+                f"out of range: {', '.join(wrong)}; `python -m pipeline build --help` says what each means"
+            )
+
+    @property
+    def tokens_folder(self) -> str:
+        """Where the encoded documents lie between the jobs."""
+        return self.tokens or f"{self.output.rstrip('/')}/tokens"
+
+    def filesystem_options(self) -> Mapping[str, Any] | None:
+        """storage_options as a mapping.
+
+        Raises:
+            ValueError: Not a JSON object; its text is not shown, it may hold secrets.
+        """
+        if self.storage_options is None:
+            return None
+        text = self.storage_options
+        if text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        try:
+            options = json.loads(text)
+        except ValueError:
+            options = None
+        if not isinstance(options, dict):
+            example = '{"anon": true}'
+            raise ValueError(f"storage_options is not a JSON object such as {example}, nor @FILE holding one")  # noqa: TRY004
+        return options
+
+    def predictions_for(self, seq_len: int) -> int:
+        """Most masked positions of an instance of one length: 20 at 128, 77 at 512."""
+        return self.max_predictions or math.ceil(seq_len * self.masked_lm_prob)
+
+    def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
+        """The settings that decide what the tokens job writes."""
+        return {
+            "vocab_sha256": vocab_sha256,
+            "lower_case": self.lower_case,
+            "language": self.language,
+            "format": self.format,
+            "text_field": self.text_field,
+        }
+
+    def content(self, vocab_sha256: str, documents_hash: str) -> dict[str, Any]:
+        """The settings that decide the instances of a pass: what settings_hash covers.
+
+        Lengths and passes are left out, because more of either may be added to a dataset.
+        """
+        return self.tokens_content(vocab_sha256) | {
+            "documents_hash": documents_hash,
+            "seed": self.seed,
+            "short_seq_prob": self.short_seq_prob,
+            "masked_lm_prob": self.masked_lm_prob,
+            "max_predictions": self.max_predictions,
+            "whole_word_masking": self.whole_word_masking,
+            "validation_fraction": self.validation_fraction,
+            "num_buckets": self.num_buckets,
+        }

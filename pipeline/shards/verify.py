@@ -1,0 +1,150 @@
+"""Reads a whole dataset once and says what is wrong with it: every byte, checksum, count and hash of the contract."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.shards.block import Block, block_digest, block_instances, checksum, content_hash, decode_block
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import BlockTable, Shard, group_totals, pass_folder, pass_json
+from pipeline.shards.storage import list_files
+
+VOCAB = "vocab.txt"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: where, and what was found and expected."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def verify_dataset(
+    dataset: Dataset, threads: int = 4, on_shard: Callable[[Shard], object] = lambda _: None
+) -> list[Finding]:
+    """Checks every file of a dataset, one read of each, several shards at a time.
+
+    Args:
+        dataset: Opened, so that its tables already belong to its manifest.
+        threads: Shards checked at once.
+        on_shard: Called after each shard, from the calling thread.
+
+    Returns:
+        Everything wrong, in the shards' order; empty for a sound dataset.
+    """
+    findings = [*_check_vocabulary(dataset), *_check_files(dataset), *_check_passes(dataset)]
+    if group_totals(dataset.all_shards) != dataset.manifest.groups:
+        findings.append(Finding(dataset.locate("manifest.json"), "its totals are not those of the shard table"))
+    with ThreadPoolExecutor(threads) as pool:
+        checks = pool.map(lambda shard: list(_check_shard(dataset, shard)), dataset.all_shards)
+        for shard, found in zip(dataset.all_shards, checks, strict=True):
+            findings += found
+            on_shard(shard)
+    return findings
+
+
+def _check_vocabulary(dataset: Dataset) -> Iterator[Finding]:
+    try:
+        found = hashlib.sha256(dataset.read_file(VOCAB)).hexdigest()
+    except FileNotFoundError:
+        yield Finding(dataset.locate(VOCAB), "missing")
+        return
+    if found != dataset.manifest.vocab_sha256:
+        yield Finding(dataset.locate(VOCAB), f"sha256 is {found}, the manifest says {dataset.manifest.vocab_sha256}")
+
+
+def _check_files(dataset: Dataset) -> Iterator[Finding]:
+    """Names: nothing under the splits that the tables do not speak of, no shard named twice."""
+    names = [shard.name for shard in dataset.all_shards]
+    for name in sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+        yield Finding(dataset.locate(name), "named twice in the shard table")
+    known = {*names, *(f"{_folder(shard)}/pass.json" for shard in dataset.all_shards)}
+    for split in sorted({shard.split for shard in dataset.all_shards}):
+        for name in list_files(dataset.filesystem, f"{dataset.root}/{split}"):
+            if f"{split}/{name}" not in known:
+                yield Finding(dataset.locate(f"{split}/{name}"), "foreign file: no table speaks of it; remove it")
+
+
+def _check_passes(dataset: Dataset) -> Iterator[Finding]:
+    passes: dict[str, list[Shard]] = {}
+    for shard in dataset.all_shards:
+        passes.setdefault(_folder(shard), []).append(shard)
+    for folder, shards in passes.items():
+        name = f"{folder}/pass.json"
+        try:
+            is_own = dataset.read_file(name) == pass_json(shards, dataset.manifest.settings_hash)
+        except FileNotFoundError:
+            yield Finding(dataset.locate(name), "missing")
+            continue
+        if not is_own:
+            yield Finding(dataset.locate(name), "does not say what the shard table and the manifest say")
+
+
+def _check_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
+    where = dataset.locate(shard.name)
+    try:
+        tar = dataset.read_file(shard.name)
+        table = dataset.blocks(shard)
+    except (OSError, ValueError) as error:
+        yield Finding(where, str(error))
+        return
+    if len(tar) != shard.num_bytes:
+        yield Finding(where, f"{len(tar)} bytes, expected {shard.num_bytes}: truncated or foreign")
+        return
+    try:
+        blocks = [_check_block(dataset, shard, tar, table, number) for number in range(len(table))]
+    except ValueError as error:
+        yield Finding(where, str(error))
+        return
+    found = content_hash([digest for digest, _ in blocks])
+    if found != shard.content_hash:
+        yield Finding(where, f"content hash is {found}, expected {shard.content_hash}")
+    masked = sum(block.num_masked for _, block in blocks)
+    if masked != shard.masked:
+        yield Finding(where, f"{masked} masked positions, expected {shard.masked}")
+    sha256 = hashlib.sha256(tar).hexdigest()
+    if sha256 != shard.sha256:
+        yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")
+
+
+def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int) -> tuple[bytes, Block]:
+    """A block's digest and content.
+
+    Raises:
+        ValueError: Its bytes, counts or ids are not what the tables and the format say.
+    """
+    where = f"block {number}"
+    start, size = int(table.offset[number]), int(table.size[number])
+    data = memoryview(tar)[start : start + size]
+    if len(data) != size or checksum(data) != int(table.crc32[number]):
+        raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
+    block = decode_block(data, where)
+    if (block.num_instances, block.num_tokens) != (int(table.instances[number]), int(table.tokens[number])):
+        raise ValueError(f"{where}: {block.num_instances} instances, the block table says {table.instances[number]}")
+    full = block_instances(shard.seq_len)
+    if number < len(table) - 1 and block.num_instances != full:
+        raise ValueError(f"{where}: {block.num_instances} instances, every block but the last has {full}")
+    _check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
+    return block_digest(block), block
+
+
+def _check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:
+    lengths = np.diff(block.offsets)
+    if block.num_tokens and int(block.input_ids.max()) >= vocab_size:
+        raise ValueError(f"{where}: token id {block.input_ids.max()} is past the vocabulary of {vocab_size}")
+    if block.num_instances and int(lengths.max()) > seq_len:
+        raise ValueError(f"{where}: an instance of {lengths.max()} tokens, at most {seq_len} are allowed")
+    limits = np.repeat(lengths, np.diff(block.masked_offsets))
+    if np.any(block.masked_lm_positions >= limits):
+        raise ValueError(f"{where}: a masked position is past the end of its instance")
+
+
+def _folder(shard: Shard) -> str:
+    return pass_folder(shard.split, shard.seq_len, shard.pass_index)

@@ -1,0 +1,121 @@
+"""Token parts: encoded documents on disk between the tokens job and the shards job, sorted by document id.
+
+A bucket is a range of ids, so it is one contiguous range of every part. A part is two files: `NAME.tokens` holds the
+documents, each behind a header with its own checksum, and `NAME.index` one small row a document, so that counting
+distinct documents and finding ranges never reads the tokens. May import: stdlib, numpy.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ID_BYTES = 16
+_CHECKSUM = struct.Struct("<I")  # of all that follows it in the document's record
+_HEADER = struct.Struct("<16s3I")  # id, cleaned bytes, sentences, tokens
+LENGTH_DTYPE = np.dtype("<u2")
+INDEX_DTYPE = np.dtype(
+    [
+        ("high", "<u8"),  # first 64 bits of the id, read big-endian, so that rows sort as ids do
+        ("low", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("cleaned_bytes", "<u4"),
+        ("sentences", "<u4"),
+        ("tokens", "<u4"),
+    ]
+)
+NUM_INDEX_GROUPS = 256
+_STARTS_DTYPE = np.dtype("<u4")
+INDEX_HEAD_BYTES = (NUM_INDEX_GROUPS + 1) * _STARTS_DTYPE.itemsize
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """One document as the shards job needs it.
+
+    Attributes:
+        id: 16 bytes, blake2b-128 of the cleaned text.
+        cleaned_bytes: Size of the cleaned text in UTF-8.
+        sentence_lengths: [S] uint16, tokens of each sentence, each at least 1.
+        tokens: [T] uint16 or uint32, all sentences end to end.
+    """
+
+    id: bytes
+    cleaned_bytes: int
+    sentence_lengths: npt.NDArray[np.unsignedinteger]
+    tokens: npt.NDArray[np.unsignedinteger]
+
+
+def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
+    """The two files of a part, from documents in any order; documents of equal id are all kept."""
+    rows: list[tuple[int, ...]] = []
+    chunks: list[bytes] = []
+    position = 0
+    for document in sorted(documents, key=lambda document: document.id):
+        record = _pack_document(document)
+        high, low = split_id(document.id)
+        sentences, tokens = len(document.sentence_lengths), len(document.tokens)
+        rows.append((high, low, position, len(record), document.cleaned_bytes, sentences, tokens))
+        chunks.append(record)
+        position += len(record)
+    return b"".join(chunks), _pack_index(np.array(rows, INDEX_DTYPE))
+
+
+def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[TokenizedDocument]:
+    """The documents of a range of a `.tokens` file that starts and ends between documents.
+
+    Raises:
+        ValueError: A checksum does not fit, or the range ends inside a document.
+    """
+    view = memoryview(data)
+    position = 0
+    item = np.dtype(token_dtype).itemsize
+    while position < len(view):
+        start = position + _CHECKSUM.size
+        position = start + _HEADER.size
+        if position > len(view):
+            raise ValueError(f"{where}: ends inside the header of a document; delete the folder of token parts")
+        document_id, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(view, start)
+        middle = position + num_sentences * LENGTH_DTYPE.itemsize
+        end = middle + num_tokens * item
+        (crc,) = _CHECKSUM.unpack_from(view, start - _CHECKSUM.size)
+        if end > len(view) or zlib.crc32(view[start:end]) != crc:
+            raise ValueError(f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts")
+        lengths = np.frombuffer(view[position:middle], LENGTH_DTYPE)
+        tokens = np.frombuffer(view[middle:end], token_dtype)
+        yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens)
+        position = end
+
+
+def index_group_bounds(head: bytes) -> npt.NDArray[np.int64]:
+    """[257] first row of each group of ids with the same top byte, from the first bytes of an `.index` file."""
+    return np.frombuffer(head, _STARTS_DTYPE, NUM_INDEX_GROUPS + 1).astype(np.int64)
+
+
+def split_id(document_id: bytes) -> tuple[int, int]:
+    """An id as two 64-bit integers that sort as its bytes do."""
+    return int.from_bytes(document_id[:8], "big"), int.from_bytes(document_id[8:], "big")
+
+
+def join_id(high: int, low: int) -> bytes:
+    """The id that `split_id` split."""
+    return int(high).to_bytes(8, "big") + int(low).to_bytes(8, "big")
+
+
+def _pack_document(document: TokenizedDocument) -> bytes:
+    lengths = np.ascontiguousarray(document.sentence_lengths, LENGTH_DTYPE)
+    assert int(lengths.sum(dtype=np.int64)) == len(document.tokens), "sentence lengths do not add up to the tokens"
+    header = _HEADER.pack(document.id, document.cleaned_bytes, len(lengths), len(document.tokens))
+    record = header + lengths.tobytes() + np.ascontiguousarray(document.tokens).tobytes()
+    return _CHECKSUM.pack(zlib.crc32(record)) + record
+
+
+def _pack_index(rows: npt.NDArray[np.void]) -> bytes:
+    groups = (rows["high"] >> np.uint64(56)).astype(np.int64)
+    starts = np.searchsorted(groups, np.arange(NUM_INDEX_GROUPS + 1)).astype(_STARTS_DTYPE)
+    return starts.tobytes() + rows.tobytes()

@@ -1,0 +1,172 @@
+"""The tokens job: parts of the input to token parts, as a Beam graph of thin shells over pipeline.document_lists.
+
+    Part | ReadDocuments | CleanDocuments | SplitSentences | EncodeDocuments | WriteTokenParts
+
+Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits between any
+two. A finished list leaves two files and, last, a small record; running again skips parts whose records are all there.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from pipeline.document_lists import (
+    DocumentList,
+    SplitDocument,
+    clean_documents,
+    encode_documents,
+    group_documents,
+    split_documents,
+)
+from pipeline.documents import Document
+from pipeline.documents.parts import Part
+from pipeline.documents.read import read_part
+from pipeline.shards.manifest import json_bytes
+from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.token_parts import TokenizedDocument, pack_documents
+from tokenizer.encode import Encoder
+from tokenizer.vocab import parse_vocab
+
+_RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
+
+
+class ReadDocuments(beam.PTransform):  # type: ignore[misc]
+    """Parts to lists of documents as they stand in the input."""
+
+    def __init__(
+        self,
+        text_field: str,
+        on_bad_document: str,
+        max_characters: int,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keeps what a worker needs to read.
+
+        Args:
+            text_field: Field of a JSONL object that holds the text.
+            on_bad_document: stop or skip.
+            max_characters: Text of one list.
+            storage_options: Of the input's filesystem.
+        """
+        super().__init__()
+        self._arguments = (text_field, on_bad_document, max_characters, storage_options)
+
+    def expand(self, parts: beam.PCollection) -> beam.PCollection:
+        return parts | beam.FlatMap(read_lists, *self._arguments)
+
+
+class CleanDocuments(beam.PTransform):  # type: ignore[misc]
+    """Cleans texts and drops empty documents."""
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(clean_documents)
+
+
+class SplitSentences(beam.PTransform):  # type: ignore[misc]
+    """Splits documents into sentences of a bounded length, by the rules of a language (its code)."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self._language = language
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(split_documents, self._language)
+
+
+class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
+    """Encodes sentences with the vocabulary whose vocab.txt has these bytes."""
+
+    def __init__(self, vocab: bytes, lower_case: bool) -> None:
+        super().__init__()
+        self._vocab = vocab
+        self._lower_case = lower_case
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.ParDo(_Encode(self._vocab, self._lower_case))
+
+
+class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
+    """Writes each list as a token part below a folder or URL and yields the name of its record."""
+
+    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._arguments = (folder, storage_options)
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(write_token_part, *self._arguments)
+
+
+class _Encode(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, vocab: bytes, lower_case: bool) -> None:
+        self._vocab = vocab
+        self._lower_case = lower_case
+
+    def setup(self) -> None:
+        self._encoder = Encoder(parse_vocab(self._vocab, "vocab.txt"), self._lower_case)
+
+    def process(self, documents: DocumentList[SplitDocument]) -> Iterator[DocumentList[TokenizedDocument]]:
+        yield encode_documents(documents, self._encoder)
+
+
+def read_lists(
+    part: Part,
+    text_field: str,
+    on_bad_document: str,
+    max_characters: int,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[DocumentList[Document]]:
+    """A part's lists, read lazily one after the other."""
+    malformed: dict[str, int] = {}
+    documents = read_part(
+        part,
+        text_field=text_field,
+        on_bad_document=on_bad_document,
+        skipped=malformed,
+        storage_options=storage_options,
+    )
+    return group_documents(part.key, documents, malformed, max_characters)
+
+
+def write_token_part(
+    documents: DocumentList[TokenizedDocument], folder_url: str, storage_options: Mapping[str, Any] | None = None
+) -> str:
+    """Writes a list's two files, then the record that says they are whole; returns the record's name."""
+    filesystem, folder = open_filesystem(folder_url, storage_options)
+    name = f"{documents.part}-{documents.number:05d}"
+    tokens, index = pack_documents(documents.documents)
+    write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
+    write_atomic(filesystem, f"{folder}/{name}.index", index)
+    record = f"{name}-last.json" if documents.is_last else f"{name}.json"
+    write_atomic(filesystem, f"{folder}/{record}", json_bytes(dict(documents.counters)))
+    return record
+
+
+def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
+    """Record names of every part that is complete, by the part's key."""
+    records: dict[str, dict[int, re.Match[str]]] = {}
+    for match in filter(None, map(_RECORD_NAME.fullmatch, file_names)):
+        records.setdefault(match["part"], {})[int(match["number"])] = match
+    finished: dict[str, list[str]] = {}
+    for part in parts:
+        found = records.get(part.key, {})
+        last = next((number for number, match in found.items() if match["last"]), None)
+        if last is not None and all(number in found for number in range(last)):
+            finished[part.key] = [found[number][0] for number in range(last + 1)]
+    return finished
+
+
+def record_stem(record: str) -> str:
+    """The name that a record's files share."""
+    return record.removesuffix(".json").removesuffix("-last")
+
+
+def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[str, int]:
+    """Sums the counters of all records."""
+    totals: dict[str, int] = {}
+    for data in filesystem.cat([f"{folder}/{record}" for record in records]).values() if records else ():
+        for name, count in json.loads(data).items():
+            totals[name] = totals.get(name, 0) + count
+    return dict(sorted(totals.items()))

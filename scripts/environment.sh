@@ -1,0 +1,36 @@
+# Sourced by the scripts beside it: makes or reuses the virtual environment ${VENV:-.venv} of this checkout.
+# Installs again only when pyproject.toml or constraints.txt changed. Leaves $PYTHON and puts the environment on PATH.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=${VENV:-$ROOT/.venv}
+
+find_python() {
+    local name
+    for name in "${BASE_PYTHON:-python3}" python3.13 python3.12 python3.11; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+    echo "error: Python 3.11 or later is needed; install it or set BASE_PYTHON to one" >&2
+    return 1
+}
+
+prepare_environment() {
+    local wanted base
+    wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" <(echo "$ROOT") | sha256sum | cut -d' ' -f1)
+    if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$wanted" ]; then
+        base=$(find_python)
+        echo "installing into $VENV (once)" >&2
+        [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV"
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+            --constraint "$ROOT/constraints.txt" --editable "$ROOT[pipeline,trainer,dev]"
+        echo "$wanted" >"$VENV/.beambert-installed"
+    fi
+    PYTHON=$VENV/bin/python
+    export PATH="$VENV/bin:$PATH"
+    # DeepSpeed builds its operators here, if it ever needs one: never in a folder shared with other environments.
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$VENV/torch-extensions}
+}
+
+prepare_environment

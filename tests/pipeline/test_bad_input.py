@@ -1,0 +1,153 @@
+"""Every wrong input: one clear message, exit code 2, and nothing that looks like a finished dataset."""
+
+import json
+
+import pytest
+
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def assert_refused(result, output, *said):
+    code, message = result
+    assert code == 2, message
+    for words in said:
+        assert words in message
+    assert "Traceback" not in message
+    assert not (output / "manifest.json").exists()
+
+
+def test_missing_input(run, tmp_path):
+    output = tmp_path / "data"
+    assert_refused(run("build", "--input", tmp_path / "no*.txt", "--output", output), output, "no*.txt")
+    assert_refused(run("build", "--output", output), output, "--input")
+
+
+def test_empty_input(run, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    output = tmp_path / "data"
+    assert_refused(run("build", "--input", tmp_path / "empty.txt", "--output", output), output, "empty.txt")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_malformed_input_names_file_and_line(run, corpus, vocab_file, tmp_path, workers):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "Fine."}\n{"title": "No text."}\n')
+    output = tmp_path / "data"
+    flags = ("--vocab", vocab_file, "--workers", workers, "--output", output)
+    assert_refused(run("build", "--input", corpus, bad, *flags), output, f"{bad}:2", "text")
+    assert run("build", "--input", corpus, bad, *flags, "--on_bad_document", "skip", "--passes", 1)[0] == 0
+    counters = json.loads((output / "manifest.json").read_text())["counters"]
+    assert counters["documents"] == 121
+    assert sum(count for name, count in counters.items() if name.startswith("dropped")) == 1
+
+
+def test_text_that_is_not_utf8(run, vocab_file, tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"first line\nsecond \xff line\n")
+    output = tmp_path / "data"
+    result = run("build", "--input", bad, "--vocab", vocab_file, "--workers", 1, "--output", output)
+    assert_refused(result, output, f"{bad}:2", "UTF-8")
+
+
+def test_fewer_than_four_documents(run, texts, vocab_file, tmp_path):
+    folder = tmp_path / "three"
+    folder.mkdir()
+    for number in range(3):
+        folder.joinpath(f"{number}.txt").write_text(texts[number])
+    output = tmp_path / "data"
+    flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1, "--output", output)
+    assert_refused(run("build", "--input", folder, *flags), output, "3 distinct document", "validation_fraction")
+    assert run("build", "--input", folder, *flags, "--validation_fraction", 0)[0] == 0
+
+
+def test_unknown_keys_and_wrong_types(run, corpus, tmp_path):
+    output = tmp_path / "data"
+    config = tmp_path / "data.yaml"
+    config.write_text("vocab_sise: 8000\n")
+    flags = ("--input", corpus, "--output", output)
+    assert_refused(run("build", *flags, "--config", config), output, "vocab_sise", "vocab_size")
+    assert_refused(run("build", *flags, "--passes", "many"), output, "passes")
+    assert_refused(run("build", *flags, "--format", "pdf"), output, "wikiextractor")
+    assert_refused(run("build", *flags, "--masked_lm_prob", "1.5"), output, "masked_lm_prob=1.5")
+
+
+def test_a_vocabulary_without_mask(run, corpus, tmp_path):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nriver\n")
+    output = tmp_path / "data"
+    assert_refused(run("build", "--input", corpus, "--vocab", vocab, "--output", output), output, str(vocab), "[MASK]")
+
+
+def test_a_folder_of_other_settings(run, corpus, vocab_file, tmp_path):
+    output = tmp_path / "data"
+    flags = ("--input", corpus, "--vocab", vocab_file, "--workers", 1, "--passes", 1, "--output", output)
+    assert run("build", *flags)[0] == 0
+    manifest = (output / "manifest.json").read_bytes()
+    for change, said in ((("--seed", 7), "seed was 12345 and is now 7"), (("--lower_case", "false"), "lower_case")):
+        code, message = run("build", *flags, *change)
+        assert code == 2
+        assert said in message
+    code, message = run("build", "--input", corpus / "a.jsonl", *flags[2:])
+    assert code == 2
+    assert "documents_hash" in message
+    assert (output / "manifest.json").read_bytes() == manifest
+
+
+def test_a_folder_that_is_no_dataset(run, tmp_path):
+    for command in ("verify", "inspect", "report"):
+        assert_refused(run(command, tmp_path), tmp_path, str(tmp_path), "manifest.json")
+
+
+def damage(path, change):
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+
+
+def flip(data):
+    data[len(data) // 3] ^= 4
+
+
+def cut(data):
+    del data[-700:]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("train/L128/pass-00/shard-00000.tar", flip, "block"),
+        ("train/L128/pass-00/shard-00000.tar", cut, "truncated"),
+        ("train/L128/pass-00/shard-00000.tar", None, "shard-00000.tar"),
+        ("train/L128/pass-00/pass.json", flip, "pass.json"),
+        ("train/L128/pass-00/foreign.tar", bytearray.clear, "foreign file"),
+        ("vocab.txt", flip, "vocab.txt"),
+        ("shards.parquet", flip, "shards.parquet"),
+        ("blocks.parquet", flip, "blocks.parquet"),
+        ("manifest.json", cut, "manifest.json"),
+    ],
+)
+def test_damage_is_found_and_named(run, capsys, corpus, vocab_file, tmp_path, name, change, said):
+    output = tmp_path / "data"
+    flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1)
+    assert run("build", "--input", corpus, "--output", output, *flags)[0] == 0
+    path = output / name
+    if not path.exists():
+        path.write_bytes(b"x")
+    if change is None:
+        path.unlink()
+    else:
+        damage(path, change)
+    code = run_program("python -m pipeline", "Tests.", COMMANDS, ["verify", str(output)])
+    shown = capsys.readouterr()
+    assert code == 2
+    assert said in shown.out + shown.err

@@ -1,0 +1,75 @@
+"""Cleaning by explicit lists, against a slow statement of the same rules; ids of known texts."""
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cleaning import clean_text, document_id
+
+SPACES = "\t \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
+
+
+def slow_clean(text: str) -> str:
+    kept = "".join(
+        c for c in text if c in SPACES + LINE_ENDS or not re.match("[\0-\x1f\x7f-\x9f\ufeff\ufffd\ud800-\udfff]", c)
+    )
+    lines = [re.sub(f"[{SPACES}]+", " ", line).strip(" ") for line in re.split(f"[{LINE_ENDS}]", kept)]
+    return "\n".join(line for line in lines if line)
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [
+        ("", ""),
+        (" \r\n\t\n", ""),
+        ("one  two\t three", "one two three"),
+        ("a\r\nb\rc\n\n\nd", "a\nb\nc\nd"),
+        ("  padded line \n \u00a0 next\u3000", "padded line\nnext"),
+        ("page\fbreak\vand\u2028separators\u2029here\x85end", "page\nbreak\nand\nseparators\nhere\nend"),
+        ("nul\0 bell\a del\x7f c1\x9f bom\ufeff bad\ufffd", "nul bell del c1 bom bad"),
+        ("half \ud800 of a pair", "half of a pair"),
+        ("joiner\u200d, soft\u00adhyphen and \ue000 stay", "joiner\u200d, soft\u00adhyphen and \ue000 stay"),
+        ("力加勝北\u3000区。", "力加勝北 区。"),
+        ("à côté, “quoted”", "à côté, “quoted”"),
+        (b"bytes\r\n\xc2\xa0too", "bytes\ntoo"),
+    ],
+)
+def test_examples(raw, cleaned):
+    assert clean_text(raw) == cleaned
+
+
+awkward = st.one_of(st.sampled_from(SPACES + LINE_ENDS + "\0\x80\x9f\ufeff\ufffd\u200b\u0300é力"), st.characters())
+
+
+@given(st.text(awkward, max_size=60))
+def test_equals_the_slow_rules(text):
+    assert clean_text(text) == slow_clean(text)
+
+
+@given(st.text(awkward, max_size=60))
+def test_cleaning_twice_changes_nothing(text):
+    assert clean_text(clean_text(text)) == clean_text(text)
+
+
+def test_every_listed_space_is_one_to_unicode():
+    """The list is ours; today's Unicode agrees that nothing is missing."""
+    assert {c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Zs"} == set(SPACES) - {"\t"}
+
+
+def test_long_runs_take_linear_time():
+    assert clean_text(" \n" * 1_000_000 + "x" + " " * 1_000_000 + "y") == "x y"
+
+
+def test_bytes_must_be_utf8():
+    with pytest.raises(UnicodeDecodeError):
+        clean_text(b"caf\xe9")
+
+
+def test_the_id_is_blake2b_of_the_text():
+    assert document_id("").hex() == "cae66941d9efbd404e4d88758ea67670"
+    assert document_id("a") != document_id("b")
+    assert len(document_id("力")) == 16

@@ -1,0 +1,189 @@
+"""Every layout from literal bytes: texts, places, and errors that name file and line."""
+
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from pipeline.documents import Document
+from pipeline.documents import files as document_files
+from pipeline.documents.files import FileRange, split_lines
+from pipeline.documents.parts import Part, find_inputs, plan_parts
+from pipeline.documents.read import read_part
+
+
+def read(data: bytes, text_format: str, name: str = "f", part_bytes: int = 2**30, **options) -> list[Document]:
+    fsspec.filesystem("memory").pipe(f"/read/{name}", data)
+    parts = plan_parts(find_inputs([f"memory://read/{name}"]), text_format, part_bytes)
+    return [document for part in parts for document in read_part(part, **options)]
+
+
+def texts(data: bytes, text_format: str, **options) -> list[str]:
+    return [document.text for document in read(data, text_format, **options)]
+
+
+def test_text():
+    assert read(b"\xef\xbb\xbfOne.\r\n\nTwo.\n", "text") == [Document("One.\r\n\nTwo.\n", "memory:///read/f")]
+
+
+def test_an_empty_file_among_others_is_an_empty_document():
+    part = Part((FileRange("memory://read/empty", 0, 0, 0, "text"),))
+    fsspec.filesystem("memory").pipe("/read/empty", b"")
+    assert [document.text for document in read_part(part)] == [""]
+
+
+def test_text_blank_lines():
+    data = b"\n\nOne.\nStill one.\n \t\r\n\nTwo.\r\n\nThree."
+    assert read(data, "text-blank-lines") == [
+        Document("One.\nStill one.", "memory:///read/f:3"),
+        Document("Two.\r", "memory:///read/f:7"),
+        Document("Three.", "memory:///read/f:9"),
+    ]
+
+
+def test_the_sample_of_the_reference(shared_data):
+    path = shared_data / "data/bert_sample/sample_text.txt"
+    [part] = plan_parts(find_inputs([str(path)]), "text-blank-lines", 2**20)
+    documents = list(read_part(part))
+    assert [len(document.text.split("\n")) for document in documents] == [3, 13, 15]
+    assert documents[1].where == f"{path}:5"
+
+
+def test_jsonl():
+    data = '\ufeff{"text": "One\\nline", "id": 1}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'.encode()
+    assert texts(data, "jsonl") == ["One\nline", "", "é"]
+    assert texts(b'{"body": "x", "text": 1}\n', "jsonl", text_field="body") == ["x"]
+    assert [document.where for document in read(data, "jsonl")] == [f"memory:///read/f:{line}" for line in (1, 3, 4)]
+
+
+def test_wikiextractor():
+    data = (
+        b'<doc id="1" url="u" title="A &quot;B&quot;">\nA "B"\n\nBody.\n\n</doc>\n\n'
+        b'<doc id="2" url="u" title="The "C"">\nThe "C"\n</doc>\n'
+        b'<doc id="3" title="D">\nNo title line.\n</doc>\n<doc id="4">\nE\n</doc>\n'
+    )
+    assert texts(data, "wikiextractor") == ["\nBody.\n", "", "No title line.", "E"]
+    assert [document.where[-3:] for document in read(data, "wikiextractor")] == ["f:1", "f:8", ":11", ":14"]
+
+
+def test_real_wikipedia(shared_data):
+    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")]), "auto", 2**20)
+    documents = list(read_part(part))
+    assert documents[0].text.startswith("\nAnarchism is a political philosophy")
+    assert len(documents) == 264
+    assert not any("<doc" in document.text for document in documents)
+
+
+@pytest.mark.parametrize("text_format", ["text", "text-blank-lines", "jsonl", "wikiextractor"])
+def test_compressed_files_of_several_frames(text_format):
+    data = b'<doc id="1" title="T">\nBody.\n</doc>\n' if text_format == "wikiextractor" else b'{"text": "Body."}\n'
+    data += data[:-1]
+    compressed = b"".join(zstandard.compress(data[start : start + 11]) for start in range(0, len(data), 11))
+    assert texts(compressed, text_format, name="f.zst", part_bytes=1) == texts(data, text_format)
+
+
+@pytest.mark.parametrize(
+    ("text_format", "data", "line", "message", "reason"),
+    [
+        ("text", b"a\nb\ncaf\xe9", 3, "found the byte 0xe9 .*, expected UTF-8; convert", "not_utf8"),
+        ("text", b"\xff\xfea\0", 1, "found the byte 0xff", "not_utf8"),
+        ("text-blank-lines", b"a\n\nb\n\xe9\n", 4, "found the byte 0xe9", "not_utf8"),
+        ("jsonl", b'{"text": "a"}\n{"text": \n', 2, "found no JSON .*, expected an object in one line", "not_json"),
+        ("jsonl", b"[" * 100_000, 1, "found no JSON", "not_json"),
+        ("jsonl", b'\n\n["a"]\n', 3, "found a JSON list, expected an object", "not_an_object"),
+        (
+            "jsonl",
+            b'{"b": 1, "a": 2}',
+            1,
+            r"found the fields \['a', 'b'\], expected 'text' among them",
+            "no_text_field",
+        ),
+        (
+            "jsonl",
+            b'{"text": null}',
+            1,
+            "found NoneType 'None' in the field 'text', expected a string",
+            "text_not_a_string",
+        ),
+        ("wikiextractor", b"\nplain\ntext\n", 2, "found b'plain' outside <doc", "text_outside_doc"),
+        ("wikiextractor", b'<doc id="1">\na\n', 1, ".*without its </doc> line: the file ends", "unclosed_doc"),
+        (
+            "wikiextractor",
+            b'<doc id="1">\na\n<doc id="2">\n</doc>\n',
+            1,
+            ".*another one starts 2 lines below",
+            "unclosed_doc",
+        ),
+        ("wikiextractor", b'<doc id="1">\na\n\xe9\n</doc>', 3, "found the byte 0xe9", "not_utf8"),
+    ],
+)
+def test_malformed_documents_stop_with_file_and_line(text_format, data, line, message, reason):
+    with pytest.raises(ValueError, match=f"^memory:///read/f:{line}: {message}.* --on_bad_document skip"):
+        read(data, text_format)
+    skipped: dict[str, int] = {}
+    read(data, text_format, on_bad_document="skip", skipped=skipped)
+    assert skipped == {reason: 1}
+
+
+def test_lines_are_counted_from_the_start_of_the_file_in_any_part():
+    data = b'{"text": "a"}\n' * 1000 + b"bad\n" + b'{"text": "a"}\n' * 10
+    with pytest.raises(ValueError, match=r"^memory:///read/f:1001: found no JSON"):
+        read(data, "jsonl", part_bytes=5000)
+    assert read(data[:14000], "jsonl", part_bytes=5000)[-1].where == "memory:///read/f, byte 13986"
+
+
+def test_skipping_keeps_the_others():
+    skipped: dict[str, int] = {}
+    data = b'{"text": "a"}\nbad\n{"text": "b"}\n{"text": 1}\nworse\n'
+    assert texts(data, "jsonl", on_bad_document="skip", skipped=skipped) == ["a", "b"]
+    assert skipped == {"not_json": 2, "text_not_a_string": 1}
+
+
+def test_unknown_policies_are_refused():
+    with pytest.raises(ValueError, match="on_bad_document is 'ignore', expected one of stop, skip"):
+        read(b"a", "text", on_bad_document="ignore")
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"plain text", "f.zst: not zstd data, which its name promises"),
+        (zstandard.compress(b"text " * 1000)[:-3], "f.zst: the zstd data ends in the middle of a frame"),
+    ],
+)
+def test_broken_files_stop_always(data, message, policy):
+    with pytest.raises(ValueError, match=message):
+        read(data, "text", name="f.zst", on_bad_document=policy)
+
+
+def test_a_file_that_changed_stops(tmp_path):
+    path = tmp_path / "f.txt"
+    path.write_text("some text")
+    parts = plan_parts(find_inputs([str(path)]), "text", 100)
+    path.write_text("some more text")
+    with pytest.raises(ValueError, match=r"f\.txt: found 14 bytes, expected 9: the file changed"):
+        list(read_part(parts[0]))
+
+
+def test_small_blocks_change_nothing(monkeypatch):
+    data = b'{"text": "one"}\n{"text": "two"}\n{"text": "three"}'
+    monkeypatch.setattr(document_files, "BLOCK_BYTES", 3)
+    monkeypatch.setattr(document_files, "TAIL_BLOCK_BYTES", 2)
+    assert texts(data, "jsonl", part_bytes=20) == ["one", "two", "three"]
+
+
+def test_lines_of_blocks():
+    lines = list(split_lines([b"a\nb", b"", b"c", b"\n\nd\n", b"e"], offset=10))
+    assert lines == [(1, 10, b"a"), (2, 12, b"bc"), (3, 15, b""), (4, 16, b"d"), (5, 18, b"e")]
+    assert [line.data for line in split_lines([b"a\n", b"b\n"])] == [b"a", b"b"]
+    assert list(split_lines([])) == []
+
+
+def test_streaming_reads_no_further_than_needed(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + b'{"text": "b"}\n' * 2_000_000)
+    parts = plan_parts(find_inputs([str(path)]), "jsonl", 2**30)
+    assert next(iter(read_part(parts[0]))).text == "a"
+    assert Path(path).stat().st_size == parts[0].num_bytes

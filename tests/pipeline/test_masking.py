@@ -1,0 +1,160 @@
+"""Static masks: exact counts, labels that restore the original, and the reference's distribution (docs/parity.md 2)."""
+
+from itertools import chain
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.masking import MaskedRun, MaskingRule, count_predictions, mask_run
+from tests.pipeline import reference
+
+CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
+RULE = MaskingRule(mask_id=MASK, vocab_size=SIZE, max_predictions=20)
+CONTINUATIONS = np.arange(SIZE) % 3 == 0  # a third of the ids continue a word
+
+
+def make_run(shapes: list[tuple[int, int]], seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Packed instances of random ordinary tokens from the lengths of A and B."""
+    rng = Random(seed)
+    rows = [
+        [CLS, *rng.choices(range(200, SIZE), k=a), SEP, *rng.choices(range(200, SIZE), k=b), SEP] for a, b in shapes
+    ]
+    offsets = np.cumsum([0, *map(len, rows)])
+    return np.array(list(chain(*rows)), np.uint16), offsets, np.array([a + 2 for a, _ in shapes], np.uint16)
+
+
+def flat_positions(run: MaskedRun, offsets: np.ndarray) -> np.ndarray:
+    return run.masked_lm_positions + np.repeat(offsets[:-1], np.diff(run.masked_offsets))
+
+
+shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shapes=shapes,
+    seed=st.integers(0, 2**64),
+    probability=st.sampled_from([0.05, 0.15, 0.4, 1.0]),
+    whole_words=st.booleans(),
+)
+def test_properties(shapes, seed, probability, whole_words):
+    original, offsets, a_length = make_run(shapes, seed)
+    rule = MaskingRule(MASK, SIZE, 20, probability, CONTINUATIONS if whole_words else None)
+    run = mask_run(original, offsets, a_length, rule, Random(seed))
+    flat = flat_positions(run, offsets)
+    counts = np.diff(run.masked_offsets)
+    lengths = np.diff(offsets)
+    expected = [min(reference.count_predictions(n, probability, 20), n - 3) for n in lengths.tolist()]
+    assert (counts <= expected).all() if whole_words else counts.tolist() == expected
+    assert (np.diff(flat) > 0).all()
+    assert not np.isin(original[flat], [CLS, SEP]).any()
+    assert run.masked_offsets[-1] == len(flat) == len(run.masked_lm_ids)
+    assert {run.masked_lm_positions.dtype, run.masked_lm_ids.dtype, run.input_ids.dtype} == {np.dtype(np.uint16)}
+    restored = run.input_ids.copy()
+    restored[flat] = run.masked_lm_ids
+    assert (restored == original).all()
+
+
+def test_counts_round_half_to_even():
+    lengths = np.array([5, 10, 30, 50, 70, 90, 110, 128, 130])
+    rule = MaskingRule(MASK, SIZE, max_predictions=76)
+    assert count_predictions(lengths, rule).tolist() == [1, 2, 4, 8, 10, 14, 16, 19, 20]
+    assert count_predictions(np.arange(5, 700), rule).tolist() == [
+        min(76, max(1, round(n * 0.15))) for n in range(5, 700)
+    ]
+
+
+@pytest.mark.parametrize(("a", "b", "count", "num_rows"), [(60, 65, 19, 20_000), (250, 259, 76, 4_000)])
+def test_positions_are_uniform_and_replacements_80_10_10(a, b, count, num_rows):
+    """Over 300,000 masked tokens; tolerances are five standard deviations of a count."""
+    original, offsets, a_length = make_run([(a, b)] * num_rows)
+    rule = MaskingRule(MASK, SIZE, max_predictions=76)
+    run = mask_run(original, offsets, a_length, rule, Random(12345))
+    num_masked = len(run.masked_lm_ids)
+    assert num_masked == count * num_rows >= 300_000
+
+    per_position = np.bincount(run.masked_lm_positions, minlength=a + b + 3)
+    assert per_position[[0, a + 1, a + b + 2]].tolist() == [0, 0, 0]
+    share = count / (a + b)
+    candidates = np.delete(per_position, [0, a + 1, a + b + 2])
+    assert np.abs(candidates - num_rows * share).max() < 5 * np.sqrt(num_rows * share * (1 - share))
+
+    now = run.input_ids[flat_positions(run, offsets)]
+    is_mask, is_kept = now == MASK, now == run.masked_lm_ids
+    tolerance = 5 * np.sqrt(0.25 / num_masked)
+    assert abs(is_mask.mean() - 0.8) < tolerance
+    assert abs(is_kept.mean() - 0.1) < tolerance
+    others = now[~is_mask & ~is_kept]
+    per_id = np.bincount(others, minlength=SIZE)
+    assert per_id[MASK] == 0  # counted as [MASK] above
+    assert per_id[[CLS, SEP, 0, SIZE - 1]].min() > 0  # any id of the vocabulary, special ones too
+    mean = len(others) / SIZE
+    assert abs(((per_id - mean) ** 2 / mean).sum() / SIZE - 1) < 0.15  # chi-square per degree of freedom
+
+
+def test_ragged_rows_mask_every_position_equally():
+    original, offsets, a_length = make_run([(1, 4), (3, 9), (20, 41)] * 4000)
+    run = mask_run(original, offsets, a_length, RULE, Random(3))
+    row = np.repeat(np.arange(12_000), np.diff(run.masked_offsets))
+    for kind, (a, b, count) in enumerate([(1, 4, 1), (3, 9, 2), (20, 41, 10)]):
+        per_position = np.bincount(run.masked_lm_positions[row % 3 == kind], minlength=a + b + 3)
+        candidates = np.delete(per_position, [0, a + 1, a + b + 2])
+        share = count / (a + b)
+        assert candidates.sum() == 4000 * count
+        assert np.abs(candidates - 4000 * share).max() < 5 * np.sqrt(4000 * share)
+
+
+def test_whole_words_are_masked_whole_and_stop_at_segments():
+    original, offsets, a_length = make_run([(30, 40)] * 300)
+    original[a_length[0] :: offsets[1]] = 300  # every B begins with a continuation
+    rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
+    run = mask_run(original, offsets, a_length, rule, Random(9))
+    chosen = set(flat_positions(run, offsets).tolist())
+    vocab = reference.Vocabulary(SIZE, CLS, SEP, MASK, frozenset(np.flatnonzero(CONTINUATIONS).tolist()))
+    whole = reference.Settings(whole_word_masking=True, glue_across_segments=False)
+    num_split = 0
+    for row, start in enumerate(offsets[:-1].tolist()):
+        tokens = original[start : offsets[row + 1]].tolist()
+        segment_ids = [0] * int(a_length[row]) + [1] * (len(tokens) - int(a_length[row]))
+        for word in reference.list_words(tokens, segment_ids, vocab, whole):
+            num_split += len({start + position in chosen for position in word}) > 1
+    assert num_split == 0
+    assert np.diff(run.masked_offsets).mean() > 10.5  # of 11: a word that does not fit is passed over
+
+
+def test_whole_word_counts_are_those_of_the_oracle():
+    """The same share of tokens, single words and positions as the reference's draws give; 600 instances of each."""
+    shapes = [(40, 50)] * 600
+    original, offsets, a_length = make_run(shapes)
+    rule = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS)
+    run = mask_run(original, offsets, a_length, rule, Random(9))
+    vocab = reference.Vocabulary(SIZE, CLS, SEP, MASK, frozenset(np.flatnonzero(CONTINUATIONS).tolist()))
+    whole = reference.Settings(whole_word_masking=True, glue_across_segments=False)
+    rng = Random(10)
+    instances = [
+        reference.mask_pair(reference.Pair(row[1:41].tolist(), row[42:-1].tolist(), False), vocab, whole, rng)
+        for row in np.split(original, offsets[1:-1])
+    ]
+    theirs = np.array([len(instance.positions) for instance in instances])
+    continuations = np.mean([CONTINUATIONS[instance.label_ids].mean() for instance in instances])
+    assert abs(np.diff(run.masked_offsets).mean() - theirs.mean()) < 0.05
+    assert abs(CONTINUATIONS[run.masked_lm_ids].mean() - continuations) < 0.02
+
+
+def test_an_empty_run():
+    run = mask_run(np.zeros(0, np.uint16), np.array([0]), np.zeros(0, np.uint16), RULE, Random(1))
+    assert run.masked_offsets.tolist() == [0]
+    assert len(run.input_ids) == len(run.masked_lm_positions) == 0
+
+
+def test_the_masks_of_a_seed_are_fixed():
+    """A change here changes every dataset: a new format version."""
+    first, second = [CLS, *range(200, 205), SEP, *range(300, 306), SEP], [CLS, *range(400, 420), SEP, 500, SEP]
+    original, offsets = np.array(first + second, np.uint16), np.array([0, 14, 38])
+    run = mask_run(original, offsets, np.array([7, 22], np.uint16), RULE, Random(12345))
+    assert run.masked_lm_positions.tolist() == [2, 5, 4, 5, 14, 20]
+    assert run.masked_offsets.tolist() == [0, 2, 6]
+    assert run.input_ids[flat_positions(run, offsets)].tolist() == [MASK, MASK, 2822, MASK, 413, MASK]

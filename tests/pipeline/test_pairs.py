@@ -1,0 +1,183 @@
+"""Production pairs and the oracle, against the reference program's own output (docs/parity.md sections 1, 2, 4, 5)."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.pairs import Pairs, gather_pairs, make_pairs
+from pipeline.seeds import draw_below, permutation, random_words, seed_for
+from tests.pipeline import reference
+
+CLS, SEP, MASK = 101, 102, 103
+
+
+def read_rows(path: Path) -> Iterator[list]:
+    with path.open("rb") as file:
+        yield from map(json.loads, io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"))
+
+
+def flatten(documents: list[reference.Document]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens [T], sentence lengths [S] and sentence offsets [D + 1]."""
+    sentences = [sentence for document in documents for sentence in document]
+    tokens = np.array([token for sentence in sentences for token in sentence], np.uint16)
+    offsets = np.cumsum([0, *map(len, documents)])
+    return tokens, np.array(list(map(len, sentences)), np.uint32), offsets
+
+
+def production_rows(documents: list[reference.Document], seeds: list[int], seq_len: int) -> tuple[Pairs, list]:
+    tokens, lengths, offsets = flatten(documents)
+    pairs = make_pairs(lengths, offsets, seeds, seq_len)
+    packed = gather_pairs(tokens, pairs, CLS, SEP)
+    rows = np.split(packed.input_ids, packed.offsets[1:-1])
+    return pairs, [
+        [i, row.tolist(), a_length, is_random]
+        for i, row, a_length, is_random in zip(
+            pairs.document_a.tolist(),
+            rows,
+            packed.segment_a_length.tolist(),
+            pairs.is_random_next.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def reference_rows(documents: list[reference.Document], seeds: list[int], seq_len: int) -> list:
+    return [
+        [i, [CLS, *pair.tokens_a, SEP, *pair.tokens_b, SEP], len(pair.tokens_a) + 2, pair.is_random_next]
+        for i, seed in enumerate(seeds)
+        for pair in reference.create_document_pairs(documents, i, seq_len, 0.1, Random(seed))
+    ]
+
+
+@pytest.fixture(scope="module")
+def golden_documents(shared_data: Path) -> list[reference.Document]:
+    return list(read_rows(shared_data / "golden/pairs_documents.jsonl.zst"))
+
+
+@pytest.mark.parametrize(("seq_len", "num_rows"), [(128, 5645), (512, 1673)])
+@pytest.mark.parametrize("make_rows", [lambda *a: production_rows(*a)[1], reference_rows], ids=["production", "oracle"])
+def test_golden_pairs(shared_data, golden_documents, seq_len, num_rows, make_rows):
+    golden = list(read_rows(shared_data / f"golden/pairs_L{seq_len}_passes2.jsonl.zst"))
+    assert len(golden) == num_rows
+    made = [
+        [pass_index, *row]
+        for pass_index in range(2)
+        for row in make_rows(
+            golden_documents, [1000003 * pass_index + i for i in range(len(golden_documents))], seq_len
+        )
+    ]
+    assert [[p, i, ids, a, bool(is_random)] for p, i, ids, a, is_random in golden] == made
+
+
+@st.composite
+def buckets(draw) -> list[reference.Document]:
+    """Two to five documents of numbered tokens; sentences from one token to far beyond an instance."""
+    length = st.one_of(st.integers(1, 12), st.integers(1, 90), st.integers(200, 600))
+    shapes = draw(st.lists(st.lists(length, min_size=1, max_size=14), min_size=2, max_size=5))
+    documents, token = [], 200
+    for shape in shapes:
+        documents.append([list(range(start := token + sum(shape[:i]), start + n)) for i, n in enumerate(shape)])
+        token += sum(shape)
+    return documents
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents=buckets(), seed=st.integers(0, 2**128 - 1), seq_len=st.sampled_from([8, 16, 64, 128, 512]))
+def test_production_equals_the_oracle_given_the_same_generator(documents, seed, seq_len):
+    seeds = [seed + i for i in range(len(documents))]
+    pairs, rows = production_rows(documents, seeds, seq_len)
+    assert rows == reference_rows(documents, seeds, seq_len)
+    offsets = np.cumsum([0, *(sum(map(len, document)) for document in documents)])
+    for document, start, stop in (
+        (pairs.document_a, pairs.a_start, pairs.a_stop),
+        (pairs.document_b, pairs.b_start, pairs.b_stop),
+    ):
+        assert (start < stop).all()
+        assert (offsets[document] <= start).all()
+        assert (stop <= offsets[document + 1]).all()
+    assert (pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start <= seq_len - 3).all()
+
+
+def test_ten_unlucky_draws_leave_b_in_the_same_document():
+    documents = [[[7, 8, 9]], [[10]]]
+    unlucky = next(seed for seed in range(100_000) if reference_rows(documents, [seed], 16)[0][1].count(9) == 2)
+    pairs, rows = production_rows(documents, [unlucky, 1], 16)
+    assert rows[0] == [0, [CLS, 7, 8, 9, SEP, 7, 8, 9, SEP], 5, True]
+    assert (pairs.document_a[0], pairs.document_b[0]) == (0, 0)
+
+
+def test_one_document_is_refused():
+    with pytest.raises(ValueError, match=r"found 1 document\(s\) in the bucket, expected at least 2"):
+        make_pairs(np.array([3, 4]), np.array([0, 2]), [1], 128)
+
+
+def test_other_documents_seeds_do_not_shift_the_draws(golden_documents):
+    few = golden_documents[:5]
+    first = reference_rows(few, [1, 2, 3, 4, 5], 128)
+    second = production_rows(few, [9, 2, 9, 9, 9], 128)[1]
+    assert [row for row in first if row[0] == 1] == [row for row in second if row[0] == 1]
+
+
+def test_take_keeps_rows_whole():
+    pairs = make_pairs(np.full(40, 9), np.array([0, 20, 40]), [1, 2], 32)
+    tokens = np.arange(360, dtype=np.uint16) + 1000
+    order = permutation(len(pairs), Random(5))
+    whole, shuffled = (gather_pairs(tokens, p, CLS, SEP) for p in (pairs, pairs.take(order)))
+    rows = [np.split(packed.input_ids, packed.offsets[1:-1]) for packed in (whole, shuffled)]
+    assert [rows[0][i].tolist() for i in order] == [row.tolist() for row in rows[1]]
+    assert len(pairs.take(slice(0, 0))) == 0
+    assert gather_pairs(tokens, pairs.take(slice(0, 0)), CLS, SEP).offsets.tolist() == [0]
+
+
+def test_gather_writes_one_packed_run():
+    columns = [[0, 1], [4, 0], [6, 3], [0, 0], [1, 5], [2, 6], [True, False]]
+    dtypes = [np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_]
+    pairs = Pairs(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
+    packed = gather_pairs(np.array([10, 11, 12, 13, 14, 15], np.uint32), pairs, CLS, SEP)
+    assert packed.input_ids.dtype == np.uint32
+    assert packed.input_ids.tolist() == [CLS, 14, 15, SEP, 11, SEP, CLS, 10, 11, 12, SEP, 15, SEP]
+    assert packed.offsets.tolist() == [0, 6, 13]
+    assert packed.segment_a_length.tolist() == [4, 5]
+
+
+def test_seeds_follow_the_documented_formula():
+    assert seed_for(12345, "pairs-L128", 3, "00ff") == 0xC35005D048EE02D33715D90C7A26801B
+    assert seed_for(12345, "pairs-L128", 3, "00ff") != seed_for(12345, "masks-L128", 3, "00ff")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 9, 1000, 2**33])
+def test_draw_below_equals_randint(limit):
+    ours, theirs = Random(4), Random(4)
+    assert [draw_below(limit, ours.getrandbits) for _ in range(200)] == [
+        theirs.randint(0, limit - 1) for _ in range(200)
+    ]
+    assert ours.random() == theirs.random()
+
+
+def test_random_words_are_splitmix64():
+    class Fixed(Random):
+        def getrandbits(self, k: int, /) -> int:
+            assert k == 64
+            return 1234567
+
+    # The published test vector of SplitMix64 for the seed 1234567.
+    assert random_words(5, Fixed()).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_permutation_is_a_fixed_order():
+    assert permutation(10, Random(1)).tolist() == [2, 0, 4, 9, 8, 7, 5, 1, 3, 6]
+    assert sorted(permutation(1000, Random(2))) == list(range(1000))

@@ -1,0 +1,194 @@
+"""What the input is and how it is cut: listing, formats, grouping, and that no cut loses or doubles a document."""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.documents.files import FileRange
+from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.documents.read import read_part
+
+URL = "memory://cut/file"
+
+
+def write(folder: Path, **contents: str) -> None:
+    for name, text in contents.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def names(files: list[InputFile]) -> list[str]:
+    return [Path(file.url).name for file in files]
+
+
+def test_files_folders_and_globs(tmp_path):
+    write(tmp_path, b_txt="b", a_txt="aa", c_jsonl="{}", sub__deep__d_txt="d", sub___hidden="x")
+    assert find_inputs([str(tmp_path / "a.txt")]) == [InputFile(str(tmp_path / "a.txt"), 2)]
+    assert names(find_inputs([str(tmp_path)])) == ["a.txt", "b.txt", "c.jsonl", "d.txt"]
+    assert names(find_inputs([f"{tmp_path}/*.txt"])) == ["a.txt", "b.txt"]
+    assert names(find_inputs([f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt"])) == ["a.txt", "b.txt", "d.txt"]
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path):
+    (tmp_path / "a[1].txt").write_text("a")
+    assert names(find_inputs([str(tmp_path / "a[1].txt")])) == ["a[1].txt"]
+
+
+def test_object_stores_are_listed_with_their_urls():
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe({"/listed/one.txt": b"1", "/listed/below/two.txt": b"22"})
+    expected = [InputFile("memory:///listed/below/two.txt", 2), InputFile("memory:///listed/one.txt", 1)]
+    assert find_inputs(["memory://listed"]) == expected
+    assert find_inputs(["memory://listed/**/*.txt", "memory://listed/one.txt"]) == expected
+
+
+def test_nothing_found_names_the_pattern(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"/\*\.txt: found no file; expected a file, a folder"):
+        find_inputs([f"{tmp_path}/*.txt"])
+    with pytest.raises(FileNotFoundError, match="missing: found no file"):
+        find_inputs([f"{tmp_path}/missing"])
+    write(tmp_path, empty_txt="")
+    with pytest.raises(ValueError, match=r"found 1 file\(s\), all empty"):
+        find_inputs([str(tmp_path)])
+
+
+def test_small_files_are_gathered_and_large_ones_cut():
+    files = [
+        InputFile("/c.jsonl", 10),
+        InputFile("/a.jsonl", 4),
+        InputFile("/b.jsonl", 5),
+        InputFile("/d.jsonl.zst", 99),
+    ]
+    parts = plan_parts(files, "jsonl", 9)
+    assert [[(r.url, r.start, r.end, r.size) for r in part.ranges] for part in parts] == [
+        [("/a.jsonl", 0, 4, 4), ("/b.jsonl", 0, 5, 5)],
+        [("/c.jsonl", 0, 5, 10)],
+        [("/c.jsonl", 5, 10, 10)],
+        [("/d.jsonl.zst", 0, 99, 99)],
+    ]
+    assert [part.num_bytes for part in parts] == [9, 5, 5, 99]
+    assert parts == plan_parts(files[::-1], "jsonl", 9)
+    assert len({part.key for part in parts}) == 4
+    assert len(plan_parts(files, "text", 1)) == 4
+
+
+def test_the_key_of_a_part_is_fixed():
+    part = Part((FileRange("/a.jsonl", 0, 5, 9, "jsonl"),))
+    assert part.key == "c6b85679e83a81f9b3ff1a985cc5e433"
+    assert part.key != Part((FileRange("/a.jsonl", 0, 5, 9, "text"),)).key
+
+
+def test_unknown_formats_are_refused():
+    with pytest.raises(
+        ValueError, match="format is 'csv', expected auto or one of text, text-blank-lines, jsonl, wiki"
+    ):
+        plan_parts([InputFile("/a", 1)], "csv", 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.txt", "Some text.\n\nMore.", "text"),
+        ("a.txt", "", "text"),
+        ("a.ndjson", "", "jsonl"),
+        ("a.jsonl", '{"text": ""}', "jsonl"),
+        ("a.json", ' {"text": ""}', "jsonl"),
+        ("a", '\ufeff\n<doc id="1">\n', "wikiextractor"),
+        ("a.tex", "{\\bf bold}", "text"),
+    ],
+)
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_auto_looks_at_names_and_first_bytes(tmp_path, name, text, expected, is_compressed):
+    path = tmp_path / (name + ".zst" * is_compressed)
+    path.write_bytes(zstandard.compress(text.encode()) if is_compressed else text.encode())
+    [part] = plan_parts([InputFile(str(path), path.stat().st_size)], "auto", 100)
+    assert part.ranges[0].format == expected
+
+
+def read_cut(data: bytes, text_format: str, cuts: Iterable[int]) -> Iterator[str]:
+    fsspec.filesystem("memory").pipe("/cut/file", data)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    skipped: dict[str, int] = {}
+    for start, end in pairwise(bounds):
+        part = Part((FileRange(URL, start, end, len(data), text_format),))
+        yield from (document.text for document in read_part(part, on_bad_document="skip", skipped=skipped))
+    yield from (f"{reason}: {count}" for reason, count in sorted(skipped.items()))
+
+
+cuts = st.sets(st.integers(1, 80), max_size=6)
+
+
+def lines_of(choices: list[str]) -> st.SearchStrategy[bytes]:
+    body = st.lists(st.sampled_from(choices), max_size=12).map("".join)
+    return st.tuples(st.sampled_from(["", "\ufeff"]), body, st.booleans()).map(
+        lambda parts: (parts[0] + (parts[1].removesuffix("\n") if parts[2] else parts[1])).encode()
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=lines_of(["one\n", "two words\n", "\n", " \t\n", "\r\n", "é力\r\n"]), cuts=cuts)
+def test_any_cut_of_blank_line_text_gives_the_same_documents(data, cuts):
+    whole = list(read_cut(data, "text-blank-lines", []))
+    assert list(read_cut(data, "text-blank-lines", cuts)) == whole
+    lines = data.decode().removeprefix("\ufeff").split("\n")
+    assert "".join(whole).replace("\n", "") == "".join(line for line in lines if line.strip())
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=lines_of(['{"text": "a"}\n', '{"text": ""}\r\n', "\n", '{"text": "é\\n"}\n', "bad\n", "[1]\n"]), cuts=cuts)
+def test_any_cut_of_jsonl_gives_the_same_documents(data, cuts):
+    assert list(read_cut(data, "jsonl", cuts)) == list(read_cut(data, "jsonl", []))
+
+
+wiki_lines = [
+    '<doc id="1" title="T">\n',
+    "T\n",
+    "\n",
+    "body\n",
+    "</doc>\n",
+    '<doc id="2" title="T">\nT\nbody\n</doc>\n',
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=lines_of(wiki_lines), cuts=cuts)
+def test_any_cut_of_wikiextractor_gives_the_same_documents(data, cuts):
+    assert list(read_cut(data, "wikiextractor", cuts)) == list(read_cut(data, "wikiextractor", []))
+
+
+def test_real_corpora_are_the_same_in_parts_of_any_size(shared_data, tmp_path):
+    for name, text_format in (
+        ("wiki_zh/wiki_zh_00.txt.zst", "wikiextractor"),
+        ("wikinews_en/wikinews_en_00.jsonl.zst", "jsonl"),
+    ):
+        data = zstandard.ZstdDecompressor().stream_reader((shared_data / "data" / name).read_bytes()).read()
+        path = tmp_path / Path(name).stem
+        path.write_bytes(data)
+        texts = []
+        for part_bytes in (2**30, 100_000, 7_919):
+            parts = plan_parts(find_inputs([str(path)]), "auto", part_bytes)
+            assert {r.format for part in parts for r in part.ranges} == {text_format}
+            texts.append([document.text for part in parts for document in read_part(part)])
+        assert texts[0] == texts[1] == texts[2]
+        [compressed] = plan_parts(find_inputs([str(shared_data / "data" / name)]), "auto", 1)
+        assert [document.text for document in read_part(compressed)] == texts[0]
+
+
+def test_renamed_and_regrouped_files_hold_the_same_documents(shared_data, tmp_path):
+    books = sorted((shared_data / "data/books_en").glob("*.txt.zst"))[:4]
+    (tmp_path / "renamed").mkdir()
+    for i, book in enumerate(reversed(books)):
+        (tmp_path / "renamed" / f"{i}.txt.zst").write_bytes(book.read_bytes())
+    first = plan_parts(find_inputs(list(map(str, books))), "text", 2**30)
+    second = plan_parts(find_inputs([str(tmp_path / "renamed")]), "text", 1)
+    assert (len(first), len(second)) == (1, 4)
+    sets = [{document.text for part in parts for document in read_part(part)} for parts in (first, second)]
+    assert sets[0] == sets[1]
+    assert len(sets[0]) == 4

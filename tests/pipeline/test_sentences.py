@@ -1,0 +1,77 @@
+"""Sentences: nothing is lost, bounds hold, time is linear."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cleaning import clean_text
+from pipeline.sentences import cut_document, split_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "sentences"),
+    [
+        ("", "en", []),
+        ("Dr. Smith left. He was late.", "en", ["Dr. Smith left.", "He was late."]),
+        ("A title without a stop\nIt rained. It poured.", "en", ["A title without a stop", "It rained.", "It poured."]),
+        ("今天好。明天好。", "zh", ["今天好。", "明天好。"]),
+    ],
+)
+def test_examples(text, language, sentences):
+    assert split_sentences(text, language) == sentences
+
+
+def test_long_sentences_are_cut_at_the_last_space_that_fits():
+    assert split_sentences("aaa bbb ccc", max_characters=7) == ["aaa bbb", "ccc"]
+    assert split_sentences("aaa bbb ccc", max_characters=6) == ["aaa", "bbb", "ccc"]
+    assert split_sentences("aaaaaaa bb", max_characters=3) == ["aaa", "aaa", "a", "bb"]
+    assert split_sentences("aaa", max_characters=3) == ["aaa"]
+
+
+words = st.text(st.sampled_from("aB.!?\"'(“”。1é"), min_size=1, max_size=8)
+
+
+@given(st.lists(st.one_of(words, st.just("\n")), max_size=80).map(" ".join), st.integers(1, 30))
+def test_every_character_is_kept_once(text, max_characters):
+    cleaned = clean_text(text)
+    sentences = split_sentences(cleaned, "en", max_characters)
+    assert "".join(sentences).replace(" ", "") == cleaned.replace("\n", "").replace(" ", "")
+    assert all(0 < len(sentence) <= max_characters for sentence in sentences)
+    assert all(sentence == sentence.strip() for sentence in sentences)
+
+
+def test_windows_do_not_show():
+    """A long line of sentences is split as if it were short ones."""
+    sentences = [f"Sentence number {i} is{' rather' * (i % 40)} long." for i in range(3000)]
+    assert split_sentences(" ".join(sentences)) == sentences
+
+
+@pytest.mark.parametrize("unit", ["word ", "x", "“a. ", "A b c. "])
+def test_two_megabytes_in_one_line_take_linear_time(unit):
+    """Milliseconds to a second; whole lines would take `sentencex` minutes for the unclosed quotes."""
+    text = (unit * (2_000_000 // len(unit))).strip()
+    start = time.process_time()
+    sentences = split_sentences(text)
+    assert time.process_time() - start < 20
+    assert sum(len(sentence.replace(" ", "")) for sentence in sentences) == len(text.replace(" ", ""))
+
+
+def test_a_language_must_be_a_code():
+    with pytest.raises(ValueError, match=r"language 'English': expected an ISO 639 code"):
+        split_sentences("A text.", "English")
+
+
+def test_documents_are_cut_between_sentences():
+    assert cut_document([]) == []
+    assert cut_document(["one", "two"]) == [["one", "two"]]
+    assert cut_document(["éé", "b", "cccc", "d", "e"], max_bytes=7) == [["éé", "b"], ["cccc", "d"], ["e"]]
+    assert cut_document(["long sentence", "b", "c"], max_bytes=4) == [["long sentence"], ["b", "c"]]
+
+
+@given(st.lists(words, min_size=1, max_size=30), st.integers(1, 60))
+def test_cut_pieces_hold_every_sentence_and_fit(sentences, max_bytes):
+    pieces = cut_document(sentences, max_bytes)
+    assert [sentence for piece in pieces for sentence in piece] == sentences
+    assert all(len("\n".join(piece).encode()) < max_bytes or len(piece) == 1 for piece in pieces)

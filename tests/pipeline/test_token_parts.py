@@ -1,0 +1,108 @@
+"""Token parts and their index: what goes in comes out, by bucket, once; damage is named."""
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.buckets import plan_buckets, prefix_of
+from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.token_index import build_index, read_bucket
+from pipeline.token_parts import TokenizedDocument, join_id, pack_documents, split_id, unpack_documents
+
+
+def make_document(number, dtype=np.uint16):
+    lengths = np.array([1 + number % 5, 2], np.uint16)
+    tokens = np.arange(number, number + int(lengths.sum())).astype(dtype)
+    return TokenizedDocument(
+        hashlib.blake2b(str(number).encode(), digest_size=16).digest(), 10 + number, lengths, tokens
+    )
+
+
+def as_values(document):
+    return document.id, document.cleaned_bytes, document.sentence_lengths.tolist(), document.tokens.tolist()
+
+
+def write_parts(folder, parts):
+    filesystem, root = open_filesystem(str(folder))
+    names = []
+    for number, documents in enumerate(parts):
+        names.append(f"part{number}")
+        tokens, index = pack_documents(documents)
+        write_atomic(filesystem, f"{root}/{names[-1]}.tokens", tokens)
+        write_atomic(filesystem, f"{root}/{names[-1]}.index", index)
+    totals, index = build_index(filesystem, root, names)
+    write_atomic(filesystem, f"{root}/index.parquet", index)
+    return filesystem, root, names, totals
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_documents_come_back_sorted_by_id(dtype):
+    documents = [make_document(number, dtype) for number in range(20)]
+    data, _ = pack_documents(documents)
+    found = [as_values(document) for document in unpack_documents(data, dtype, "part")]
+    assert found == sorted(map(as_values, documents))
+
+
+@pytest.mark.parametrize("position", [5, 17, 21, 27, 40, -1])
+def test_a_changed_byte_is_an_error(position):
+    data, _ = pack_documents([make_document(3)])
+    changed = bytearray(data)
+    changed[position] ^= 1
+    with pytest.raises(ValueError, match="part"):
+        list(unpack_documents(bytes(changed), np.uint16, "part"))
+
+
+def test_a_cut_range_is_an_error():
+    data, _ = pack_documents([make_document(3), make_document(4)])
+    for stop in (len(data) - 1, 20):
+        with pytest.raises(ValueError, match="delete the folder of token parts"):
+            list(unpack_documents(data[:stop], np.uint16, "part"))
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
+def test_split_ids_sort_as_ids(one, other):
+    assert (one < other) == (split_id(one) < split_id(other))
+    assert join_id(*split_id(one)) == one
+
+
+def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
+    documents = [make_document(number) for number in range(300)]
+    one = write_parts(tmp_path / "one", [documents])[3]
+    three = write_parts(tmp_path / "three", [documents[200:], [], documents[:200]])[3]
+    assert one == three
+    assert (one.documents, one.duplicates) == (300, 0)
+    assert one.tokens == sum(len(document.tokens) for document in documents)
+    assert one.lowest_ids == sorted(document.id.hex() for document in documents)
+
+
+def test_copies_are_counted_once(tmp_path):
+    documents = [make_document(number) for number in range(50)]
+    totals = write_parts(tmp_path, [documents, documents[:7], documents[:2]])[3]
+    assert (totals.documents, totals.duplicates) == (50, 9)
+    assert totals.documents_hash == write_parts(tmp_path / "plain", [documents])[3].documents_hash
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 8])
+def test_buckets_hold_every_document_once(tmp_path, num_buckets):
+    documents = [make_document(number) for number in range(400)]
+    filesystem, root, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
+    last_validation = bytes.fromhex(totals.lowest_ids[4])
+    found = {}
+    for bucket in plan_buckets(num_buckets, last_validation):
+        found[bucket.name] = [document.id for document in read_bucket(filesystem, root, names, bucket, np.uint16)]
+    assert sorted(itertools.chain(*found.values())) == sorted(document.id for document in documents)
+    assert sorted(found["validation-00000-of-00001"]) == sorted(document.id for document in documents)[:5]
+
+
+def test_a_bucket_reads_only_its_prefixes(tmp_path):
+    documents = [make_document(number) for number in range(400)]
+    filesystem, root, names, _ = write_parts(tmp_path, [documents])
+    bucket = plan_buckets(16, None)[3]
+    found = list(read_bucket(filesystem, root, names, bucket, np.uint16))
+    assert found
+    assert all(prefix_of(document.id) in bucket.prefixes for document in found)
+    assert bucket.prefixes == range(3 * 256, 4 * 256)

@@ -1,0 +1,89 @@
+"""Who may import whom: documents -> shards -> training, and never back."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STANDARD = set(sys.stdlib_module_names)
+
+# Module prefix -> what it may import besides the standard library and its own room; the longest prefix that fits rules.
+ALLOWED = {
+    "tokenizer": {"numpy", "regex", "tokenizers"},
+    "pipeline": {
+        "tokenizer", "apache_beam", "numpy", "pyarrow", "fsspec", "sentencex", "zstandard", "webdataset",
+        "jsonargparse", "tqdm",
+    },
+    "pipeline.shards": {"numpy", "pyarrow", "fsspec"},
+    "pipeline.command_line": {"jsonargparse"},
+    "pipeline.pairs": {"numpy", "pipeline.seeds"},
+    "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds"},
+    "trainer": {
+        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "torch", "deepspeed", "webdataset",
+        "numpy", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard",
+    },
+}  # fmt: skip
+OWN_ROOM = {
+    "tokenizer": "tokenizer",
+    "pipeline": "pipeline",
+    "pipeline.shards": "pipeline.shards",
+    "trainer": "trainer",
+}
+
+
+def _modules():
+    for room in ("tokenizer", "pipeline", "trainer"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+
+
+def _rule_of(module):
+    return max((rule for rule in ALLOWED if module == rule or module.startswith(f"{rule}.")), key=len)
+
+
+def _is_below(name, prefix):
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+@pytest.mark.parametrize(("module", "path"), list(_modules()), ids=str)
+def test_imports_follow_the_arrows(module, path):
+    rule = _rule_of(module)
+    allowed = {*ALLOWED[rule], *([OWN_ROOM[rule]] if rule in OWN_ROOM else [])}
+    for name in _imports(path):
+        is_standard = name.split(".")[0] in STANDARD | {"__future__"}
+        assert is_standard or any(_is_below(name, each) for each in allowed), f"{module} may not import {name}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        (
+            "import pipeline.shards.dataset, pipeline.shards.verify",
+            {"apache_beam", "torch", "tokenizers", "webdataset"},
+        ),
+        (
+            "import tokenizer.encode, tokenizer.export, tokenizer.learn",
+            {"apache_beam", "torch", "pyarrow", "transformers"},
+        ),
+        ("import pipeline.build", {"torch", "deepspeed", "webdataset"}),
+        ("import pipeline.cli", {"apache_beam", "pyarrow", "torch"}),
+        ("import trainer.cli", {"torch", "deepspeed", "apache_beam"}),
+        ("import trainer.stream.step", {"apache_beam", "deepspeed"}),
+    ],
+)
+def test_heavy_imports_stay_out(statement, forbidden):
+    code = f"{statement}; import sys; print(*({forbidden!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []
