@@ -1,0 +1,232 @@
+"""Checkpoints: bit for bit on the same ranks, to rounding on others, and never a damaged one.
+
+Run as a program, this file is one rank of three launches: two ranks save, one rank loads that and saves, three ranks
+load what it saved.
+"""
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from trainer.checkpoint import (
+    find_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_state,
+    read_weights,
+    remove_old,
+    save_checkpoint,
+)
+from trainer.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
+from trainer.optim.adamw import AdamW
+from trainer.ranks import start_ranks, stop_ranks
+
+pytestmark = pytest.mark.slow
+
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16
+)
+WITHOUT_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
+GLOBAL_BATCH = [[7, 5], [9, 6], [12, 3], [8, 8], [11, 4], [6, 6]]
+STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (1, "bf16"), (2, "bf16")]
+
+
+def make_engine(config, stage, precision, ranks):
+    model = build_model(config, seed=3)
+    optimizer = AdamW(model.named_parameters())
+    return start_engine(model, optimizer, deepspeed_config({}, stage, precision), ranks), optimizer
+
+
+def train(engine, optimizer, ranks, first_step, num_steps):
+    """Rows of MLM loss, NSP loss and gradient norm, each rank taking its share of every global batch."""
+    rows = []
+    for step in range(first_step, first_step + num_steps):
+        batches = [random_micro_batch(lengths, 50, 100 * step + i) for i, lengths in enumerate(GLOBAL_BATCH)]
+        mine = batches[ranks.rank * 6 // ranks.world_size : (ranks.rank + 1) * 6 // ranks.world_size]
+        counts = agree_on_step(ranks, mine, 0.0, must_stop=False)
+        optimizer.set_learning_rate(0.01)
+        seed_dropout(5, 0, step, ranks.rank)
+        rows.append([*train_step(engine, ranks, mine, counts)[:2].tolist(), grad_norm(engine, optimizer)])
+    return rows
+
+
+def load_and_train(path, config, stage, precision, ranks):
+    engine, optimizer = make_engine(config, stage, precision, ranks)
+    state = load_checkpoint(path, engine, optimizer, ranks)
+    return train(engine, optimizer, ranks, state["step"], 3)
+
+
+def main(launch, folder):
+    ranks = start_ranks()
+    results = {}
+    if launch == "save-on-two":
+        for stage, precision in STAGES:
+            engine, optimizer = make_engine(CONFIG, stage, precision, ranks)
+            train(engine, optimizer, ranks, 0, 3)
+            path = save_checkpoint(folder / f"{stage}-{precision}", {"step": 3}, engine, optimizer, ranks)
+            undisturbed = train(engine, optimizer, ranks, 3, 3)
+            results[f"{stage} {precision}"] = [undisturbed, load_and_train(path, CONFIG, stage, precision, ranks)]
+        engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
+        train(engine, optimizer, ranks, 0, 3)
+        path = save_checkpoint(folder / "elastic", {"step": 3}, engine, optimizer, ranks)
+        results["elastic"] = train(engine, optimizer, ranks, 3, 3)
+        results["1 to 2"] = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks)
+    if launch == "load-on-one":
+        path = folder / "elastic" / "step-00000003"
+        for stage in (0, 1, 2):
+            results[f"elastic {stage}"] = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
+        engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
+        load_checkpoint(path, engine, optimizer, ranks)
+        save_checkpoint(folder / "alone", {"step": 3}, engine, optimizer, ranks)
+        results["faults"] = [fault_of(damaged, ranks) for damaged in make_damaged(path, folder)]
+    if launch == "load-on-three":
+        path = folder / "alone" / "step-00000003"
+        results["elastic 2"] = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks)
+        results["faults"] = [fault_of(folder / "damaged-0" / "step-00000003", ranks)]
+    (folder / f"{launch}-{ranks.rank}.json").write_text(json.dumps(results))
+    stop_ranks()
+
+
+def make_damaged(path, folder):
+    """Copies: one bit of rank 1's fragments flipped, that file missing, a parameter of another model wanted."""
+    for number in range(2):
+        copy = folder / f"damaged-{number}" / path.name
+        shutil.copytree(path, copy)
+        file = copy / "fragments-00001-of-00002.safetensors"
+        if number == 0:
+            data = bytearray(file.read_bytes())
+            data[-5] ^= 1
+            file.write_bytes(data)
+        else:
+            file.unlink()
+        yield copy
+
+
+def fault_of(path, ranks):
+    try:
+        load_and_train(path, WITHOUT_DROPOUT, 1, "fp32", ranks)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for launch, world_size in (("save-on-two", 2), ("load-on-one", 1), ("load-on-three", 3)):
+        for process in run_ranks([__file__, launch, str(folder)], world_size):
+            assert process.returncode == 0, process.stderr
+    return folder
+
+
+def results_of(folder, launch, rank=0):
+    return json.loads((folder / f"{launch}-{rank}.json").read_text())
+
+
+@pytest.mark.parametrize(("stage", "precision"), STAGES)
+def test_resume_on_the_same_ranks_is_exact_to_the_last_bit(launches, stage, precision):
+    undisturbed, resumed = results_of(launches, "save-on-two")[f"{stage} {precision}"]
+    assert resumed == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("launch", "key"),
+    [
+        ("save-on-two", "1 to 2"),
+        ("load-on-one", "elastic 0"),
+        ("load-on-one", "elastic 1"),
+        ("load-on-one", "elastic 2"),
+        ("load-on-three", "elastic 2"),
+    ],
+)
+def test_any_number_of_ranks_and_any_stage_continues(launches, launch, key):
+    expected = torch.tensor(results_of(launches, "save-on-two")["elastic"])
+    found = torch.tensor(results_of(launches, launch)[key])
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
+
+
+def test_a_damaged_file_is_named_on_every_rank(launches):
+    flipped, missing = results_of(launches, "load-on-one")["faults"]
+    assert "fragments-00001-of-00002.safetensors: sha256 is" in flipped
+    assert "go back to the one before" in flipped
+    assert "fragments-00001-of-00002.safetensors is missing" in missing
+    for rank in range(3):
+        [fault] = results_of(launches, "load-on-three", rank)["faults"]
+        assert "fragments-00001-of-00002.safetensors: sha256 is" in fault
+
+
+def test_files_say_what_they_are(launches):
+    path = launches / "1-fp32" / "step-00000003"
+    assert sorted(file.name for file in path.iterdir()) == [
+        "COMMITTED",
+        "fragments-00000-of-00002.safetensors",
+        "fragments-00001-of-00002.safetensors",
+        "model.safetensors",
+        "state.json",
+    ]
+    weights = read_weights(path)
+    assert set(weights) == {name for name, _ in build_model(CONFIG, seed=0).named_parameters()}
+    pieces = read_state(path)["fragments"]
+    for name, weight in weights.items():
+        parts = [torch.zeros(0)]
+        for file_name, held in pieces.items():
+            if name in held:
+                with safe_open(path / file_name, "pt") as file:
+                    parts.append(file.get_tensor(f"fp32/{name}"))
+        torch.testing.assert_close(torch.cat(parts), weight.flatten(), rtol=0, atol=0)
+
+
+def test_zero_0_writes_one_file_for_all_ranks(launches):
+    path = launches / "0-fp32" / "step-00000003"
+    assert [file.name for file in path.glob("fragments*")] == ["fragments-00000-of-00001.safetensors"]
+
+
+def test_an_unfinished_save_is_never_the_newest(launches, tmp_path):
+    shutil.copytree(launches / "alone", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000006")
+    (tmp_path / "step-00000006" / "COMMITTED").unlink()
+    (tmp_path / "step-00000009.tmp").mkdir()
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-00000003"
+    assert [path.name for path in find_checkpoints(tmp_path)[1]] == ["step-00000006", "step-00000009.tmp"]
+    shutil.rmtree(tmp_path / "step-00000003")
+    with pytest.raises(FileNotFoundError, match=r"unfinished: step-00000006, step-00000009\.tmp"):
+        newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "COMMITTED is missing"),
+        (b"{", "does not describe state.json"),
+        (b'{"files": {}}', "does not describe state.json"),
+        (b'{"files": {"state.json": {"bytes": 1, "sha256": ""}}}', "bytes is"),
+    ],
+)
+def test_a_damaged_marker_is_named(launches, tmp_path, content, message):
+    path = tmp_path / "step-00000003"
+    shutil.copytree(launches / "alone" / "step-00000003", path)
+    (path / "COMMITTED").unlink() if content is None else (path / "COMMITTED").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_state(path)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3]), (5, [1, 2, 3])])
+def test_old_checkpoints_and_leftovers_are_removed(tmp_path, keep, left):
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step:08d}").mkdir()
+        (tmp_path / f"step-{step:08d}" / "COMMITTED").write_text("{}")
+    (tmp_path / "step-00000002.tmp").mkdir()
+    remove_old(tmp_path, keep)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

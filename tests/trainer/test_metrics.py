@@ -1,0 +1,43 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from trainer.metrics import MetricsFile, loss_columns, unigram_entropy, unigram_loss
+
+
+def test_columns_are_means_over_global_counts():
+    columns = loss_columns([30.0, 4.0, 2.0, 3.0], masked=10, instances=4)
+    assert columns == {"loss": 4.0, "mlm_loss": 3.0, "mlm_accuracy": 0.2, "nsp_loss": 1.0, "nsp_accuracy": 0.75}
+
+
+def test_unigram_entropy_of_known_distributions():
+    assert unigram_entropy(np.array([0, 5, 5, 5, 5])) == pytest.approx(math.log(4))
+    assert unigram_entropy(np.array([0, 7, 0])) == pytest.approx(0.0)
+    assert unigram_entropy(np.array([1, 3])) == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
+
+
+def test_unigram_loss_is_the_cross_entropy_under_smoothed_training_frequencies():
+    loss = unigram_loss(np.array([0, 1, 3]), np.array([0, 1, 2]))
+    assert loss == pytest.approx(-0.25 * math.log(2 / 6) - 0.75 * math.log(3 / 6))
+
+
+def test_few_labels_make_the_entropy_too_low_and_leave_the_loss_right():
+    rng = np.random.default_rng(0)
+    shares = 1 / np.arange(1, 1001) / (1 / np.arange(1, 1001)).sum()
+    true = -(shares * np.log(shares)).sum()
+    few, many = rng.multinomial(1000, shares), rng.multinomial(300_000, shares)
+    assert unigram_entropy(few) < true - 0.15
+    assert unigram_loss(few, many) == pytest.approx(true, abs=0.1)
+
+
+def test_rows_after_the_step_resumed_from_are_cut(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.cut_after(0)
+    for step in (1, 2, 2, 3):
+        metrics.append({"step": step, "loss": 0.5})
+    with metrics.path.open("a") as file:
+        file.write('{"step": 1, "lo')  # torn by a kill
+    metrics.cut_after(2)
+    assert [json.loads(line)["step"] for line in metrics.path.read_text().splitlines()] == [1, 2, 2]

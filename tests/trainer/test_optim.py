@@ -1,0 +1,106 @@
+"""The optimizers without DeepSpeed: equal to torch.optim.AdamW and to the formulas written out."""
+
+import math
+
+import pytest
+import torch
+
+from trainer.optim.adamw import AdamW
+from trainer.optim.schedule import Schedule
+from trainer.optim.sharded import decays
+
+
+def tiny_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        inputs = torch.randn(16, 4, generator=generator)
+        model(inputs).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_equals_torch_adamw_with_the_same_decay_groups():
+    ours, theirs = tiny_model(), tiny_model()
+    optimizer = AdamW(ours.named_parameters(), weight_decay=0.1, max_grad_norm=0.0)
+    optimizer.set_learning_rate(0.05)
+    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim == 2]
+    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    train(ours, optimizer, 20)
+    train(theirs, torch.optim.AdamW(groups, lr=0.05, eps=1e-6), 20)
+    for mine, peer in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, peer, rtol=1e-5, atol=1e-6)
+
+
+def test_without_bias_correction_the_first_step_follows_google():
+    weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0]]))
+    optimizer = AdamW([("dense.weight", weight)], weight_decay=0.01, bias_correction=False, max_grad_norm=0.0)
+    optimizer.set_learning_rate(0.1)
+    weight.grad = torch.tensor([[0.5, 0.25]])
+    optimizer.step()
+    for start, gradient, now in zip((1.0, -2.0), (0.5, 0.25), weight[0].tolist(), strict=True):
+        update = 0.1 * gradient / (math.sqrt(0.001 * gradient**2) + 1e-6) + 0.01 * start
+        assert now == pytest.approx(start - 0.1 * update, rel=1e-5)
+
+
+def test_clips_to_the_global_norm_and_reports_it_before_clipping():
+    first, second = torch.nn.Parameter(torch.zeros(1, 2)), torch.nn.Parameter(torch.zeros(3))
+    optimizer = AdamW([("a.weight", first), ("a.bias", second)], max_grad_norm=1.0)
+    first.grad, second.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([0.0, 4.0, 0.0])
+    optimizer.step()
+    assert optimizer.grad_norm.item() == pytest.approx(5.0)
+    assert optimizer.grad_squared_norms_P.tolist() == pytest.approx([9.0, 16.0])
+    assert optimizer.state[first]["exp_avg"][0, 0].item() == pytest.approx(0.1 * 3.0 / 5.0)
+
+
+def test_a_parameter_without_a_gradient_counts_as_zero():
+    weight, unused = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = AdamW([("weight", weight), ("unused.bias", unused)])
+    optimizer.set_learning_rate(0.1)
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert unused.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("bert.embeddings.word.weight", (10, 4), True),
+        ("bert.embeddings.norm.weight", (4,), False),
+        ("bert.layers.0.query.weight", (4, 4), True),
+        ("bert.layers.0.query.bias", (4,), False),
+        ("bert.layers.0.attention_norm.weight", (4,), False),
+        ("bert.embeddings.LayerNorm.weight", (4,), False),
+        ("mlm_head.bias", (10,), False),
+        ("nsp_head.weight", (2, 4), True),
+    ],
+)
+def test_decay_is_for_matrices_only(name, shape, expected):
+    assert decays(name, torch.zeros(shape)) is expected
+
+
+def test_reset_forgets_everything():
+    model = tiny_model()
+    optimizer = AdamW(model.named_parameters())
+    train(model, optimizer, 2)
+    optimizer.reset()
+    assert optimizer.num_updates == 0
+    assert all(not tensor.any() for tensor in optimizer.tensors("exp_avg"))
+
+
+def test_schedule_warms_up_and_decays_to_zero():
+    schedule = Schedule(steps=10, warmup_steps=4, peak_lr=1.0)
+    rates = [schedule.learning_rate(step) for step in range(11)]
+    assert rates == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0])
+
+
+def test_schedule_powers_and_end():
+    assert Schedule(10, 0, 1.0, power=2.0).learning_rate(5) == pytest.approx(0.25)
+    assert Schedule(10, 0, 1.0, power=0.0).learning_rate(9) == 1.0
+    assert Schedule(10, 0, 1.0, end_lr=0.1).learning_rate(10) == pytest.approx(0.1)
+    assert Schedule(10, 10, 1.0).learning_rate(10) == 1.0

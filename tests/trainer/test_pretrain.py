@@ -1,0 +1,234 @@
+"""Whole runs on two ranks: undisturbed, killed and stopped, and what is refused before anything starts.
+
+Run as a program, this file is one rank that meets an accident: `test_pretrain.py ACCIDENT STEP pretrain ...`.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+
+import pytest
+import yaml
+
+from pipeline.command_line import parse_settings
+from pipeline.shards.dataset import open_dataset
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.two_ranks import run_ranks
+from trainer.cli import COMMANDS, main
+from trainer.model.config import preset
+from trainer.run import check_dataset
+from trainer.run_folder import prepare_run
+from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
+
+PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
+TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
+TIMES = ("tokens_per_second", "data_wait_share", "seconds")
+
+
+def write_config(folder, data, output, **changed):
+    config = {
+        "data": str(data),
+        "output": str(output),
+        "phases": [{**dataclasses.asdict(phase), **changed} for phase in PHASES],
+        "model": {"preset": "tiny", "overrides": TINY},
+        "validation": {"interval": 5},
+        "checkpoint": {"interval": 3, "keep": 2},
+        "micro_tokens": 48,
+        "seed": 11,
+    }
+    path = folder / f"{output.name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return ["pretrain", "--config", str(path)]
+
+
+def suffer(accident, step):
+    """Lets this process kill itself, or rank 1 be told to stop, once a step has been logged."""
+    import trainer.pretrain
+
+    log_step = trainer.pretrain._log_step
+
+    def log_and_suffer(run, *arguments):
+        log_step(run, *arguments)
+        if run.position.step == step and accident == "kill":
+            os._exit(9)
+        if run.position.step == step and accident == "stop" and run.ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.pretrain._log_step = log_and_suffer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_tiny_dataset(tmp_path_factory.mktemp("dataset"), seq_lens=(16, 32))
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """The folder with two runs, `calm` and `rough`, and the finished processes of each launch."""
+    folder = tmp_path_factory.mktemp("runs")
+    calm = write_config(folder, data, folder / "calm")
+    rough = write_config(folder, data, folder / "rough")
+    launches = {
+        "calm": run_ranks(["-m", "trainer", *calm], world_size=2),
+        "killed": run_ranks([__file__, "kill", "5", *rough], world_size=2),
+        "stopped": run_ranks([__file__, "stop", "9", *rough], world_size=2),
+        "continued": run_ranks(["-m", "trainer", *rough], world_size=2),
+        "finished": run_ranks(["-m", "trainer", *rough, "--zero_stage", "2"], world_size=1),
+        "diverged": run_ranks(
+            ["-m", "trainer", *write_config(folder, data, folder / "wild", peak_lr=1e30)], world_size=1
+        ),
+    }
+    return folder, launches
+
+
+def rows_of(run, split="train"):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows if row["split"] == split]
+
+
+@pytest.mark.slow
+def test_exit_codes(runs):
+    codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
+    assert codes == {
+        "calm": [0, 0],
+        "killed": [9, 9],
+        "stopped": [143, 143],
+        "continued": [0, 0],
+        "finished": [0],
+        "diverged": [2],
+    }, {name: launch[0].stderr for name, launch in runs[1].items()}
+
+
+@pytest.mark.slow
+def test_continued_run_equals_the_undisturbed_one_to_the_last_bit(runs):
+    folder, _ = runs
+    calm, rough = rows_of(folder / "calm"), rows_of(folder / "rough")
+    assert [row["step"] for row in calm] == list(range(1, 14))
+    assert rough == calm
+    assert rows_of(folder / "rough", "validation") == rows_of(folder / "calm", "validation")
+
+
+@pytest.mark.slow
+def test_rows_of_metrics(runs):
+    folder, _ = runs
+    rows = rows_of(folder / "calm")
+    assert [row["phase"] for row in rows] == [0] * 8 + [1] * 5
+    assert [row["instances"] for row in rows] == [12] * 8 + [7] * 5
+    assert rows[0]["learning_rate"] == 0.0
+    assert rows[2]["learning_rate"] == 0.02
+    assert all(row["loss"] == pytest.approx(row["mlm_loss"] + row["nsp_loss"]) for row in rows)
+    assert all(row["grad_norm"] > 0 and 1.0 <= row["max_over_mean_tokens"] <= 2.0 for row in rows)
+    assert rows[0]["mlm_loss"] == pytest.approx(4.1, abs=0.3)  # ln 60: it knows nothing yet
+    validation = rows_of(folder / "calm", "validation")
+    assert [row["step"] for row in validation] == [5, 8, 10, 13]
+    assert all(row["instances"] == 60 and row["masked"] == 120 for row in validation)
+    assert 1.0 < validation[0]["unigram_entropy"] < validation[0]["unigram_loss"] < 4.1
+
+
+@pytest.mark.slow
+def test_checkpoints_are_kept_by_number(runs):
+    for name in ("calm", "rough"):
+        checkpoints = runs[0] / name / "checkpoints"
+        assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000012", "step-00000013"]
+
+
+@pytest.mark.slow
+def test_run_folder_says_what_was_done(runs):
+    run = runs[0] / "rough"
+    facts = json.loads((run / "run.json").read_text())
+    assert [launch["world_size"] for launch in facts["launches"]] == [2, 2, 2, 1]
+    assert facts["launches"][0]["software"]["deepspeed"]
+    assert facts["model"]["vocab_size"] == 60
+    assert (run / "vocab.txt").read_text().startswith("[PAD]\n")
+    assert (run / "tokenizer.json").exists()
+
+
+@pytest.mark.slow
+def test_messages_for_people(runs):
+    _, launches = runs
+    printed = {
+        name: "".join(process.stdout + process.stderr for process in launch) for name, launch in launches.items()
+    }
+    assert "step 5: validation MLM loss" in printed["calm"]
+    assert "unigram frequencies alone" in printed["calm"]
+    assert "continuing after step 3" in printed["stopped"]
+    assert "stopped by a signal and saved after step 10; the same command continues" in printed["stopped"]
+    assert "continuing after step 10" in printed["continued"]
+    assert "this run is finished, all 13 steps are made" in printed["finished"]
+    assert "the gradient's norm is nan, training has diverged" in printed["diverged"]
+    for text in printed.values():
+        assert "Warning" not in text
+        assert text.count("finished, 13 steps") <= 1, "only rank 0 speaks"
+
+
+@pytest.mark.slow
+def test_config_of_a_run_is_a_config(runs):
+    path = runs[0] / "calm" / "config.yaml"
+    settings = parse_settings("pretrain", COMMANDS["pretrain"], ["--config", str(path)])
+    assert settings.phases == PHASES
+    assert settings.model.overrides == TINY
+    assert (settings.seed, settings.micro_tokens) == (11, 48)
+
+
+@pytest.mark.slow
+def test_export_takes_the_newest_checkpoint(runs, tmp_path, capsys):
+    assert main(["export", str(runs[0] / "calm"), "--output", str(tmp_path / "hf")]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 13
+    provenance = json.loads((tmp_path / "hf" / "config.json").read_text())["beambert"]
+    assert provenance["steps"] == 13
+    assert provenance["tokens_seen"] == sum(row["tokens"] for row in rows_of(runs[0] / "calm"))
+    assert main(["fill-mask", str(tmp_path / "hf"), "w1 [MASK] w2", "--top_k", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def settings_for(data, output, **changed):
+    fields = {"phases": PHASES, "model": ModelSettings("tiny", TINY), **changed}
+    return resolve(PretrainSettings(data=str(data), output=str(output), **fields))
+
+
+@pytest.mark.parametrize(
+    ("changed", "world_size", "message"),
+    [
+        ({}, 13, r"phases\.0\.global_batch is 12 for 13 ranks"),
+        ({"phases": [Phase(64, 8, 1, 0.1)]}, 1, r"seq_len 64; the dataset has train L16, train L32, validation L16"),
+        ({"model": ModelSettings("tiny", {"max_position_embeddings": 16})}, 1, r"phases\.1\.seq_len is 32, the model"),
+        ({"model": ModelSettings("tiny", {"vocab_size": 5})}, 1, "the dataset's vocabulary decides it"),
+        ({"model": ModelSettings("huge")}, 1, "choose one of tiny"),
+    ],
+)
+def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world_size, message):
+    with pytest.raises(ValueError, match=message):
+        check_dataset(settings_for(data, tmp_path, **changed), open_dataset(str(data)), world_size)
+
+
+def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
+    dataset, model, output = open_dataset(str(data)), preset("tiny"), tmp_path / "run"
+    prepare_run(settings_for(data, output), dataset, model, 1)
+    prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), dataset, model, 2)
+    phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
+    with pytest.raises(ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"):
+        prepare_run(settings_for(data, output, phases=phases, seed=4), dataset, model, 1)
+    with pytest.raises(ValueError, match=r"phases was .* and is now"):
+        prepare_run(settings_for(data, output, phases=PHASES[:1]), dataset, model, 1)
+
+
+def test_another_dataset_is_refused(data, tmp_path):
+    other = write_tiny_dataset(tmp_path / "other", seed=1)
+    prepare_run(settings_for(data, tmp_path / "run"), open_dataset(str(data)), preset("tiny"), 1)
+    with pytest.raises(ValueError, match="root hash"):
+        prepare_run(settings_for(data, tmp_path / "run"), open_dataset(str(other)), preset("tiny"), 1)
+
+
+def test_a_folder_with_something_else_is_refused(data, tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(FileExistsError, match="is not a run"):
+        prepare_run(settings_for(data, tmp_path), open_dataset(str(data)), preset("tiny"), 1)
+    with pytest.raises(FileExistsError, match="is not a run"):
+        prepare_run(settings_for(data, tmp_path / "thesis.tex"), open_dataset(str(data)), preset("tiny"), 1)
+
+
+if __name__ == "__main__":
+    suffer(sys.argv[1], int(sys.argv[2]))
+    sys.exit(main(sys.argv[3:]))

@@ -1,0 +1,112 @@
+"""The command line without training: help, settings files, and one message for each mistake."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.command_line import parse_settings
+from trainer.cli import COMMANDS, main
+from trainer.settings import Phase, PretrainSettings, resolve
+
+
+def pretrain_settings(*arguments):
+    return resolve(
+        parse_settings("trainer pretrain", COMMANDS["pretrain"], ["--data", "D", "--output", "R", *arguments])
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"]]
+)
+def test_help_is_quick_because_it_imports_no_torch(arguments):
+    code = (
+        "import sys, trainer.cli\ntry:\n trainer.cli.main(sys.argv[1:])\nfinally:\n assert 'torch' not in sys.modules"
+    )
+    finished = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "usage: python -m trainer" in finished.stdout
+
+
+@pytest.mark.parametrize("name", ["bert-tiny-demo", "bert-base", "bert-large"])
+def test_configs_of_the_project_are_read(name):
+    settings = pretrain_settings("--config", f"configs/pretrain/{name}.yaml")
+    assert settings.phases[0].seq_len == 128
+
+
+def test_published_recipe():
+    first, second = pretrain_settings("--config", "configs/pretrain/bert-large.yaml").phases
+    assert first.steps + second.steps == 1_000_000
+    assert (first.seq_len, second.seq_len, first.global_batch, second.global_batch) == (128, 512, 256, 256)
+    assert first.schedule.learning_rate(10_000) == pytest.approx(1e-4)
+    assert first.schedule.learning_rate(900_000) == pytest.approx(second.schedule.learning_rate(0)) == 1e-5
+    assert second.schedule.learning_rate(100_000) == 0.0
+
+
+def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
+    settings = pretrain_settings("--config", "configs/pretrain/bert-tiny-demo.yaml", "--steps", "50")
+    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (50, 3, 50)
+
+
+def test_flags_win_over_files_wherever_they_stand():
+    settings = pretrain_settings("--seed", "7", "--config", "configs/pretrain/bert-base.yaml", "--precision", "fp32")
+    assert (settings.seed, settings.precision, settings.zero_stage) == (7, "fp32", 1)
+
+
+PHASE = {"seq_len": 128, "global_batch": 8, "steps": 10, "peak_lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "steps of a phase is 0"),
+        ({"global_batch": -1}, "global_batch of a phase is -1"),
+        ({"warmup_steps": 11}, "warms up for 11 of its 10 steps"),
+        ({"warmup_steps": 1, "warmup_fraction": 0.1}, "both warmup_fraction and warmup_steps"),
+        ({"peak_lr": 0.0}, "peak_lr 0.0 must be above 0"),
+        ({"end_lr": 0.2}, "end_lr 0.2 in 0 to peak_lr"),
+    ],
+)
+def test_phases_that_make_no_sense(changed, message):
+    with pytest.raises(ValueError, match=message):
+        Phase(**{**PHASE, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"phases": []}, "phases is empty"),
+        ({"steps": [1, 2]}, "--steps has 2 numbers for 1 phases"),
+        ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one instance of 128 tokens"),
+    ],
+)
+def test_settings_that_make_no_sense(changed, message):
+    fields = {"data": "D", "output": "R", "phases": [Phase(**PHASE)], **changed}
+    with pytest.raises(ValueError, match=message):
+        resolve(PretrainSettings(**fields))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretend"], "unknown command 'pretend'; the commands are pretrain, export, fill-mask"),
+        (["pretrain", "--data", "D", "--output", "R"], "phases"),
+        (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
+        (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),
+    ],
+)
+def test_a_mistake_gives_one_message_and_code_2(capsys, arguments, message):
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_a_misspelled_key_shows_the_keys(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("phases: [{seq_len: 128, global_batch: 8, steps: 1, peak_lr: 0.1}]\nmicro_token: 5\n")
+    assert main(["pretrain", "--config", str(path), "--data", "D", "--output", "R"]) == 2
+    printed = capsys.readouterr().err
+    assert "micro_token" in printed
+    assert "micro_tokens" in printed
+    assert "optimizer.weight_decay" in printed

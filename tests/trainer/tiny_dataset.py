@@ -1,0 +1,100 @@
+"""A dataset of random tokens in a folder, small enough to train on in a test; its shards are as the builder's."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.shard_file import pack_shard
+from pipeline.shards.block import Block, block_instances
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    MANIFEST,
+    SHARDS_TABLE,
+    Manifest,
+    blocks_table,
+    group_totals,
+    root_hash,
+    settings_hash,
+    shard_name,
+    shards_table,
+)
+from tokenizer.export import tokenizer_json
+from tokenizer.vocab import parse_vocab
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PAD, UNK, CLS, SEP, MASK = range(5)
+
+
+def write_tiny_dataset(
+    folder: Path, seq_lens: tuple[int, ...] = (16,), instances: int = 300, vocab_size: int = 60, seed: int = 0
+) -> Path:
+    """Two train passes of two shards and one validation shard for each length; tokens follow Zipf's law."""
+    rng = np.random.default_rng(seed)
+    packed = []
+    for seq_len in seq_lens:
+        for split, pass_index, bucket, count in [
+            ("train", 0, 0, instances),
+            ("train", 0, 1, instances // 2),
+            ("train", 1, 0, instances),
+            ("train", 1, 1, instances // 2),
+            ("validation", 0, 0, instances // 5),
+        ]:
+            name = shard_name(split, seq_len, pass_index, bucket)
+            size = block_instances(seq_len)
+            blocks = [
+                random_block(rng, min(size, count - first), seq_len, vocab_size) for first in range(0, count, size)
+            ]
+            tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(tar)
+            packed.append((shard, table))
+    shards = [shard for shard, _ in packed]
+    (folder / SHARDS_TABLE).write_bytes(shards_table(shards))
+    (folder / BLOCKS_TABLE).write_bytes(blocks_table([table for _, table in packed]))
+    text = "".join(f"{token}\n" for token in [*SPECIALS, *(f"w{number}" for number in range(vocab_size - 5))])
+    vocabulary = parse_vocab(text.encode(), "vocab.txt")
+    (folder / "vocab.txt").write_text(text)
+    (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
+    settings = {"lower_case": True, "seed": seed}
+    manifest = Manifest(
+        format_version=1,
+        software={},
+        settings=settings,
+        settings_hash=settings_hash(settings),
+        vocab_sha256=vocabulary.sha256,
+        vocab_size=vocab_size,
+        special_ids={"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK},
+        groups=group_totals(shards),
+        counters={},
+        root_hash=root_hash(shards),
+    )
+    (folder / MANIFEST).write_bytes(manifest.to_json())
+    return folder
+
+
+def random_block(rng: np.random.Generator, num_instances: int, seq_len: int, vocab_size: int) -> Block:
+    """Instances of 8 to seq_len tokens, two of them masked; B is random where A's first token is odd."""
+    lengths = rng.integers(8, seq_len + 1, num_instances)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    input_ids = np.minimum(4 + rng.zipf(1.5, offsets[-1]), vocab_size - 1).astype(np.uint16)
+    segment_a = rng.integers(4, lengths - 3).astype(np.uint16)
+    starts = offsets[:-1]
+    input_ids[starts] = CLS
+    input_ids[starts + segment_a - 1] = SEP
+    input_ids[offsets[1:] - 1] = SEP
+    positions = np.stack([np.ones(num_instances), lengths - 2], axis=1).astype(np.uint16)
+    flat = (starts[:, None] + positions).ravel()
+    labels = input_ids[flat]
+    is_random_next = input_ids[starts + 1] % 2 == 1
+    input_ids[flat] = MASK
+    return Block(
+        input_ids=input_ids,
+        offsets=offsets,
+        segment_a_length=segment_a,
+        masked_lm_positions=positions.ravel(),
+        masked_lm_ids=labels,
+        masked_offsets=np.arange(0, 2 * num_instances + 1, 2, dtype=np.int32),
+        is_random_next=is_random_next,
+        document_a=np.arange(num_instances, dtype=np.uint64),
+        document_b=np.arange(num_instances, dtype=np.uint64),
+    )

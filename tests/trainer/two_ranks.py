@@ -1,0 +1,64 @@
+"""Starts the ranks of a test on this machine and makes micro-batches of random tokens for them."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from trainer.stream.step import MicroBatch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_ranks(command: Sequence[str], world_size: int, timeout: float = 240) -> list[subprocess.CompletedProcess]:
+    """Runs `python COMMAND...` once per rank, as a launcher would; the finished processes, by rank."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    processes = []
+    for rank in range(world_size):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
+        environment = {**os.environ, **{name: str(value) for name, value in {**place, **address}.items()}}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                env=environment,
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *output)
+        for process, output in zip(processes, outputs, strict=True)
+    ]
+
+
+def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> MicroBatch:
+    """Packed sequences of the given lengths with about a sixth of their tokens masked, at least one."""
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens = sum(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    masked = torch.randperm(num_tokens, generator=generator)[: max(1, num_tokens // 6)].sort().values
+    return MicroBatch(
+        input_ids=torch.randint(5, vocab_size, (num_tokens,), generator=generator),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+        token_type_ids=(positions > 4).long(),
+        position_ids=positions,
+        masked_positions=masked,
+        masked_labels=torch.randint(5, vocab_size, (len(masked),), generator=generator),
+        is_random_next=torch.randint(0, 2, (len(lengths),), generator=generator),
+        max_seqlen=max(lengths),
+    )

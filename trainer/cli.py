@@ -1,0 +1,67 @@
+"""`python -m trainer COMMAND`: what each command is called with. Heavy imports stay inside the functions."""
+
+import json
+from pathlib import Path
+
+from pipeline.command_line import Command, run_program
+from trainer.settings import ExportSettings, FillMaskSettings
+
+DESCRIPTION = """\
+Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
+  deepspeed --num_gpus 8 --module trainer pretrain --config configs/pretrain/bert-base.yaml --data DIR --output RUN"""
+
+COMMANDS = {
+    "pretrain": Command(
+        summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
+        function="trainer.pretrain:pretrain",
+    ),
+    "export": Command(
+        summary="write a run's newest checkpoint as a Hugging Face folder", settings="trainer.settings:ExportSettings",
+        function="trainer.cli:export", positionals=("run",),
+    ),
+    "fill-mask": Command(
+        summary="see what an exported model puts in the place of [MASK]", settings="trainer.settings:FillMaskSettings",
+        function="trainer.cli:fill_mask", positionals=("model", "text"),
+    ),
+}  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command that the arguments name; the exit code."""
+    return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
+
+
+def export(settings: ExportSettings, _remainder: object = None) -> None:
+    """`python -m trainer export RUN --output DIR`."""
+    from trainer.checkpoint import newest_checkpoint, read_state, read_weights
+    from trainer.export import export_hf
+    from trainer.model.config import BertConfig
+    from trainer.run_folder import RunFolder
+
+    run = RunFolder(Path(settings.run))
+    facts = run.read_facts()
+    checkpoint = newest_checkpoint(run.checkpoints)
+    state = read_state(checkpoint)
+    export_hf(
+        read_weights(checkpoint),
+        BertConfig(**facts["model"]),
+        (run.path / "vocab.txt").read_bytes(),
+        settings.output,
+        lower_case=facts["dataset"]["lower_case"],
+        provenance={
+            "steps": state["step"],
+            "tokens_seen": state["tokens"],
+            "instances_seen": state["instances"],
+            "dataset_root_hash": facts["dataset"]["root_hash"],
+        },
+    )
+    print(json.dumps({"exported": settings.output, "checkpoint": str(checkpoint), "step": state["step"]}))
+
+
+def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
+    """`python -m trainer fill-mask DIR "The capital of France is [MASK]."`."""
+    from trainer.fill_mask import fill_mask as fill
+    from trainer.fill_mask import format_candidates, open_mask_filler
+
+    filler = open_mask_filler(settings.model)
+    print(format_candidates(fill(filler, settings.text, settings.top_k), filler.tokens_seen))

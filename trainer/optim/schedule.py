@@ -1,0 +1,33 @@
+"""Learning rate as a pure function of the step: nothing to save, nothing to restore. Imports the stdlib only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then polynomial decay (BERT paper, appendix A.2: linear).
+
+    With power 1 and end_lr 0 it is `get_linear_schedule_with_warmup` of Hugging Face. google-research/bert draws the
+    decay from step 0 instead of from the end of the warm-up: 1 % lower at step 10,000 of 1 M, equal at the end.
+
+    Attributes:
+        steps: Optimizer steps of the phase.
+        warmup_steps: Steps of linear growth from 0 to peak_lr.
+        peak_lr: Learning rate after the warm-up.
+        end_lr: Learning rate that the decay reaches at `steps`, one step after the last update.
+        power: Exponent of the decay: 1 is linear, 0 keeps peak_lr.
+    """
+
+    steps: int
+    warmup_steps: int
+    peak_lr: float
+    end_lr: float = 0.0
+    power: float = 1.0
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of the update that turns step `step` into `step + 1`, so 0 for the very first one."""
+        if step < self.warmup_steps:
+            return self.peak_lr * step / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        remaining: float = (1.0 - min(1.0, progress)) ** self.power
+        return self.end_lr + (self.peak_lr - self.end_lr) * remaining

@@ -1,0 +1,179 @@
+"""One base for every optimizer here: it updates what this rank owns and knows which tensor each element belongs to.
+
+DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be split between
+ranks. Clipping, norms of single tensors and weight decay need the parameters back: a `Fragment` is the piece of one
+parameter that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once per group
+and a global norm must see all of them at once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.nn import Parameter
+
+# Legend: P parameters of the model.
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The piece of one parameter that this rank updates.
+
+    Attributes:
+        name: The parameter's name in the model.
+        index: The parameter's number among those the optimizer was given.
+        start: First element, counted in the flattened parameter.
+        numel: Elements in the piece.
+        owner: Number of the tensor that holds it, among the tensors this rank updates.
+        owner_start: First element, counted in that tensor flattened.
+        decays: Whether weight decay applies.
+    """
+
+    name: str
+    index: int
+    start: int
+    numel: int
+    owner: int
+    owner_start: int
+    decays: bool
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The piece as a view [numel] into tensors shaped like those this rank updates (weights, gradients, ...)."""
+        return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies: to matrices, not to biases and LayerNorm (google-research/bert `optimization.py`).
+
+    Decided by name and checked by shape: what is excluded by name is one-dimensional in BERT and nothing else is.
+    """
+    module, _, kind = name.rpartition(".")
+    excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
+    return not excluded and parameter.ndim >= 2
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Clips to a global norm and keeps states next to the fp32 weights; subclasses say how weights move.
+
+    Subclasses implement `_update(gradients)` and name their states in `state_names`.
+    """
+
+    state_names: tuple[str, ...] = ()
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float) -> None:
+        """Takes the model's parameters before DeepSpeed flattens them.
+
+        Args:
+            named_parameters: Names and parameters; those that need no gradient are left out.
+            max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
+        """
+        self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
+        self._fragments: list[Fragment] | None = None
+        self._index: Tensor | None = None  # fragment.index of each fragment, on the device
+        self.max_grad_norm = max_grad_norm
+        self.num_updates = 0
+        self.grad_squared_norms_P: Tensor | None = None
+        super().__init__(list(self._parameters.values()), {"lr": 0.0})
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of all parameters, in the order of every vector [P]."""
+        return list(self._parameters)
+
+    @property
+    def owned(self) -> list[Tensor]:
+        """What this rank updates, fp32: one flat partition under ZeRO-1 and 2, else every parameter."""
+        assert len(self.param_groups) == 1, "clipping needs all parameters in one group"
+        tensors: list[Tensor] = self.param_groups[0]["params"]
+        return tensors
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether ZeRO has replaced the parameters by this rank's partition of them."""
+        return any(hasattr(parameter, "_hp_mapping") for parameter in self._parameters.values())
+
+    @property
+    def fragments(self) -> list[Fragment]:
+        """The pieces this rank updates, in the order of the parameters; fixed once DeepSpeed has been initialised."""
+        if self._fragments is None:
+            self._fragments = list(self._find_fragments())
+        return self._fragments
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """A state, or the weights for "fp32", in tensors shaped like `owned`; states are made as zeros when missing."""
+        if name == "fp32":
+            return self.owned
+        assert name in self.state_names, f"{type(self).__name__} has no state {name}"
+        for tensor in self.owned:
+            if name not in self.state[tensor]:
+                self.state[tensor][name] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        return [self.state[tensor][name] for tensor in self.owned]
+
+    def reset(self) -> None:
+        """Forgets the states and the number of updates, for a phase that starts afresh."""
+        self.state.clear()
+        self.num_updates = 0
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the next update."""
+        self.param_groups[0]["lr"] = learning_rate
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """Global L2 norm of the last gradient before clipping, a scalar tensor equal on all ranks."""
+        assert self.grad_squared_norms_P is not None, "no step has been made"
+        return self.grad_squared_norms_P.sum().sqrt()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Clips and updates what this rank owns. Called by DeepSpeed once a step, gradients summed over ranks."""
+        assert closure is None, "DeepSpeed passes no closure"
+        gradients = [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned
+        ]
+        self.grad_squared_norms_P = self.squared_norms([fragment.of(gradients) for fragment in self.fragments])
+        if self.max_grad_norm:
+            torch._foreach_mul_(gradients, torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0))
+        self.num_updates += 1
+        self._update(gradients)
+
+    @torch.no_grad()
+    def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
+        """Squared L2 norms of whole parameters from the pieces on each rank, with one all-reduce.
+
+        Args:
+            pieces: One or several lists of tensors, each in the order of `fragments`.
+
+        Returns:
+            fp32 [P] for one list, [len(pieces), P] for several; equal on all ranks.
+        """
+        if self._index is None:
+            places = [fragment.index for fragment in self.fragments]
+            self._index = torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
+        norms = torch.zeros(len(pieces), len(self._parameters), device=self._index.device)
+        if self.fragments:
+            for row, tensors in zip(norms, pieces, strict=True):
+                row[self._index] = torch.stack(torch._foreach_norm(list(tensors))).square()
+        if self.is_partitioned and torch.distributed.get_world_size() > 1:
+            torch.distributed.all_reduce(norms)
+        return norms[0] if len(pieces) == 1 else norms
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        """Moves `owned` by clipped gradients of the same shapes."""
+        raise NotImplementedError
+
+    def _find_fragments(self) -> Iterable[Fragment]:
+        owned = self.owned
+        assert all(tensor.dtype == torch.float32 for tensor in owned), "the weights that are updated must be fp32"
+        for index, (name, parameter) in enumerate(self._parameters.items()):
+            decay = decays(name, parameter)
+            if not self.is_partitioned:
+                yield Fragment(name, index, 0, parameter.numel(), index, 0, decay)
+                continue
+            mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
+            if mapping is not None:
+                whole, partition = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
+                yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)

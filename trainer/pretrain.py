@@ -1,0 +1,185 @@
+"""The training loop: `train_phase` is all of it; `trainer.run` puts a run together, `trainer.engine` makes a step."""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoint import remove_old, save_checkpoint
+from trainer.engine import (
+    StepCounts,
+    agree_on_step,
+    deepspeed_config,
+    grad_norm,
+    read_deepspeed_file,
+    seed_dropout,
+    train_step,
+)
+from trainer.metrics import MetricsFile, loss_columns
+from trainer.ranks import start_ranks, stop_ranks
+from trainer.run import Position, Run, open_run
+from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.step import RankStep, StepLoader
+from trainer.validation import ValidationSet, load_validation_set, validate
+
+STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
+
+
+def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
+    """Trains, or continues, the run in settings.output. Returns the exit code: 0 when the run is finished."""
+    assert not remainder, "the command line passes nothing after --"
+    settings = resolve(settings)
+    chosen = read_deepspeed_file(settings.deepspeed)
+    deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
+    ranks = start_ranks()
+    try:
+        run = open_run(settings, deepspeed, ranks)
+        if run is None:
+            return 0
+        with _stop_on_sigterm(run):
+            while not run.is_finished and not run.must_stop:
+                train_phase(run)
+        _say_how_it_ended(run)
+        return 0 if run.is_finished else STOPPED_BY_SIGTERM
+    finally:
+        stop_ranks()
+
+
+def train_phase(run: Run) -> None:
+    """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
+    settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
+    validation_set = load_validation_set(run.dataset, phase.seq_len, settings, run.ranks)
+    if run.position.phase_step == 0 and phase.optimizer_state == "reset":
+        run.optimizer.reset()
+    for rank_step in _steps_of_phase(run, phase):
+        counts = agree_on_step(run.ranks, rank_step.micro_batches, rank_step.wait_seconds, run.stop_requested)
+        learning_rate = phase.schedule.learning_rate(run.position.phase_step)
+        run.optimizer.set_learning_rate(learning_rate)
+        seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
+        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
+        run.position = _advance(run.position, phase, counts, rank_step.state)
+        _log_step(run, phase_index, sums, counts, learning_rate)
+        if run.is_due(settings.validation.interval):
+            _log_validation(run, validation_set)
+        if run.is_due(settings.checkpoint.interval) or counts.must_stop:
+            _save(run)
+        run.must_stop = counts.must_stop
+
+
+def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
+    """This rank's share of every step that is left of the phase."""
+    phase_index = run.position.phase
+    with StepLoader(
+        run.dataset,
+        "train",
+        phase.seq_len,
+        rank=run.ranks.rank,
+        world_size=run.ranks.world_size,
+        global_batch=phase.global_batch,
+        micro_tokens=run.settings.micro_tokens,
+        seed=run.settings.seed,
+        state=run.position.stream,
+        first_step=run.position.phase_step,
+    ) as loader:
+        while run.position.phase == phase_index and not run.must_stop:
+            run.step_started = time.monotonic()
+            yield next(loader)
+
+
+def _advance(position: Position, phase: Phase, counts: StepCounts, stream: dict[str, Any]) -> Position:
+    """The position after a step, at the beginning of the next phase where it was the last of this one."""
+    made = position.phase_step + 1
+    ends = made == phase.steps
+    return Position(
+        step=position.step + 1,
+        phase=position.phase + ends,
+        phase_step=0 if ends else made,
+        tokens=position.tokens + counts.tokens,
+        instances=position.instances + counts.instances,
+        stream=None if ends else stream,
+    )
+
+
+def _log_step(run: Run, phase_index: int, sums: Tensor, counts: StepCounts, learning_rate: float) -> None:
+    """Adds the step's row to metrics.jsonl and moves the bar.
+
+    Raises:
+        ValueError: The gradient is not finite; nothing was saved since.
+    """
+    norm = grad_norm(run.engine, run.optimizer)
+    columns = loss_columns(sums.tolist(), counts.masked, counts.instances)
+    seconds = time.monotonic() - run.step_started
+    if not math.isfinite(norm):
+        raise ValueError(
+            f"step {run.position.step}: the gradient's norm is {norm}, training has diverged. The same command goes "
+            f"back to the newest checkpoint in {run.folder.checkpoints}; a lower peak_lr or a longer warm-up helps"
+        )
+    row: dict[str, Any] = {
+        "step": run.position.step,
+        "split": "train",
+        "phase": phase_index,
+        **columns,
+        "grad_norm": norm,
+        "learning_rate": learning_rate,
+        "tokens": counts.tokens,
+        "instances": counts.instances,
+        "tokens_per_second": counts.tokens / seconds,
+        "max_over_mean_tokens": counts.most_tokens * run.ranks.world_size / counts.tokens,
+        "data_wait_share": min(1.0, counts.wait_seconds / seconds),
+        "seconds": seconds,
+    }
+    if run.ranks.rank == 0:
+        MetricsFile(run.folder.metrics).append(row)
+    run.progress.advance(row)
+
+
+def _log_validation(run: Run, validation_set: ValidationSet | None) -> None:
+    """Measures the validation loss, where the dataset has a validation split, and writes it down."""
+    if validation_set is None:
+        return
+    columns = validate(run.engine, validation_set, run.ranks)
+    row = {"step": run.position.step, "split": "validation", **columns}
+    if run.ranks.rank == 0:
+        row |= {"instances": validation_set.instances, "masked": validation_set.masked}
+        MetricsFile(run.folder.metrics).append(row)
+    run.progress.say(
+        f"step {run.position.step}: validation MLM loss {columns['mlm_loss']:.3f} nats (unigram frequencies alone "
+        f"{columns['unigram_loss']:.3f}), accuracy {columns['mlm_accuracy']:.3f}; NSP accuracy "
+        f"{columns['nsp_accuracy']:.3f}"
+    )
+
+
+def _save(run: Run) -> None:
+    position = dataclasses.asdict(run.position)
+    save_checkpoint(run.folder.checkpoints, position, run.engine, run.optimizer, run.ranks)
+    if run.ranks.rank == 0:
+        remove_old(run.folder.checkpoints, run.settings.checkpoint.keep)
+
+
+def _say_how_it_ended(run: Run) -> None:
+    run.progress.close()
+    position = run.position
+    if run.is_finished:
+        run.progress.say(f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens")
+    else:
+        run.progress.say(f"stopped by a signal and saved after step {position.step}; the same command continues")
+
+
+@contextlib.contextmanager
+def _stop_on_sigterm(run: Run) -> Iterator[None]:
+    """While this holds, SIGTERM lets the step end, saves and leaves."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        run.stop_requested = True
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

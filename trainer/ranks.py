@@ -1,0 +1,105 @@
+"""The processes of a run: joining them, failing together, leaving. Imports torch and deepspeed."""
+
+import contextlib
+import io
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all of them.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
+        device: Where this rank computes.
+        counts_group: Gloo group for small facts on the CPU, so that agreeing on a step never waits for a GPU.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    counts_group: Any
+
+
+def start_ranks() -> Ranks:
+    """Joins the process group that the launcher's environment describes; without a launcher, a group of one."""
+    if "RANK" not in os.environ:
+        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+        os.environ.update({name: str(value) for name, value in alone.items()})
+    with quiet_deepspeed():
+        import deepspeed
+        import deepspeed.ops
+
+        # Otherwise joining compiles a C++ extension for 50 s on a CPU, and a killed compile leaves a lock behind.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed(verbose=False)
+    # DeepSpeed 0.19.8 calls what torch 2.13 renamed; nothing a user could change.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # Ranks on one machine share its cores; two threads a core halve the speed of both.
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 0)
+        num_ranks = local_ranks or int(os.environ["WORLD_SIZE"])
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return Ranks(rank, world_size, device, torch.distributed.new_group(backend="gloo"))
+
+
+def stop_ranks() -> None:
+    """Leaves the process group, so that the interpreter ends without complaint."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def together(ranks: Ranks) -> Iterator[None]:
+    """Raises on every rank what any rank found wrong: only rank 0 prints, and no rank may wait for one that left."""
+    fault: Exception | None = None
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fault = error
+    messages: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(messages, fault and str(fault), group=ranks.counts_group)
+    if fault is not None:
+        raise fault
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise ValueError(f"rank {rank}: {message}")
+
+
+@contextlib.contextmanager
+def quiet_deepspeed() -> Iterator[None]:
+    """Keeps what DeepSpeed prints about itself from the user; errors come through."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from deepspeed.utils import logger
+
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield
+        finally:
+            logger.setLevel(level)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,143 @@
+"""A run in progress on one rank: how it is put together from its settings, its dataset and its newest checkpoint."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from pipeline.shards.dataset import Dataset, open_dataset
+from trainer.checkpoint import find_checkpoints, load_checkpoint, read_state
+from trainer.engine import start_engine
+from trainer.metrics import MetricsFile, Progress
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig, preset
+from trainer.optim.adamw import AdamW
+from trainer.optim.sharded import ShardedOptimizer
+from trainer.ranks import Ranks, together
+from trainer.run_folder import RunFolder, prepare_run
+from trainer.settings import PretrainSettings
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come; what its checkpoints say beside tensors.
+
+    Attributes:
+        step: Optimizer steps of the whole run.
+        phase: Index of the phase the next step belongs to.
+        phase_step: Steps made in that phase.
+        tokens: Real tokens read by all ranks, over the whole run.
+        instances: Instances read by all ranks, over the whole run.
+        stream: State of the phase's stream; None at its beginning.
+    """
+
+    step: int = 0
+    phase: int = 0
+    phase_step: int = 0
+    tokens: int = 0
+    instances: int = 0
+    stream: dict[str, Any] | None = None
+
+
+@dataclass
+class Run:
+    """A run in progress on one rank; the loop changes what stands below `progress`."""
+
+    settings: PretrainSettings
+    ranks: Ranks
+    dataset: Dataset
+    folder: RunFolder
+    engine: Any
+    optimizer: ShardedOptimizer
+    progress: Progress
+    position: Position
+    step_started: float = 0.0
+    stop_requested: bool = False  # by a signal, on this rank
+    must_stop: bool = False  # agreed by all ranks
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every phase is over."""
+        return self.position.phase == len(self.settings.phases)
+
+    def is_due(self, interval: int) -> bool:
+        """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
+        return self.position.phase_step == 0 or (interval > 0 and self.position.step % interval == 0)
+
+
+def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
+    """Everything a run needs, at its newest checkpoint or at its start; None, and a word about it, when it is finished.
+
+    Args:
+        settings: Resolved settings.
+        deepspeed: DeepSpeed's settings.
+        ranks: This rank and the others.
+
+    Raises:
+        ValueError: Settings, dataset and what is in the folder do not fit each other; the same on every rank.
+    """
+    folder, position = RunFolder(Path(settings.output)), Position()
+    with together(ranks):
+        dataset = open_dataset(settings.data)
+        model_config = check_dataset(settings, dataset, ranks.world_size)
+        if ranks.rank == 0:
+            prepare_run(settings, dataset, model_config, ranks.world_size)
+    with together(ranks):
+        finished, unfinished = find_checkpoints(folder.checkpoints)
+        if finished:
+            state = read_state(finished[-1])
+            position = Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+    progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
+    for path in unfinished:
+        progress.say(f"{path} was never finished and is not used")
+    if position.phase == len(settings.phases):
+        progress.say(f"{folder.path}: this run is finished, all {position.step} steps are made")
+        return None
+    model = build_model(model_config, settings.seed)
+    optimizer = build_optimizer(model, settings)
+    engine = start_engine(model, optimizer, deepspeed, ranks)
+    if finished:
+        load_checkpoint(finished[-1], engine, optimizer, ranks)
+        progress.say(f"{folder.path}: continuing after step {position.step}")
+    if ranks.rank == 0:
+        MetricsFile(folder.metrics).cut_after(position.step)
+    return Run(settings, ranks, dataset, folder, engine, optimizer, progress, position)
+
+
+def check_dataset(settings: PretrainSettings, dataset: Dataset, world_size: int) -> BertConfig:
+    """The model's config, with the dataset's vocabulary, once settings and dataset are known to fit.
+
+    Raises:
+        ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a vocabulary given twice.
+    """
+    if "vocab_size" in settings.model.overrides:
+        raise ValueError("model.overrides sets vocab_size; the dataset's vocabulary decides it, leave it out")
+    config = preset(settings.model.preset, vocab_size=dataset.manifest.vocab_size, **settings.model.overrides)
+    for index, phase in enumerate(settings.phases):
+        dataset.num_passes("train", phase.seq_len)
+        if phase.seq_len > config.max_position_embeddings:
+            raise ValueError(
+                f"phases.{index}.seq_len is {phase.seq_len}, the model reads {config.max_position_embeddings} tokens; "
+                "raise model.overrides.max_position_embeddings"
+            )
+        if phase.global_batch < world_size:
+            raise ValueError(
+                f"phases.{index}.global_batch is {phase.global_batch} for {world_size} ranks; every rank needs at "
+                "least one instance a step: raise it or start fewer ranks"
+            )
+    return config
+
+
+def build_optimizer(model: Module, settings: PretrainSettings) -> ShardedOptimizer:
+    """The optimizer that the settings name."""
+    chosen = settings.optimizer
+    return AdamW(
+        model.named_parameters(),
+        betas=(chosen.beta1, chosen.beta2),
+        eps=chosen.eps,
+        weight_decay=chosen.weight_decay,
+        bias_correction=chosen.bias_correction,
+        max_grad_norm=chosen.max_grad_norm,
+    )

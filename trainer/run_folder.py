@@ -1,0 +1,163 @@
+"""The folder of a run: what it was asked to do, with what, and whether the same command may continue it.
+
+RUN/config.yaml (resolved settings), run.json (versions, hardware, arguments, dataset), metrics.jsonl, vocab.txt,
+tokenizer.json, checkpoints/. Imports the stdlib, yaml and pipeline.shards; torch only where versions are asked.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.shards.dataset import Dataset
+from trainer.model.config import BertConfig
+from trainer.settings import PretrainSettings, changes
+
+CONFIG = "config.yaml"
+RUN_FACTS = "run.json"
+VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
+SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved settings."""
+        return self.path / CONFIG
+
+    @property
+    def facts(self) -> Path:
+        """Versions, hardware, arguments and dataset."""
+        return self.path / RUN_FACTS
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON row per step and validation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def read_facts(self) -> dict[str, Any]:
+        """run.json.
+
+        Raises:
+            FileNotFoundError: The folder holds no run.
+        """
+        if not self.facts.is_file():
+            raise FileNotFoundError(f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command")
+        facts: dict[str, Any] = json.loads(self.facts.read_bytes())
+        return facts
+
+
+def prepare_run(settings: PretrainSettings, dataset: Dataset, model: BertConfig, world_size: int) -> None:
+    """Makes the run's folder, or checks that the one there may be continued with these settings. Rank 0 only.
+
+    Raises:
+        FileExistsError: The folder holds something that is not a run.
+        ValueError: The folder's run has other settings or another dataset.
+    """
+    run = RunFolder(Path(settings.output))
+    if run.path.exists() and (not run.path.is_dir() or (any(run.path.iterdir()) and not run.facts.is_file())):
+        raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
+    root_hash = dataset.manifest.root_hash
+    lower_case = dataset.manifest.settings["lower_case"]
+    facts: dict[str, Any] = {
+        "dataset": {"root_hash": root_hash, "url": dataset.url, "lower_case": lower_case},
+        "model": dataclasses.asdict(model),
+        "launches": [],
+    }
+    if run.facts.is_file():
+        facts = run.read_facts()
+        _check_unchanged(run, settings, facts, root_hash)
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    facts["launches"].append(launch_facts(world_size))
+    _write(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
+    for name in VOCABULARY_FILES:
+        _write(run.path / name, dataset.read_file(name))
+    _write(run.config, to_yaml(settings).encode())
+
+
+def to_yaml(settings: PretrainSettings) -> str:
+    """The settings as a file that `--config` reads."""
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
+    return str(yaml.safe_dump(fields, sort_keys=False))
+
+
+def launch_facts(world_size: int) -> dict[str, Any]:
+    """When, where, with which software and arguments the run was started."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": sys.argv,
+        "world_size": world_size,
+        "host": platform.node(),
+        "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
+        "python": platform.python_version(),
+        "software": {name: _version(name) for name in SOFTWARE},
+        "git_commit": _git_commit(),
+    }
+
+
+def _check_unchanged(run: RunFolder, settings: PretrainSettings, facts: dict[str, Any], root_hash: str) -> None:
+    new = yaml.safe_load(to_yaml(settings))
+    old = yaml.safe_load(run.config.read_text()) if run.config.is_file() else new
+    found = [f"{key} was {before!r} and is now {now!r}" for key, before, now in changes(old, new)]
+    if facts["dataset"]["root_hash"] != root_hash:
+        was = facts["dataset"]
+        found.append(f"data was {was['url']} (root hash {was['root_hash'][:16]}) and is now {root_hash[:16]}")
+    if found:
+        raise ValueError(
+            f"{run.path} holds a run with other settings: {'; '.join(found)}. Give the settings it was started with to "
+            "continue it, or another --output for a new run"
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replaces a file at once."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree this runs from, with "+changes" when files differ from it; None outside git."""
+    source = Path(__file__).resolve().parents[1]
+    try:
+        # An installed copy may lie inside somebody else's repository.
+        if Path(_git(source, "rev-parse", "--show-toplevel")) != source:
+            return None
+        commit = _git(source, "rev-parse", "HEAD")
+        return f"{commit}+changes" if _git(source, "status", "--porcelain") else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

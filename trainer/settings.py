@@ -1,0 +1,239 @@
+"""Settings of a pretraining run: every default, meaning and unit in one place. Imports the stdlib and the schedule.
+
+Files in configs/pretrain state what differs from these defaults, and flags what differs from the file.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainer.optim.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which BERT.
+
+    Attributes:
+        preset: A released size: tiny, mini, small, medium, base or large.
+        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout": 0.0}. The
+            vocabulary's size is the dataset's and cannot be set.
+    """
+
+    preset: str = "base"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW. Weight decay applies to matrices, not to biases and LayerNorm.
+
+    Attributes:
+        name: Which optimizer.
+        beta1: Decay rate of the running mean of gradients.
+        beta2: Decay rate of the running mean of their squares.
+        eps: Added to the root of the second mean; 1e-6 as in google-research/bert.
+        weight_decay: Decoupled: weights shrink by learning rate * weight_decay a step.
+        bias_correction: Whether both means are corrected for their start at 0. google-research/bert does not;
+            torch.optim.AdamW does.
+        max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
+    """
+
+    name: Literal["adamw"] = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one sequence length; its stream of instances starts at the beginning.
+
+    Attributes:
+        seq_len: Longest instance in tokens; the dataset must hold this length.
+        global_batch: Instances of one optimizer step, over all ranks.
+        steps: Optimizer steps.
+        peak_lr: Learning rate after the warm-up.
+        warmup_fraction: Share of the steps with linear growth from 0 to peak_lr.
+        warmup_steps: The same as a number of steps; give one of the two.
+        end_lr: Learning rate reached at the end of the decay.
+        decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
+        optimizer_state: Whether the optimizer's running means carry over from the phase before or start at zero.
+    """
+
+    seq_len: int
+    global_batch: int
+    steps: int
+    peak_lr: float
+    warmup_fraction: float | None = None
+    warmup_steps: int | None = None
+    end_lr: float = 0.0
+    decay_power: float = 1.0
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "global_batch", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} of a phase is {getattr(self, name)}; it must be at least 1")
+        if self.warmup_fraction is not None and self.warmup_steps is not None:
+            raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
+        if not 0 <= self.num_warmup_steps <= self.steps:
+            raise ValueError(f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps")
+        if self.peak_lr <= 0 or not 0 <= self.end_lr <= self.peak_lr:
+            raise ValueError(f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr} in 0 to peak_lr")
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Warm-up in steps, rounded to the nearest."""
+        return self.warmup_steps or round((self.warmup_fraction or 0.0) * self.steps)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of each step of the phase."""
+        return Schedule(self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power)
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """When and on what the validation loss is measured.
+
+    Attributes:
+        interval: Optimizer steps between two measurements; 0 measures at the end of each phase only.
+        num_instances: How many instances of the validation split, from its first on; 0 takes all.
+    """
+
+    interval: int = 1_000
+    num_instances: int = 10_000
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When the run is saved.
+
+    Attributes:
+        interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
+        keep: Newest checkpoints that stay; 0 keeps all.
+    """
+
+    interval: int = 1_000
+    keep: int = 3
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """Pretrains BERT on a dataset made by `python -m pipeline build`. The same command again continues the run.
+
+    Attributes:
+        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset. Vocabulary and special tokens are
+            read from it.
+        output: The run's folder: settings, metrics and checkpoints.
+        phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
+        steps: Optimizer steps of each phase, in place of the phases' own `steps`.
+        model: Which BERT.
+        optimizer: How weights are updated.
+        validation: When and on what the validation loss is measured.
+        checkpoint: When the run is saved.
+        precision: Of weights and activations in forward and backward passes, fp32 or bf16. Gradients are summed,
+            and weights updated, in fp32 either way.
+        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well.
+        deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
+        micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
+        seed: Of weights, dropout and the order of instances.
+    """
+
+    data: str
+    output: str
+    phases: list[Phase]
+    steps: list[int] = field(default_factory=list)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    zero_stage: Literal[0, 1, 2] = 1
+    deepspeed: str | None = None
+    micro_tokens: int = 16_384
+    seed: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return sum(phase.steps for phase in self.phases)
+
+
+# Settings that a continued run may change: they move work and files around, not what is learned.
+FREE_ON_RESUME = ("data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens")
+
+
+def resolve(settings: PretrainSettings) -> PretrainSettings:
+    """The settings with `steps` written into the phases and everything that can be checked alone checked.
+
+    Raises:
+        ValueError: Numbers that do not fit each other.
+    """
+    if not settings.phases:
+        raise ValueError("phases is empty; give at least one phase (see configs/pretrain)")
+    phases = settings.phases
+    if settings.steps:
+        if len(settings.steps) != len(phases):
+            raise ValueError(f"--steps has {len(settings.steps)} numbers for {len(phases)} phases; give one for each")
+        phases = [dataclasses.replace(phase, steps=steps) for phase, steps in zip(phases, settings.steps, strict=True)]
+    longest = max(phase.seq_len for phase in phases)
+    if settings.micro_tokens < longest:
+        raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
+    for name in ("interval", "num_instances"):
+        if getattr(settings.validation, name) < 0:
+            raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
+    if min(settings.checkpoint.interval, settings.checkpoint.keep) < 0:
+        raise ValueError(f"checkpoint.interval and checkpoint.keep must be at least 0, got {settings.checkpoint}")
+    return dataclasses.replace(settings, phases=phases, steps=[])
+
+
+def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Settings, as plain values, that differ between two runs and may not: (key, old value, new value)."""
+    for key in sorted({*old, *new}):
+        if not prefix and key in FREE_ON_RESUME:
+            continue
+        yield from _changes_of_value(f"{prefix}{key}", old.get(key), new.get(key))
+
+
+def _changes_of_value(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        yield from changes(old, new, f"{key}.")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _changes_of_value(f"{key}.{index}", *pair)
+    elif old != new:
+        yield key, old, new
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Writes the newest checkpoint of a run as a folder that Hugging Face transformers opens.
+
+    Attributes:
+        run: The run's folder.
+        output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
+    """
+
+    run: str
+    output: str
+
+
+@dataclass(frozen=True)
+class FillMaskSettings:
+    """Prints what an exported model would put in the place of [MASK].
+
+    Attributes:
+        model: Folder written by export, or by transformers.
+        text: Text with one [MASK] or several.
+        top_k: Candidates for each [MASK].
+    """
+
+    model: str
+    text: str
+    top_k: int = 5
