@@ -27,19 +27,13 @@ def loss_columns(sums: list[float], masked: int, instances: int) -> dict[str, fl
     }
 
 
-def unigram_entropy(label_counts_V: npt.NDArray[np.int64]) -> float:
-    """Entropy, in nats, of the masked tokens: a lower bound of the loss of any guess that never looks at the context.
+def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
+    """Entropy, in nats, of tokens counted in a text: a lower bound of the loss of any guess that ignores the context.
 
-    Far too low where labels are few: 12,000 labels of a vocabulary of 8,000 gave 6.56 where 1.8 M gave 6.99.
+    Too low where tokens are few, by about V / 2N for V kinds among N tokens: 0.02 at 8,000 kinds among 200,000.
     """
-    counts = label_counts_V[label_counts_V > 0]
+    counts = counts_V[counts_V > 0]
     return math.log(counts.sum()) - float((counts * np.log(counts)).sum() / counts.sum())
-
-
-def unigram_loss(label_counts_V: npt.NDArray[np.int64], train_counts_V: npt.NDArray[np.int64]) -> float:
-    """Loss, in nats, of guessing the masked tokens by their frequency in training (add-one smoothed) alone."""
-    log_share_V = np.log((train_counts_V + 1) / (train_counts_V.sum() + len(train_counts_V)))
-    return -float((label_counts_V * log_share_V).sum() / label_counts_V.sum())
 
 
 class MetricsFile:

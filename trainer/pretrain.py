@@ -149,8 +149,8 @@ def _log_validation(run: Run, validation_set: ValidationSet | None) -> None:
         row |= {"instances": validation_set.instances, "masked": validation_set.masked}
         MetricsFile(run.folder.metrics).append(row)
     run.progress.say(
-        f"step {run.position.step}: validation MLM loss {columns['mlm_loss']:.3f} nats (unigram frequencies alone "
-        f"{columns['unigram_loss']:.3f}), accuracy {columns['mlm_accuracy']:.3f}; NSP accuracy "
+        f"step {run.position.step}: validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
+        f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}; NSP accuracy "
         f"{columns['nsp_accuracy']:.3f}"
     )
 

@@ -1,6 +1,6 @@
 """Validation loss: the same instances at every measurement, each counted once whatever the number of ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,10 @@ import torch.distributed
 
 from pipeline.shards.dataset import Dataset
 from trainer.engine import forward_sums, stack_sums
-from trainer.metrics import loss_columns, unigram_entropy, unigram_loss
+from trainer.metrics import loss_columns, unigram_entropy
 from trainer.ranks import Ranks
 from trainer.settings import PretrainSettings
-from trainer.stream.step import MicroBatch, StepLoader, iterate_validation
-
-# Training instances whose masked tokens are counted: 1 % of noise in the unigram loss, read in a fraction of a second.
-COUNTED_INSTANCES = 20_000
+from trainer.stream.step import MicroBatch, iterate_validation
 
 
 @dataclass(frozen=True)
@@ -28,13 +25,13 @@ class ValidationSet:
         micro_batches: This rank's share.
         instances: Of all ranks.
         masked: Masked positions of all ranks.
-        baselines: unigram_entropy and unigram_loss of the masked tokens, see `trainer.metrics`.
+        unigram_entropy: Of the text of all ranks, in nats; see `trainer.metrics`.
     """
 
     micro_batches: list[MicroBatch]
     instances: int
     masked: int
-    baselines: dict[str, float]
+    unigram_entropy: float
 
 
 def load_validation_set(
@@ -57,19 +54,15 @@ def load_validation_set(
         max_instances=instances,
     )
     micro_batches = list(share)
-    label_counts_V = _count_labels(micro_batches, dataset, ranks)
-    counted = min(sizes["train"], COUNTED_INSTANCES)
-    train_counts_V = _count_labels(_first_train_share(dataset, seq_len, counted, settings, ranks), dataset, ranks)
-    baselines = {
-        "unigram_entropy": unigram_entropy(label_counts_V),
-        "unigram_loss": unigram_loss(label_counts_V, train_counts_V),
-    }
-    return ValidationSet(micro_batches, instances, int(label_counts_V.sum()), baselines)
+    masked = torch.tensor(sum(len(batch.masked_labels) for batch in micro_batches))
+    torch.distributed.all_reduce(masked, group=ranks.counts_group)
+    entropy = unigram_entropy(_count_text(micro_batches, dataset, ranks))
+    return ValidationSet(micro_batches, instances, int(masked), entropy)
 
 
 @torch.no_grad()
 def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[str, float]:
-    """Losses and accuracies over the whole set, without dropout, and its baselines; equal on all ranks."""
+    """Losses and accuracies over the whole set, without dropout, beside its entropy; equal on all ranks."""
     model = engine.module
     model.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
@@ -78,31 +71,16 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
     model.train()
     torch.distributed.all_reduce(totals)
     columns = loss_columns(totals.tolist(), validation_set.masked, validation_set.instances)
-    return {**columns, **validation_set.baselines}
+    return {**columns, "unigram_entropy": validation_set.unigram_entropy}
 
 
-def _first_train_share(
-    dataset: Dataset, seq_len: int, instances: int, settings: PretrainSettings, ranks: Ranks
-) -> list[MicroBatch]:
-    """This rank's share of the first instances of training, as one large step of the stream."""
-    if instances < ranks.world_size:
-        return []
-    with StepLoader(
-        dataset,
-        "train",
-        seq_len,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        global_batch=instances,
-        micro_tokens=settings.micro_tokens,
-        seed=settings.seed,
-    ) as loader:
-        return next(loader).micro_batches
-
-
-def _count_labels(batches: Iterable[MicroBatch], dataset: Dataset, ranks: Ranks) -> npt.NDArray[np.int64]:
-    """How often each token [V] is a masked one, over all ranks."""
-    labels = torch.cat([torch.zeros(0, dtype=torch.int64), *(batch.masked_labels for batch in batches)])
-    counts_V = torch.bincount(labels, minlength=dataset.manifest.vocab_size)
+def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> npt.NDArray[np.int64]:
+    """How often each token [V] stands in the text as it was before masking, over all ranks; no [CLS], [SEP]."""
+    counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
+    for batch in batches:
+        text_T = batch.input_ids.index_copy(0, batch.masked_positions, batch.masked_labels)
+        counts_V += torch.bincount(text_T, minlength=len(counts_V))
+    special = dataset.manifest.special_ids
+    counts_V[[special["cls"], special["sep"]]] = 0
     torch.distributed.all_reduce(counts_V, group=ranks.counts_group)
     return counts_V.numpy()

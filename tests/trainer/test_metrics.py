@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from trainer.metrics import MetricsFile, loss_columns, unigram_entropy, unigram_loss
+from trainer.metrics import MetricsFile, loss_columns, unigram_entropy
 
 
 def test_columns_are_means_over_global_counts():
@@ -16,20 +16,6 @@ def test_unigram_entropy_of_known_distributions():
     assert unigram_entropy(np.array([0, 5, 5, 5, 5])) == pytest.approx(math.log(4))
     assert unigram_entropy(np.array([0, 7, 0])) == pytest.approx(0.0)
     assert unigram_entropy(np.array([1, 3])) == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
-
-
-def test_unigram_loss_is_the_cross_entropy_under_smoothed_training_frequencies():
-    loss = unigram_loss(np.array([0, 1, 3]), np.array([0, 1, 2]))
-    assert loss == pytest.approx(-0.25 * math.log(2 / 6) - 0.75 * math.log(3 / 6))
-
-
-def test_few_labels_make_the_entropy_too_low_and_leave_the_loss_right():
-    rng = np.random.default_rng(0)
-    shares = 1 / np.arange(1, 1001) / (1 / np.arange(1, 1001)).sum()
-    true = -(shares * np.log(shares)).sum()
-    few, many = rng.multinomial(1000, shares), rng.multinomial(300_000, shares)
-    assert unigram_entropy(few) < true - 0.15
-    assert unigram_loss(few, many) == pytest.approx(true, abs=0.1)
 
 
 def test_rows_after_the_step_resumed_from_are_cut(tmp_path):
