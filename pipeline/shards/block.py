@@ -19,6 +19,7 @@ TOKENS_PER_BLOCK = 65_536
 ZSTD_LEVEL = 1
 # Handing a block's dozen buffers to Arrow's threads costs 1.5 times the CPU; decode several blocks at once instead.
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 Array = npt.NDArray[Any]
 
@@ -131,9 +132,13 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
         ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the values.
     """
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data), options=_READ_OPTIONS) as reader:
+        source = pa.BufferReader(data)
+        with pa.ipc.open_stream(source, options=_READ_OPTIONS) as reader:
             batch = reader.read_next_batch()
             _expect(_is_at_end(reader), where, "more than one record batch")
+            # Arrow takes a stream without its end marker, and does not look at what follows the marker.
+            whole = source.tell() == len(data) and bytes(data[-8:]) == _END_OF_STREAM
+            _expect(whole, where, "its end is missing, or other bytes follow it")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, StopIteration) as error:
         raise ValueError(f"{where}: not an Arrow block: {error}") from error
     token_dtype = (

@@ -60,12 +60,15 @@ class Dataset:
         return sorted(found, key=lambda shard: shard.name)
 
     def blocks(self, shard: Shard) -> BlockTable:
-        """Where a shard's blocks lie; one small read."""
+        """Where a shard's blocks lie. The table of all shards is read once, whole.
+
+        A file left open on an object store would keep the interpreter from exiting, and a read of one row group
+        costs a round trip for each lane; the whole table is some 20 bytes a block, 40 MB for a billion instances.
+        """
         where = self.locate(BLOCKS_TABLE)
         with self._lock:
             if self._block_file is None:
-                source = self.filesystem.open(f"{self.root}/{BLOCKS_TABLE}", "rb")
-                self._block_file = open_blocks_table(source, len(self.all_shards), where)
+                self._block_file = open_blocks_table(self.read_file(BLOCKS_TABLE), len(self.all_shards), where)
             return read_block_table(self._block_file, self._rows[shard.name], shard, where)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:

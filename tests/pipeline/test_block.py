@@ -1,0 +1,189 @@
+"""The block codec: what goes in comes out, what is not a block of ours is refused, and its digest never changes."""
+
+import dataclasses
+import hashlib
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.shards.block import (
+    Block,
+    block_digest,
+    block_instances,
+    checksum,
+    concatenate_blocks,
+    content_hash,
+    decode_block,
+    encode_block,
+)
+
+# Two instances by hand: [CLS] 10 [MASK] [SEP] 12 [SEP] and [CLS] 13 [SEP] [MASK] [SEP].
+TINY = Block(
+    input_ids=np.array([2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3], np.uint16),
+    offsets=np.array([0, 6, 11], np.int32),
+    segment_a_length=np.array([4, 3], np.uint16),
+    masked_lm_positions=np.array([2, 3], np.uint16),
+    masked_lm_ids=np.array([11, 14], np.uint16),
+    masked_offsets=np.array([0, 1, 2], np.int32),
+    is_random_next=np.array([False, True]),
+    document_a=np.array([1, 2**64 - 2], np.uint64),
+    document_b=np.array([1, 7], np.uint64),
+)
+EMPTY = TINY.slice(1, 1)
+FIELDS = [field.name for field in dataclasses.fields(Block)]
+
+
+def assert_equal(left: Block, right: Block) -> None:
+    for name in FIELDS:
+        assert getattr(left, name).dtype == getattr(right, name).dtype, name
+        assert getattr(left, name).tolist() == getattr(right, name).tolist(), name
+
+
+def batch_of(block: Block = TINY) -> pa.RecordBatch:
+    with pa.ipc.open_stream(encode_block(block)) as reader:
+        return reader.read_next_batch()
+
+
+def stream_of(*batches: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def with_column(name: str, values: pa.Array) -> bytes:
+    batch = batch_of()
+    index = batch.schema.get_field_index(name)
+    columns = [values if i == index else column for i, column in enumerate(batch.columns)]
+    return stream_of(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+
+
+def test_a_block_counts_itself():
+    assert (TINY.num_instances, TINY.num_tokens, TINY.num_masked) == (2, 11, 2)
+    assert (EMPTY.num_instances, EMPTY.num_tokens, EMPTY.num_masked) == (0, 0, 0)
+    assert [block_instances(seq_len) for seq_len in (128, 512)] == [512, 128]
+
+
+@pytest.mark.parametrize("block", [TINY, EMPTY, TINY.slice(1, 2)])
+def test_round_trip_of_literal_blocks(block):
+    assert_equal(decode_block(encode_block(block), "here"), block)
+
+
+def test_wide_token_ids_stay_wide():
+    ids = {name: getattr(TINY, name).astype(np.uint32) + 70_000 for name in ("input_ids", "masked_lm_ids")}
+    wide = dataclasses.replace(TINY, **ids)
+    assert_equal(decode_block(encode_block(wide), "here"), wide)
+    assert block_digest(wide) != block_digest(TINY)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 60), st.integers(0, 5), st.data())
+def test_round_trip_slices_and_joins_of_random_blocks(make_block, num_instances, seed, data):
+    block = decode_block(encode_block(made := make_block(num_instances, seed=seed)), "here")
+    assert_equal(block, made)
+    cut = data.draw(st.integers(0, num_instances))
+    parts = [made.slice(0, cut), made.slice(cut, num_instances)]
+    assert_equal(concatenate_blocks(parts), made)
+    for part in parts:  # a slice is encoded as itself, without what lies around it
+        again = decode_block(encode_block(part), "here")
+        assert_equal(again, part)
+        assert block_digest(again) == block_digest(part)
+
+
+def test_a_slice_counts_from_zero():
+    second = TINY.slice(1, 2)
+    assert second.input_ids.tolist() == [2, 13, 3, 4, 3]
+    assert (second.offsets.tolist(), second.masked_offsets.tolist()) == ([0, 5], [0, 1])
+    assert_equal(concatenate_blocks([second, TINY, EMPTY]).slice(1, 3), TINY)
+
+
+def test_equal_blocks_give_equal_bytes(make_block):
+    whole = concatenate_blocks([make_block(20), make_block(20, first_id=20)])
+    assert encode_block(whole.slice(20, 40)) == encode_block(make_block(20, first_id=20))
+
+
+def test_a_digest_by_hand():
+    columns = [
+        struct.pack("<4Q", 2, 11, 2, 2),  # instances, tokens, masked, bytes of an id
+        struct.pack("<11H", 2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3),
+        struct.pack("<2I", 6, 5),
+        struct.pack("<2H", 4, 3),
+        struct.pack("<2H", 2, 3),
+        struct.pack("<2H", 11, 14),
+        struct.pack("<2I", 1, 1),
+        b"\0\1",
+        struct.pack("<2Q", 1, 2**64 - 2),
+        struct.pack("<2Q", 1, 7),
+    ]
+    assert block_digest(TINY) == hashlib.blake2b(b"".join(columns), digest_size=32).digest()
+
+
+def test_digests_never_change():
+    assert block_digest(TINY).hex() == "796291be7a25451150ba3340d37f6b6bd4f27a165fb1dba154be7e27df7d7960"
+    assert block_digest(EMPTY).hex() == "e21e428dd550164b9800d4f0cb60e06915798f1bf460119bebe0d156c4be02d9"
+    assert (
+        content_hash([block_digest(TINY), block_digest(EMPTY)])
+        == "da646125c7a06f1c58a3e35ed9ab670b9e2f2d4b8e3b52d3a8a1bba99a5708a3"
+    )
+    assert checksum(b"123456789") == 0xCBF43926
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_digest_covers_every_column(name):
+    changed = getattr(TINY, name).copy()
+    if name == "offsets":
+        changed[1] += 1
+    elif name == "masked_offsets":
+        changed[1] -= 1
+    else:
+        changed[-1] = not changed[-1] if changed.dtype == bool else changed[-1] + 1
+    assert block_digest(dataclasses.replace(TINY, **{name: changed})) != block_digest(TINY)
+
+
+def test_the_digest_covers_block_boundaries():
+    whole = content_hash([block_digest(TINY)])
+    halves = content_hash([block_digest(TINY.slice(0, 1)), block_digest(TINY.slice(1, 2))])
+    assert whole != halves
+
+
+def list_of(kind: pa.DataType, offsets: list, values: list) -> pa.Array:
+    """A list column as damaged as one likes: nothing is checked here."""
+    values = pa.array(values, kind)
+    field = pa.list_(pa.field("item", kind, nullable=False))
+    buffers = [None, pa.array(offsets, pa.int32()).buffers()[1]]
+    return pa.Array.from_buffers(field, len(offsets) - 1, buffers, children=[values])
+
+
+IDS = [2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not an Arrow block"),
+        (b"PAR1" * 30, "not an Arrow block"),
+        (encode_block(TINY)[:300], "not an Arrow block"),
+        (encode_block(TINY)[:-9], "not an Arrow block"),
+        (encode_block(TINY)[:-8], "its end is missing"),
+        (encode_block(TINY) + b"\0", "its end is missing, or other bytes follow it"),
+        (encode_block(TINY) * 2, "its end is missing, or other bytes follow it"),
+        (stream_of(batch_of(), batch_of()), "more than one record batch"),
+        (stream_of(batch_of().drop_columns(["document_b"])), "schema is"),
+        (stream_of(batch_of().rename_columns(list("abcdefg"))), "schema is"),
+        (with_column("is_random_next", pa.array([True, None])), "is_random_next holds nulls"),
+        (with_column("document_a", pa.array([1, None], pa.uint64())), "document_a holds nulls"),
+        (with_column("input_ids", list_of(pa.uint16(), [0, 6, 11], [None, *IDS[1:]])), "input_ids holds nulls"),
+        (with_column("input_ids", list_of(pa.uint16(), [0, 12, 11], IDS)), "offsets of input_ids do not fit its 11"),
+        (with_column("masked_lm_ids", list_of(pa.uint16(), [0, 2, 2], [11, 14])), "masked_lm_ids differ in length"),
+        (with_column("segment_a_length", pa.array([4, 5], pa.uint16())), "segment_a_length reaches past"),
+    ],
+)
+def test_what_is_not_a_block_is_refused(data, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        decode_block(data, "shard-00000.tar, block 3")
+    assert str(caught.value).startswith("shard-00000.tar, block 3: ")

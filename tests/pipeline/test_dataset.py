@@ -1,0 +1,219 @@
+"""A finished dataset: opened, read, and refused where a file of it was tampered with or belongs to another."""
+
+import dataclasses
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from pipeline.shards import manifest as tables
+from pipeline.shards.block import block_digest, concatenate_blocks, content_hash, decode_block
+from pipeline.shards.dataset import open_dataset
+
+TRAIN = ((20, 9), (13, 17))
+FIRST_SHARD = "train/L8192/pass-00/shard-00000.tar"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_dataset) -> Path:
+    return make_dataset(tmp_path / "dataset", TRAIN, validation=(5,))
+
+
+def rewrite_manifest(folder: Path, **changes) -> None:
+    path = folder / tables.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def shard_rows(folder: Path) -> list[tables.Shard]:
+    return tables.parse_shards_table((folder / tables.SHARDS_TABLE).read_bytes(), "here")
+
+
+def block_tables(folder: Path) -> list[tables.BlockTable]:
+    rows = shard_rows(folder)
+    file = tables.open_blocks_table((folder / tables.BLOCKS_TABLE).read_bytes(), len(rows), "here")
+    return [tables.read_block_table(file, i, shard, "here") for i, shard in enumerate(rows)]
+
+
+def test_passes_and_shards_are_found(folder):
+    dataset = open_dataset(str(folder))
+    assert [dataset.num_passes(split, 8192) for split in ("train", "validation")] == [2, 1]
+    found = [[(shard.name, shard.instances) for shard in dataset.shards("train", 8192, i)] for i in range(2)]
+    assert found == [
+        [(FIRST_SHARD, 20), ("train/L8192/pass-00/shard-00001.tar", 9)],
+        [("train/L8192/pass-01/shard-00000.tar", 13), ("train/L8192/pass-01/shard-00001.tar", 17)],
+    ]
+    assert dataset.shards("train", 8192, 2) == []
+    totals = {(group.split, group.passes, group.shards, group.instances) for group in dataset.manifest.groups}
+    assert totals == {("train", 2, 4, 59), ("validation", 1, 1, 5)}
+
+
+def test_other_lengths_are_refused_with_the_choices(folder):
+    with pytest.raises(
+        ValueError, match="no train instances of seq_len 128; the dataset has train L8192, validation L8192"
+    ):
+        open_dataset(str(folder)).num_passes("train", 128)
+
+
+def test_block_tables_lead_to_the_blocks_and_the_tar_members(folder):
+    dataset = open_dataset(str(folder))
+    [shard, _] = dataset.shards("train", 8192, 0)
+    table = dataset.blocks(shard)
+    assert table.instances.tolist() == [8, 8, 4]
+    ranges = zip(table.offset.tolist(), table.size.tolist(), strict=True)
+    bodies = [dataset.read_bytes(shard.name, start, start + size) for start, size in ranges]
+    with tarfile.open(folder / shard.name) as tar:
+        assert [tar.extractfile(member).read() for member in tar] == bodies
+    blocks = [decode_block(body, "here") for body in bodies]
+    assert concatenate_blocks(blocks).document_a.tolist() == list(range(20))
+    assert content_hash([block_digest(block) for block in blocks]) == shard.content_hash
+    assert hashlib.sha256((folder / shard.name).read_bytes()).hexdigest() == shard.sha256
+
+
+def test_a_dataset_opens_at_any_fsspec_url(folder):
+    memory = fsspec.filesystem("memory")
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        memory.pipe_file(f"/data/{path.relative_to(folder)}", path.read_bytes())
+    dataset = open_dataset("memory://data")
+    [shard, _] = dataset.shards("train", 8192, 1)
+    assert dataset.blocks(shard).instances.tolist() == [8, 5]
+    assert dataset.read_file("vocab.txt").startswith(b"[PAD]\n")
+    assert dataset.locate("vocab.txt") == "memory://data/vocab.txt"
+    memory.rm("/data", recursive=True)
+
+
+def test_an_unfinished_dataset_is_refused(folder):
+    (folder / tables.MANIFEST).unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no manifest.json: not a finished dataset; run `python -m pipeline"
+    ):
+        open_dataset(str(folder))
+
+
+@pytest.mark.parametrize("name", [tables.SHARDS_TABLE, "vocab.txt"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing; restore or rebuild the dataset"):
+        open_dataset(str(folder)).read_file(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a dataset manifest"),
+        (b"[]", "not a dataset manifest"),
+        (b"{}", "not a dataset manifest: KeyError"),
+        (b'{"format_version": 2}', "format_version is 2, this version reads 1"),
+        (b'{"format_version": 1, "groups": []}', "not a dataset manifest: .*missing"),
+    ],
+)
+def test_what_is_not_a_manifest_is_refused(folder, content, message):
+    (folder / tables.MANIFEST).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        open_dataset(str(folder))
+
+
+@pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
+@pytest.mark.parametrize("spoil", [lambda _: b"", lambda data: data[:-20], lambda data: b"PAR1" + data[:40]])
+def test_damaged_tables_are_refused(folder, name, spoil):
+    (folder / name).write_bytes(spoil((folder / name).read_bytes()))
+    with pytest.raises(ValueError, match=rf"{name}: a damaged Parquet table: .*; restore or rebuild"):
+        (dataset := open_dataset(str(folder))).blocks(dataset.all_shards[0])
+
+
+def test_tables_of_another_kind_are_refused(folder):
+    (folder / tables.SHARDS_TABLE).write_bytes((folder / tables.BLOCKS_TABLE).read_bytes())
+    with pytest.raises(ValueError, match=r"shards.parquet: columns are \['shard', 'offset', .* expected \['split', "):
+        open_dataset(str(folder))
+
+
+@pytest.mark.parametrize(
+    "change", [{"content_hash": "0" * 64}, {"name": "train/L8192/pass-00/shard-00007.tar"}, {"pass_index": 1}]
+)
+def test_a_shard_table_that_is_not_the_manifests_is_refused(folder, change):
+    rows = shard_rows(folder)
+    rows[0] = dataclasses.replace(rows[0], **change)
+    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
+    with pytest.raises(
+        ValueError, match=r"shards.parquet does not belong to manifest.json: its root hash is \w{64}, the"
+    ):
+        open_dataset(str(folder))
+
+
+def change_counts(table: tables.BlockTable) -> tables.BlockTable:
+    return dataclasses.replace(table, instances=table.instances + 1)
+
+
+def change_tokens(table: tables.BlockTable) -> tables.BlockTable:
+    return dataclasses.replace(table, tokens=table.tokens - 1)
+
+
+def swap_blocks(table: tables.BlockTable) -> tables.BlockTable:
+    return dataclasses.replace(table, offset=table.offset[::-1].copy())
+
+
+def reach_past_the_end(table: tables.BlockTable) -> tables.BlockTable:
+    return dataclasses.replace(table, size=table.size + np.array([0, 0, 10**6]))
+
+
+@pytest.mark.parametrize("change", [change_counts, change_tokens, swap_blocks, reach_past_the_end])
+def test_block_tables_that_do_not_describe_their_shard_are_refused(folder, change):
+    first, *others = block_tables(folder)
+    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table([change(first), *others]))
+    dataset = open_dataset(str(folder))
+    with pytest.raises(ValueError, match=rf"blocks.parquet: rows of {FIRST_SHARD} do not describe it"):
+        dataset.blocks(dataset.shards("train", 8192, 0)[0])
+
+
+def test_block_tables_of_another_dataset_are_refused(folder):
+    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table(block_tables(folder)[:-1]))
+    dataset = open_dataset(str(folder))
+    with pytest.raises(ValueError, match=r"blocks.parquet: 4 row groups, expected one for each of 5 shards"):
+        dataset.blocks(dataset.all_shards[0])
+
+
+def test_tables_come_back_as_written(folder):
+    rows, blocks = shard_rows(folder), block_tables(folder)
+    assert tables.parse_shards_table(tables.shards_table(rows), "here") == rows
+    again = tables.open_blocks_table(tables.blocks_table(blocks), len(rows), "here")
+    for index, (shard, table) in enumerate(zip(rows, blocks, strict=True)):
+        found = tables.read_block_table(again, index, shard, "here")
+        for name in ("offset", "size", "instances", "tokens", "crc32"):
+            assert getattr(found, name).tolist() == getattr(table, name).tolist()
+            assert getattr(found, name).dtype == getattr(table, name).dtype
+
+
+def test_hashes_by_hand(folder):
+    def hash_of(*lines: str) -> str:
+        return hashlib.blake2b("".join(f"{line}\n" for line in lines).encode(), digest_size=32).hexdigest()
+
+    content = {row.name: row.content_hash for row in shard_rows(folder)}
+    lines = [
+        f"{name} {hash_of(*(f'{shard} {content[shard]}' for shard in sorted(content) if shard.startswith(name)))}"
+        for name in ("train/L8192/pass-00", "train/L8192/pass-01", "validation/L8192/pass-00")
+    ]
+    assert tables.root_hash(shard_rows(folder)) == hash_of(*lines)
+    assert tables.root_hash(reversed(shard_rows(folder))) == hash_of(*lines)
+
+
+def test_settings_are_hashed_as_canonical_json():
+    expected = hashlib.blake2b(b'{"a":[1,2],"b":"\\u00e9"}', digest_size=32).hexdigest()
+    assert tables.settings_hash({"b": "é", "a": [1, 2]}) == expected
+
+
+def test_the_manifest_comes_back_as_written(folder):
+    manifest = open_dataset(str(folder)).manifest
+    assert tables.parse_manifest(manifest.to_json(), "here") == manifest
+    rewrite_manifest(folder, surprise=1)
+    with pytest.raises(ValueError, match=r"not a dataset manifest: .*surprise"):
+        open_dataset(str(folder))
+
+
+def test_a_short_answer_of_the_store_is_an_error(folder):
+    dataset = open_dataset(str(folder))
+    size = (folder / FIRST_SHARD).stat().st_size
+    with pytest.raises(OSError, match=f"asked for bytes 0-{size + 1}, got {size} of {size + 1}"):
+        dataset.read_bytes(FIRST_SHARD, 0, size + 1)

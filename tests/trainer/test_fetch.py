@@ -1,0 +1,281 @@
+"""Reading ahead: every fault a store was seen to make is mended or named, and never costs an instance."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.manifest import BLOCKS_TABLE, blocks_table, open_blocks_table, read_block_table
+from trainer.stream import ranged_read
+from trainer.stream.fetch import BlockWindow
+from trainer.stream.prefetch import Prefetcher
+from trainer.stream.ranged_read import ReadSettings, ShardReadError
+
+Fault = Callable[[bytes], bytes]
+QUICK = ReadSettings(timeout_seconds=0.3, budget_seconds=1.0, num_threads=2)
+
+
+class FaultyFileSystem(LocalFileSystem):
+    """Local files; each fault spoils one read of a shard, in order, and the last one stays when `lasting`."""
+
+    cachable = False
+
+    def __init__(self, faults: Iterable[Fault], lasting: bool = False) -> None:
+        super().__init__()
+        self.faults = list(faults)
+        self.lasting = lasting
+        self.shard_reads = 0
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        data = super().cat_file(path, start=start, end=end, **kwargs)
+        if not path.endswith(".tar"):
+            return data
+        self.shard_reads += 1
+        if not self.faults:
+            return data
+        return (self.faults[0] if self.lasting and len(self.faults) == 1 else self.faults.pop(0))(data)
+
+
+def short_body(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def wrong_byte(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def connection_reset(data: bytes) -> bytes:
+    raise ConnectionResetError("connection reset by peer")
+
+
+def foreign_error(data: bytes) -> bytes:
+    raise LookupError("a driver's own kind of error: 503 SlowDown")
+
+
+def stall(data: bytes) -> bytes:
+    time.sleep(1.0)
+    return data
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch):
+    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_dataset) -> Path:
+    return make_dataset(tmp_path / "dataset", train=((60, 45),))
+
+
+def over_faulty_store(folder: Path, faults: Iterable[Fault], lasting: bool = False) -> tuple[Dataset, FaultyFileSystem]:
+    store = FaultyFileSystem(faults, lasting)
+    good = open_dataset(str(folder))
+    return Dataset(good.url, store, good.root, good.manifest, list(good.all_shards)), store
+
+
+def each_block(sizes: list[int]) -> Iterator[np.ndarray]:
+    """One step for every block of 8 instances, in order."""
+    for shard, size in enumerate(sizes):
+        for block in range(-(-size // 8)):
+            yield np.array([[shard, block, 0, min(8, size - 8 * block)]])
+
+
+def window_over(dataset: Dataset, settings: ReadSettings = QUICK, steps: Iterator | None = None) -> BlockWindow:
+    return BlockWindow(dataset, dataset.shards("train", 8192, 0), steps or each_block([60, 45]), settings)
+
+
+def read_all(window: BlockWindow) -> list[int]:
+    found = [n for slices in window for part in slices for n in part.block.document_a[part.start : part.stop].tolist()]
+    window.close()
+    return found
+
+
+EVERYTHING = [*range(60), *range(100_000, 100_045)]
+
+
+def test_blocks_come_in_order_and_neighbours_in_one_request(folder):
+    window = window_over(open_dataset(str(folder)))
+    assert read_all(window) == EVERYTHING
+    assert (window.counts.blocks, window.counts.requests) == (14, 2)
+
+
+def test_requests_stay_below_their_size(folder):
+    dataset = open_dataset(str(folder))
+    table = dataset.blocks(dataset.shards("train", 8192, 0)[0])
+    two_blocks = int(table.offset[1] + table.size[1] - table.offset[0])
+    window = window_over(dataset, ReadSettings(max_read_bytes=two_blocks + 600))
+    assert read_all(window) == EVERYTHING
+    assert 7 <= window.counts.requests <= 9
+
+
+def test_a_block_of_many_steps_is_read_and_decoded_once(folder):
+    steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
+    window = window_over(open_dataset(str(folder)), steps=iter(steps))
+    taken = list(window)
+    assert window.counts.blocks == 2
+    assert all(slices[0].block is taken[0][0].block for slices in taken)
+
+
+def test_memory_is_bounded_and_blocks_are_let_go(folder):
+    dataset = open_dataset(str(folder))
+    sizes = np.concatenate([dataset.blocks(shard).size for shard in dataset.shards("train", 8192, 0)])
+    buffer_bytes = 8 * int(sizes.max())  # 4 blocks, as stored bytes count twice
+    window = window_over(dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2))
+    held = []
+    for _ in window:
+        held.append(sum(item.cost_bytes for item in window._held.values()))
+        assert held[-1] == window._held_bytes
+    assert max(held) <= buffer_bytes + 2 * int(sizes.max())
+    assert held[-1] == 0
+    assert 3 <= window.counts.requests <= 7
+    window.close()
+
+
+def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
+    steps = [np.concatenate(list(each_block([60, 45])))] * 3
+    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1), iter(steps))
+    assert read_all(window) == EVERYTHING * 3
+
+
+@pytest.mark.parametrize("fault", [short_body, wrong_byte, connection_reset, foreign_error, stall])
+def test_a_passing_fault_is_mended(folder, fault):
+    dataset, store = over_faulty_store(folder, [fault, fault])
+    assert read_all(window_over(dataset)) == EVERYTHING
+    assert store.shard_reads == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (short_body, "asked for bytes 512-"),
+        (connection_reset, "connection reset by peer"),
+        (foreign_error, "503 SlowDown"),
+        (stall, "no answer within 0."),
+    ],
+)
+def test_a_lasting_fault_is_named(folder, fault, cause):
+    dataset, store = over_faulty_store(folder, [fault], lasting=True)
+    with pytest.raises(ShardReadError) as caught:
+        read_all(window_over(dataset))
+    message = str(caught.value)
+    assert f"{folder}/train/L8192/pass-00/shard-00000.tar, blocks 0 to 7 (bytes 512-" in message
+    assert "gave up after" in message
+    assert "attempts in" in message
+    assert cause in message
+    assert store.shard_reads >= 3
+
+
+def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):
+    dataset, store = over_faulty_store(folder, [wrong_byte], lasting=True)
+    with pytest.raises(ShardReadError, match=r"shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"):
+        read_all(window_over(dataset, ReadSettings(num_threads=1)))
+    assert store.shard_reads == 3
+
+
+def test_one_wrong_byte_on_disk_names_its_block(folder):
+    dataset = open_dataset(str(folder))
+    shard = dataset.shards("train", 8192, 0)[1]
+    table, path = dataset.blocks(shard), folder / shard.name
+    content = bytearray(path.read_bytes())
+    content[int(table.offset[3]) + 100] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ShardReadError, match=f"shard-00001.tar, block 3 at byte {table.offset[3]}: crc32"):
+        read_all(window_over(dataset))
+
+
+def test_a_file_cut_at_a_record_is_an_error(folder):
+    dataset = open_dataset(str(folder))
+    shard = dataset.shards("train", 8192, 0)[1]
+    path = folder / shard.name
+    path.write_bytes(path.read_bytes()[: int(dataset.blocks(shard).offset[4]) - 512])
+    with pytest.raises(ShardReadError, match=r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got"):
+        read_all(window_over(dataset))
+
+
+def test_a_missing_shard_is_an_error_at_once(folder):
+    (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
+    window = window_over(open_dataset(str(folder)), ReadSettings())
+    with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"):
+        read_all(window)
+
+
+def test_a_block_table_without_full_blocks_is_refused(folder):
+    dataset = open_dataset(str(folder))
+    shards = dataset.all_shards
+    file = open_blocks_table((folder / BLOCKS_TABLE).read_bytes(), 2, "here")
+    tables = [read_block_table(file, i, shard, "here") for i, shard in enumerate(shards)]
+    tables[0].instances.setflags(write=True)
+    tables[0].instances[:2] = (7, 9)
+    (folder / BLOCKS_TABLE).write_bytes(blocks_table(tables))
+    with pytest.raises(
+        ValueError, match=r"blocks.parquet, rows of .*shard-00000.tar: blocks before the last must hold 8"
+    ):
+        read_all(window_over(open_dataset(str(folder))))
+
+
+def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
+    dataset = open_dataset(str(folder))
+    first, _ = dataset.shards("train", 8192, 0)
+    table = dataset.blocks(first)
+    body = memoryview(dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7])))
+    with pytest.raises(ValueError, match=r"here, block 0 at byte 512: holds \(4, \d+\) instances and tokens"):
+        ranged_read.decode_checked(body, first, table, 0, "here")
+
+
+def test_prefetched_items_end_or_fail_where_they_would():
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise ShardReadError("gone")
+
+    assert list(Prefetcher(iter([1, 2, 3]), 2)) == [1, 2, 3]
+    failing = Prefetcher(items(), 2)
+    assert [next(failing), next(failing)] == [1, 2]
+    for _ in range(2):
+        with pytest.raises(ShardReadError, match="gone"):
+            next(failing)
+
+
+def test_closing_ends_a_prefetch_without_end():
+    forever = Prefetcher(iter(lambda: 0, 1), 2)
+    assert next(forever) == 0
+    forever.close()
+    assert not forever._thread.is_alive()
+    with pytest.raises(ValueError, match="the stream is closed"):
+        next(forever)
+
+
+def test_retrying_stops_when_the_stream_is_closed():
+    stop = Event()
+    stop.set()
+    with pytest.raises(ShardReadError, match="gave up after 1 attempts"):
+        ranged_read.retry(lambda _: connection_reset(b""), "here", ReadSettings(), stop)
+
+
+EXIT_WHILE_READING = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from pipeline.shards.dataset import Dataset, open_dataset
+from trainer.stream.step import StepLoader
+
+dataset = open_dataset(sys.argv[1])
+read = dataset.read_bytes
+dataset.read_bytes = lambda *range: (time.sleep(60), read(*range))[1]
+loader = StepLoader(
+    dataset, "train", 8192, rank=0, world_size=1, global_batch=8, micro_tokens=8192, seed=0
+)
+print("leaving", flush=True)
+"""
+
+
+def test_a_stalled_read_does_not_keep_the_interpreter_from_exiting(folder):
+    root = Path(__file__).parents[2]
+    program = [sys.executable, "-c", EXIT_WHILE_READING, str(folder), str(root)]
+    left = subprocess.run(program, capture_output=True, text=True, timeout=40, check=True)
+    assert (left.stdout, left.stderr) == ("leaving\n", "")

@@ -1,0 +1,347 @@
+"""Steps of packed micro-batches: exact for any number of ranks, resumable anywhere, complete."""
+
+import gc
+import json
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.shards.block import Block, concatenate_blocks, decode_block
+from pipeline.shards.dataset import Dataset, open_dataset
+from trainer.stream.order import ShardSize, StreamOrder, rank_runs
+from trainer.stream.packing import (
+    BlockSlice,
+    MicroBatch,
+    cut_micro_batches,
+    empty_micro_batch,
+    gather_slices,
+    pack_micro_batch,
+)
+from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.state import StreamData, StreamState, parse_state
+from trainer.stream.step import RankStep, StepLoader, iterate_validation
+
+SEQ_LEN = 8192
+TRAIN = ((60, 45), (50, 37))
+Instance = tuple
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory, make_dataset) -> Dataset:
+    folder = make_dataset(tmp_path_factory.mktemp("stream"), TRAIN, validation=(30, 23))
+    return open_dataset(str(folder))
+
+
+def loader(dataset: Dataset, **changes) -> StepLoader:
+    settings = {
+        "rank": 0,
+        "world_size": 1,
+        "global_batch": 12,
+        "micro_tokens": SEQ_LEN,
+        "seed": 3,
+        "num_lanes": 4,
+        "reading": ReadSettings(num_threads=2),
+    }
+    return StepLoader(dataset, "train", SEQ_LEN, **(settings | changes))
+
+
+def take(dataset: Dataset, num_steps: int, **changes) -> list[RankStep]:
+    with loader(dataset, **changes) as steps:
+        return [next(steps) for _ in range(num_steps)]
+
+
+def instances_of_block(block: Block) -> list[Instance]:
+    """Everything the model sees of each instance, in plain numbers."""
+    rows = []
+    for n in range(block.num_instances):
+        one = block.slice(n, n + 1)
+        length, first = one.num_tokens, int(one.segment_a_length[0])
+        rows.append(
+            (
+                tuple(one.input_ids.tolist()),
+                tuple([0] * first + [1] * (length - first)),
+                tuple(range(length)),
+                tuple(one.masked_lm_positions.tolist()),
+                tuple(one.masked_lm_ids.tolist()),
+                int(one.is_random_next[0]),
+            )
+        )
+    return rows
+
+
+def instances_of(batches: list[MicroBatch]) -> list[Instance]:
+    rows = []
+    for batch in batches:
+        borders = batch.cu_seqlens.tolist()
+        for n, (start, stop) in enumerate(pairwise(borders)):
+            inside = (batch.masked_positions >= start) & (batch.masked_positions < stop)
+            columns = (batch.input_ids, batch.token_type_ids, batch.position_ids)
+            tokens = [tuple(column[start:stop].tolist()) for column in columns]
+            masked = (
+                tuple((batch.masked_positions[inside] - start).tolist()),
+                tuple(batch.masked_labels[inside].tolist()),
+            )
+            rows.append((*tokens, *masked, int(batch.is_random_next[n])))
+    return rows
+
+
+def read_pass(dataset: Dataset, split: str, pass_index: int) -> list[list[Instance]]:
+    """The instances of every shard of a pass, read plainly."""
+    shards = []
+    for shard in dataset.shards(split, SEQ_LEN, pass_index):
+        data, table = dataset.read_file(shard.name), dataset.blocks(shard)
+        bodies = [data[o : o + size] for o, size in zip(table.offset, table.size, strict=True)]
+        shards.append(instances_of_block(concatenate_blocks([decode_block(body, "here") for body in bodies])))
+    return shards
+
+
+@pytest.fixture(scope="module")
+def batches(dataset) -> list[list[Instance]]:
+    """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs of both passes."""
+    passes = [read_pass(dataset, "train", i) for i in range(2)]
+    sizes = [[ShardSize(s.name, s.instances) for s in dataset.shards("train", SEQ_LEN, i)] for i in range(2)]
+    order = StreamOrder(tuple(map(tuple, sizes)), seed=3, num_lanes=4)
+    found = []
+    for step in range(40):
+        runs = rank_runs(order, 12 * step, 12, 0, 1)
+        rows = zip(*(getattr(runs, name).tolist() for name in ("epoch", "shard", "start", "stop")), strict=True)
+        found.append([passes[e % 2][s][n] for e, s, start, stop in rows for n in range(start, stop)])
+    return found
+
+
+def test_micro_batches_hold_the_planned_instances_in_order(dataset, batches):
+    for step, expected in zip(take(dataset, 40), batches, strict=True):
+        assert instances_of(step.micro_batches) == expected
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 12])
+def test_ranks_share_the_same_global_batches(dataset, batches, world_size):
+    shares = [take(dataset, 30, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for step, (expected, *steps) in enumerate(zip(batches, *shares, strict=False)):
+        assert [row for share in steps for row in instances_of(share.micro_batches)] == expected
+        assert {share.first_position for share in steps} == {12 * step}
+        assert all(share.state == steps[0].state for share in steps)
+
+
+def test_steps_tell_what_they_hold(dataset):
+    first, second = take(dataset, 2, first_step=7)
+    assert (first.step, second.step) == (7, 8)
+    assert (first.first_position, second.first_position) == (0, 12)
+    assert first.num_instances == sum(len(batch.is_random_next) for batch in first.micro_batches) == 12
+    assert first.num_tokens == sum(len(batch.input_ids) for batch in first.micro_batches)
+    assert first.num_masked == sum(len(batch.masked_labels) for batch in first.micro_batches)
+    assert 0 < first.wait_seconds < 30
+
+
+def test_the_state_is_a_few_plain_numbers(dataset):
+    [step] = take(dataset, 1)
+    assert json.loads(json.dumps(step.state)) == step.state
+    [data] = step.state["datasets"]
+    assert len(data.pop("content_root")) == 64
+    assert step.state == {
+        "format": 1,
+        "position": 12,
+        "seed": 3,
+        "num_lanes": 4,
+        "skipped": [],
+        "datasets": [{"split": "train", "seq_len": SEQ_LEN, "pass_instances": [105, 87]}],
+    }
+
+
+@pytest.mark.parametrize("done", [1, 8, 15, 16, 31])
+@pytest.mark.parametrize("world_size", [1, 5])
+def test_resuming_continues_the_same_sequence(dataset, batches, done, world_size):
+    state = json.loads(json.dumps(take(dataset, done)[-1].state))
+    changes = {"state": state, "num_lanes": None, "world_size": world_size, "first_step": done}
+    shares = [take(dataset, 3, rank=rank, **changes) for rank in range(world_size)]
+    for expected, *steps in zip(batches[done:], *shares, strict=False):
+        assert [row for share in steps for row in instances_of(share.micro_batches)] == expected
+    assert [step.step for step in shares[0]] == [done, done + 1, done + 2]
+
+
+def test_the_batch_size_may_change_at_any_step(dataset, batches):
+    state = take(dataset, 2)[-1].state
+    [large] = take(dataset, 1, state=state, num_lanes=None, global_batch=24)
+    assert Counter(instances_of(large.micro_batches)) == Counter(batches[2] + batches[3])
+    [after] = take(dataset, 1, state=large.state)
+    assert instances_of(after.micro_batches) == batches[4]
+
+
+def test_skipped_stretches_are_left_out_and_remembered(dataset, batches):
+    state = parse_state(take(dataset, 3)[-1].state).skipping(24)
+    [step] = take(dataset, 1, state=state.to_dict())
+    assert instances_of(step.micro_batches) == batches[5]
+    assert step.state["skipped"] == [[36, 60]]
+
+
+def test_an_epoch_is_complete(dataset):
+    steps = take(dataset, 16)  # 192 = 105 + 87
+    expected = [row for i in range(2) for shard in read_pass(dataset, "train", i) for row in shard]
+    assert Counter(row for step in steps for row in instances_of(step.micro_batches)) == Counter(expected)
+
+
+def test_blocks_are_read_once_an_epoch(dataset):
+    with loader(dataset, num_lanes=1, reading=ReadSettings(buffer_bytes=20_000, num_threads=2)) as steps:
+        while next(steps).first_position < 192:
+            pass
+        assert 25 <= steps.reads.blocks <= 25 + 25  # a whole epoch, and what is read ahead
+        assert steps.reads.bytes > 25 * 1000
+
+
+def test_micro_tokens_bounds_micro_batches_without_changing_what_they_hold(tmp_path, make_dataset):
+    small = open_dataset(str(make_dataset(tmp_path, ((100,),), seq_len=64, max_tokens=64)))
+    settings = {"rank": 0, "world_size": 1, "global_batch": 50, "seed": 0}
+    shares = []
+    for micro_tokens in (64, 500, 10_000):
+        with StepLoader(small, "train", 64, micro_tokens=micro_tokens, **settings) as steps:
+            step = next(steps)
+        tokens = [len(batch.input_ids) for batch in step.micro_batches]
+        lengths = [int(batch.cu_seqlens.diff()[0]) for batch in step.micro_batches]
+        assert max(tokens) <= micro_tokens
+        # No micro-batch could have taken the next one's first instance too.
+        assert all(n + first > micro_tokens for n, first in zip(tokens, lengths[1:], strict=False))
+        shares.append(instances_of(step.micro_batches))
+    assert len(step.micro_batches) == 1
+    assert shares[0] == shares[1] == shares[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"micro_tokens": 8191}, "micro_tokens is 8191: one instance may take all of seq_len 8192"),
+        ({"world_size": 13}, "global_batch 12 is smaller than world_size 13"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(dataset, changes, message):
+    with pytest.raises(ValueError, match=message):
+        loader(dataset, **changes)
+
+
+def test_a_length_that_is_not_there_is_refused(dataset):
+    with pytest.raises(ValueError, match="no train instances of seq_len 128; the dataset has train L8192, validation"):
+        StepLoader(dataset, "train", 128, rank=0, world_size=1, global_batch=1, micro_tokens=128, seed=0)
+
+
+def test_another_stream_is_refused_by_naming_what_changed(dataset, tmp_path, make_dataset):
+    state = take(dataset, 1)[-1].state
+    with pytest.raises(ValueError, match=r"began: seed was 3, is 4; num_lanes was 4, is 2\. The order"):
+        loader(dataset, state=state, seed=4, num_lanes=2)
+    more = open_dataset(str(make_dataset(tmp_path / "more", (*TRAIN, (20,)))))
+    with pytest.raises(ValueError, match=r"content_root was .*; pass_instances was \(105, 87\), is \(105, 87, 20\)"):
+        loader(more, state=state)
+    other = open_dataset(str(make_dataset(tmp_path / "other", TRAIN, seed=1)))
+    with pytest.raises(ValueError, match=r"began: content_root was \w{64}, is \w{64}\. The order"):
+        loader(other, state=state)
+    same = open_dataset(str(make_dataset(tmp_path / "same", TRAIN)))  # validation apart
+    assert take(same, 1, state=state)[0].first_position == 12
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "stream state has format None, this version reads 1"),
+        ({"format": 2}, "stream state has format 2, this version reads 1"),
+        ({"format": 1, "position": 3}, "stream state is damaged: KeyError"),
+    ],
+)
+def test_foreign_states_are_refused(state, message):
+    with pytest.raises(ValueError, match=message):
+        parse_state(state)
+
+
+def test_states_come_back_whole():
+    state = StreamState(5, 1, 2, ((1, 4),), (StreamData("train", 128, "ab", (3, 4)),))
+    assert parse_state(json.loads(json.dumps(state.to_dict()))) == state
+
+
+def test_faults_of_the_background_reach_the_caller(tmp_path, make_dataset):
+    folder: Path = make_dataset(tmp_path, TRAIN)
+    (folder / "train/L8192/pass-00/shard-00000.tar").unlink()
+    with loader(open_dataset(str(folder))) as steps:
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError, match=r"shard-00000.tar.* is missing"):
+                next(steps)
+
+
+def test_an_abandoned_loader_stops_its_threads(dataset):
+    before = set(threading.enumerate())
+    next(steps := loader(dataset))
+    del steps
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 60])
+@pytest.mark.parametrize("max_instances", [None, 17])
+def test_validation_is_read_once_and_in_order(dataset, world_size, max_instances):
+    expected = [row for shard in read_pass(dataset, "validation", 0) for row in shard][:max_instances]
+    found = []
+    for rank in range(world_size):
+        share = iterate_validation(
+            dataset, SEQ_LEN, rank=rank, world_size=world_size, micro_tokens=SEQ_LEN, max_instances=max_instances
+        )
+        found += instances_of(list(share))
+    assert found == expected
+
+
+def test_validation_micro_batches_are_full(tmp_path, make_dataset):
+    small = open_dataset(str(make_dataset(tmp_path, ((9,),), validation=(1500,), seq_len=64, max_tokens=64)))
+    share = list(iterate_validation(small, 64, rank=0, world_size=1, micro_tokens=1000))
+    assert all(1000 - 64 < len(batch.input_ids) <= 1000 for batch in share[:-1])
+    assert sum(len(batch.is_random_next) for batch in share) == 1500
+    with pytest.raises(ValueError, match="micro_tokens is 63"):
+        iterate_validation(small, 64, rank=0, world_size=1, micro_tokens=63)
+
+
+def test_packing_a_block_by_hand(make_block):
+    block = make_block(2, seed=1)
+    batch = pack_micro_batch(block)
+    assert instances_of([batch]) == instances_of_block(block)
+    assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
+    assert batch.input_ids[batch.masked_positions].eq(4).all()
+    kinds = {name: getattr(batch, name).dtype for name in batch.__dataclass_fields__ if name != "max_seqlen"}
+    assert kinds.pop("cu_seqlens") == torch.int32
+    assert set(kinds.values()) == {torch.int64}
+
+
+def test_an_empty_micro_batch_is_one_of_no_instances(make_block):
+    empty, packed = empty_micro_batch(), pack_micro_batch(make_block(2).slice(1, 1))
+    for name in empty.__dataclass_fields__:
+        assert torch.equal(torch.as_tensor(getattr(empty, name)), torch.as_tensor(getattr(packed, name))), name
+        if name != "max_seqlen":
+            assert getattr(empty, name).dtype == getattr(packed, name).dtype
+
+
+@given(data=st.data())
+def test_gathering_slices_is_concatenating_them(make_block, data):
+    blocks = [make_block(8), make_block(5, first_id=100)]
+    slices = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        block = data.draw(st.sampled_from(blocks))
+        start = data.draw(st.integers(0, block.num_instances - 1))
+        slices.append(BlockSlice(block, start, data.draw(st.integers(start + 1, block.num_instances))))
+    gathered = gather_slices(slices)
+    joined = concatenate_blocks([block.slice(start, stop) for block, start, stop in slices])
+    assert gathered.document_a.tolist() == joined.document_a.tolist()
+    assert gathered.document_b.tolist() == joined.document_b.tolist()
+    assert instances_of_block(gathered) == instances_of_block(joined)
+    assert (gathered.offsets.dtype, gathered.masked_offsets.dtype) == (joined.offsets.dtype, joined.offsets.dtype)
+
+
+@given(st.lists(st.integers(1, 10), max_size=30), st.integers(10, 40))
+def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
+    offsets = torch.tensor([0, *lengths]).cumsum(0).numpy()
+    cuts = cut_micro_batches(offsets, micro_tokens)
+    assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
+    assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
+    assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in cuts[:-1])

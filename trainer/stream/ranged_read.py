@@ -1,0 +1,191 @@
+"""Consecutive blocks of a shard by one ranged read: timed, retried, checked. Complete or an error.
+
+May import the stdlib, numpy and pipeline.shards.
+
+Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
+the number of bytes is checked against the request, every block's crc32 against the block table, and what it decodes
+to against the table's counts.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from random import SystemRandom
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from pipeline.shards.block import Block, block_instances, checksum, decode_block
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import BLOCKS_TABLE, BlockTable, Shard
+
+DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; what is stored wrong stays wrong
+FIRST_DELAY_SECONDS = 0.25
+MAX_DELAY_SECONDS = 15.0
+
+Result = TypeVar("Result")
+
+
+class ShardReadError(ValueError):
+    """A shard could not be read in full. A ValueError, because what helps is to mend the store or the dataset."""
+
+
+class _DamageError(Exception):
+    """Bytes that are not what the tables say."""
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """How shards are read.
+
+    Attributes:
+        buffer_bytes: Memory of one rank for blocks read ahead of need; half of it is read at a time.
+        max_read_bytes: Consecutive blocks are read by one request up to this size.
+        num_threads: Requests in flight.
+        timeout_seconds: Patience with one request.
+        budget_seconds: Patience with one range over all its attempts.
+    """
+
+    buffer_bytes: int = 512 * 2**20
+    max_read_bytes: int = 8 * 2**20
+    num_threads: int = 8
+    timeout_seconds: float = 60.0
+    budget_seconds: float = 300.0
+
+
+class BlockRange(NamedTuple):
+    """Blocks first to stop - 1 of a shard."""
+
+    shard: Shard
+    table: BlockTable
+    first: int
+    stop: int
+
+    @property
+    def start_byte(self) -> int:
+        """First byte in the tar file."""
+        return int(self.table.offset[self.first])
+
+    @property
+    def stop_byte(self) -> int:
+        """One past the last byte."""
+        return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
+
+
+def read_blocks(
+    dataset: Dataset, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
+) -> list[memoryview]:
+    """Reads the stored bytes of a range's blocks and checks each one's crc32.
+
+    Raises:
+        FileNotFoundError: The shard is not there.
+        ShardReadError: Its bytes did not come, or are not those of the block table.
+    """
+    url = dataset.locate(blocks.shard.name)
+    start, end = blocks.start_byte, blocks.stop_byte
+
+    def attempt(seconds: float) -> list[memoryview]:
+        data = call_within(seconds, lambda: dataset.read_bytes(blocks.shard.name, start, end))
+        return split_blocks(data, blocks, url)
+
+    return retry(attempt, f"{url}, blocks {blocks.first} to {blocks.stop - 1} (bytes {start}-{end})", settings, stop)
+
+
+def read_table(dataset: Dataset, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
+    """Reads a shard's block table and checks that all its blocks but the last are full, which lookup relies on.
+
+    Raises:
+        ShardReadError: The table did not come.
+        ValueError: It does not describe the shard.
+    """
+    what = f"{dataset.locate(BLOCKS_TABLE)}, rows of {shard.name}"
+    table = retry(lambda seconds: call_within(seconds, lambda: dataset.blocks(shard)), what, settings, stop)
+    full = block_instances(shard.seq_len)
+    if not (np.all(table.instances[:-1] == full) and np.all(table.instances[-1:] <= full)):
+        raise ValueError(f"{what}: blocks before the last must hold {full} instances each; rebuild the dataset")
+    return table
+
+
+def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
+    """The bytes of every block of a range, each checked against the block table."""
+    bodies = []
+    for index in range(blocks.first, blocks.stop):
+        size, expected = int(blocks.table.size[index]), int(blocks.table.crc32[index])
+        begin = int(blocks.table.offset[index]) - blocks.start_byte
+        body = memoryview(data)[begin : begin + size]
+        if (found := checksum(body)) != expected:
+            where = f"{url}, block {index} at byte {blocks.table.offset[index]}"
+            raise _DamageError(f"{where}: crc32 of its {size} bytes is {found:08x}, not {expected:08x}")
+        bodies.append(body)
+    return bodies
+
+
+def decode_checked(body: memoryview, shard: Shard, table: BlockTable, index: int, url: str) -> Block:
+    """Decodes one block and checks it against the tables.
+
+    Raises:
+        ValueError: It holds something else, though its crc32 was right.
+    """
+    where = f"{url}, block {index} at byte {table.offset[index]}"
+    block = decode_block(body, where)
+    counts, listed = (block.num_instances, block.num_tokens), (int(table.instances[index]), int(table.tokens[index]))
+    if counts != listed:
+        raise ValueError(f"{where}: holds {counts} instances and tokens, the block table says {listed}")
+    if (longest := int(np.diff(block.offsets).max(initial=0))) > shard.seq_len:
+        raise ValueError(f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}")
+    return block
+
+
+def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings, stop: threading.Event) -> Result:
+    """Calls attempt(seconds allowed) until it returns, with growing random pauses within the budget.
+
+    Raises:
+        FileNotFoundError, PermissionError, ValueError: At once, as time does not mend them.
+        ShardReadError: The budget is spent, or the bytes were wrong DAMAGE_ATTEMPTS times.
+    """
+    began = time.monotonic()
+    delay = FIRST_DELAY_SECONDS
+    for number in count(1):
+        left = settings.budget_seconds - (time.monotonic() - began)
+        try:
+            return attempt(min(settings.timeout_seconds, max(left, 0.001)))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{what}: the file is missing; restore or rebuild the dataset") from error
+        except (PermissionError, ValueError):
+            raise
+        except Exception as error:
+            pause = SystemRandom().uniform(0.5, 1.0) * delay
+            seconds = time.monotonic() - began
+            hopeless = isinstance(error, _DamageError) and number >= DAMAGE_ATTEMPTS
+            if hopeless or seconds + pause > settings.budget_seconds or stop.wait(pause):
+                raise ShardReadError(
+                    f"{what}: gave up after {number} attempts in {seconds:.1f} s: {error or repr(error)};"
+                    " check the store, or verify the dataset and restore the file"
+                ) from error
+        delay = min(2 * delay, MAX_DELAY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def call_within(seconds: float, function: Callable[[], Result]) -> Result:
+    """Calls a function in a thread of its own, which is left behind where it does not return in time.
+
+    Raises:
+        TimeoutError: It did not.
+    """
+    result: Future[Result] = Future()
+    threading.Thread(target=complete, args=(result, function), daemon=True, name="ranged-read").start()
+    try:
+        return result.result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"no answer within {seconds:g} s") from error
+
+
+def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
+    """Runs a function and gives its result or its exception to whoever waits."""
+    try:
+        result.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+        result.set_exception(error)
