@@ -118,7 +118,7 @@ def _run_job(
     filesystem, folder = open_filesystem(settings.tokens_folder, options)
     finished = finished_parts(list_files(filesystem, folder), parts)
     # Largest first: runners deal parts out in turn, so the workers end together.
-    missing = sorted((part for part in parts if part.key not in finished), key=lambda part: -part.num_bytes)
+    missing = sorted((part for part in parts if part.key not in finished), key=lambda part: -part.text_bytes)
     if not missing:
         return
 

@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.documents.files import FileRange, StorageOptions, read_head
+from pipeline.documents.files import FileRange, StorageOptions, is_compressed, read_head
 from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
 from pipeline.shards.storage import is_local, open_filesystem
 
 _NUM_DETECTING_THREADS = 16
+_COMPRESSION_RATIO = 4  # of English text by zstd, about
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Part:
         return blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes as stored."""
-        return sum(file_range.num_bytes for file_range in self.ranges)
+    def text_bytes(self) -> int:
+        """Bytes of text, estimated where they are compressed."""
+        return sum(map(_estimate_text_bytes, self.ranges))
 
 
 def find_inputs(patterns: Sequence[str], storage_options: StorageOptions = None) -> list[InputFile]:
@@ -59,9 +60,9 @@ def find_inputs(patterns: Sequence[str], storage_options: StorageOptions = None)
 def plan_parts(
     files: Sequence[InputFile], text_format: str, part_bytes: int, storage_options: StorageOptions = None
 ) -> list[Part]:
-    """Cuts files into parts of at most `part_bytes` bytes as stored, and gathers small ones up to that.
+    """Cuts files into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
 
-    Compressed files and those that are one document stay whole, however large.
+    Compressed files and those that are one document stay whole, however large; compressed ones count four times.
 
     Args:
         files: What `find_inputs` found, in any order.
@@ -79,12 +80,17 @@ def plan_parts(
     gathered: list[FileRange] = []
     num_bytes = 0
     for file_range in ranges:
-        if gathered and num_bytes + file_range.num_bytes > part_bytes:
+        text_bytes = _estimate_text_bytes(file_range)
+        if gathered and num_bytes + text_bytes > part_bytes:
             parts.append(Part(tuple(gathered)))
             gathered, num_bytes = [], 0
         gathered.append(file_range)
-        num_bytes += file_range.num_bytes
+        num_bytes += text_bytes
     return [*parts, Part(tuple(gathered))] if gathered else parts
+
+
+def _estimate_text_bytes(file_range: FileRange) -> int:
+    return file_range.num_bytes * (_COMPRESSION_RATIO if is_compressed(file_range.url) else 1)
 
 
 def _by_url(file: InputFile) -> str:

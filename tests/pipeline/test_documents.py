@@ -186,4 +186,4 @@ def test_streaming_reads_no_further_than_needed(tmp_path):
     path.write_bytes(b'{"text": "a"}\n' + b'{"text": "b"}\n' * 2_000_000)
     parts = plan_parts(find_inputs([str(path)]), "jsonl", 2**30)
     assert next(iter(read_part(parts[0]))).text == "a"
-    assert Path(path).stat().st_size == parts[0].num_bytes
+    assert Path(path).stat().st_size == parts[0].text_bytes

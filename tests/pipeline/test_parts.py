@@ -73,7 +73,7 @@ def test_small_files_are_gathered_and_large_ones_cut():
         [("/c.jsonl", 5, 10, 10)],
         [("/d.jsonl.zst", 0, 99, 99)],
     ]
-    assert [part.num_bytes for part in parts] == [9, 5, 5, 99]
+    assert [part.text_bytes for part in parts] == [9, 5, 5, 4 * 99]
     assert parts == plan_parts(files[::-1], "jsonl", 9)
     assert len({part.key for part in parts}) == 4
     assert len(plan_parts(files, "text", 1)) == 4

@@ -1,0 +1,94 @@
+"""The README's commands, run in a small form: same commands, small text, few steps."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+PHASES = ", ".join(
+    f"{{seq_len: {seq_len}, global_batch: 8, steps: {steps}, peak_lr: 1e-4, warmup_steps: 1}}"
+    for seq_len, steps in ((128, 2), (512, 1))
+)
+
+# What makes a command small: flags added to it, by its first words. A command without a row here fails the test.
+SMALLER = {
+    "python -m pipeline build": ["--passes", "1", "--vocab_size", "1000"],
+    "python -m pipeline verify": [],
+    "python -m pipeline inspect": [],
+    "python -m pipeline report": [],
+    "deepspeed --num_gpus 2": ["--phases", f"[{PHASES}]", "--model.preset", "tiny", "--validation.num_instances", "8"],
+    "python -m trainer export": [],
+    "python -m trainer fill-mask": [],
+}
+NEEDS_A_CLUSTER = ("--runner=DataflowRunner", "--hostfile")
+
+
+def commands():
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in text.splitlines() if line.strip()]
+
+
+def runnable():
+    return [command for command in commands() if not any(word in command for word in NEEDS_A_CLUSTER)]
+
+
+def smaller(command):
+    start = next((start for start in SMALLER if command.startswith(start)), None)
+    assert start is not None, f"README has a command that no test runs: {command}"
+    return shlex.split(command) + SMALLER[start]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with my-text/ as a user has it, and the checkout's configs."""
+    folder = tmp_path_factory.mktemp("readme")
+    corpus = [sys.executable, ROOT / "scripts/docstring_corpus.py", folder / "my-text/a.jsonl", "--max_bytes", "300000"]
+    subprocess.run(corpus, check=True, capture_output=True)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_commands_for_your_own_text_run_in_order(workplace):
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    printed = {}
+    for command in (each for each in runnable() if not each.startswith("scripts/")):
+        ran = subprocess.run(
+            smaller(command), cwd=workplace, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+        printed[command.split(" --")[0]] = ran.stdout + ran.stderr
+    assert "sound" in printed["python -m pipeline verify data"]
+    assert "This model has seen" in printed['python -m trainer fill-mask hf "Paris is the [MASK] of France."']
+    assert (workplace / "hf/model.safetensors").exists()
+
+
+def test_the_two_scripts_explain_themselves():
+    for command in (each for each in runnable() if each.startswith("scripts/")):
+        assert os.access(ROOT / command.split()[0], os.X_OK)
+    ran = subprocess.run([ROOT / "scripts/demo", "--help"], capture_output=True, text=True, check=True)
+    assert "--minutes" in ran.stdout
+    wrong = subprocess.run([ROOT / "scripts/demo", "--minutes", "soon"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "--minutes takes a whole number" in wrong.stderr
+
+
+def test_commands_for_clusters_name_what_exists():
+    for command in (each for each in commands() if each not in runnable()):
+        for path in re.findall(r"configs/\S+\.yaml", command):
+            assert (ROOT / path).is_file()
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 150
