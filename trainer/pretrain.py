@@ -42,7 +42,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         run = open_run(settings, deepspeed, ranks)
         if run is None:
             return 0
-        with _stop_on_sigterm(run):
+        with contextlib.closing(run.progress), _stop_on_sigterm(run):
             while not run.is_finished and not run.must_stop:
                 train_phase(run)
         _say_how_it_ended(run)
@@ -163,7 +163,6 @@ def _save(run: Run) -> None:
 
 
 def _say_how_it_ended(run: Run) -> None:
-    run.progress.close()
     position = run.position
     if run.is_finished:
         run.progress.say(f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens")
