@@ -56,13 +56,15 @@ class InspectSettings:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """Shows what a dataset holds: documents, drops, lengths, masks.
+    """Shows what a dataset holds as text, and writes it as a page: documents, drops, lengths, masks, instances.
 
     Attributes:
         dataset: Folder or URL of the dataset.
+        html: File or URL of the page; null for report.html in the dataset.
     """
 
     dataset: str
+    html: str | None = None
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
@@ -101,9 +103,17 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.report import format_report, read_report
+    from pipeline.report_html import REPORT_PAGE, write_page
     from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.storage import open_filesystem
 
-    print(format_report(read_report(open_dataset(settings.dataset))))
+    dataset = open_dataset(settings.dataset)
+    found = read_report(dataset)
+    print(format_report(found))
+    url = settings.html or dataset.locate(REPORT_PAGE)
+    filesystem, path = open_filesystem(url)
+    write_page(found, path, filesystem)
+    print(f"page        {url}")
 
 
 def main() -> int:
