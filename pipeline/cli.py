@@ -3,8 +3,12 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.command_line import Command, run_program
+
+if TYPE_CHECKING:
+    from pipeline.shards.dataset import Dataset
 
 _BUILD = "pipeline.settings:BuildSettings"
 COMMANDS = {
@@ -39,19 +43,21 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Shows instances in readable form, masked words as [shown>original].
+    """Shows instances in readable form, masked words as [shown>original], or some of the documents left out.
 
     Attributes:
         dataset: Folder or URL of the dataset.
         count: How many.
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
+        dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
     """
 
     dataset: str
     count: int = 2
     split: str = "train"
     seq_len: int | None = None
+    dropped: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,21 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     from pipeline.shards.dataset import open_dataset
 
     dataset = open_dataset(settings.dataset)
+    if settings.dropped:
+        _print_dropped(dataset)
+        return
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
     for text in show_instances(dataset, settings.split, seq_len, settings.count):
         print(f"{text}\n")
+
+
+def _print_dropped(dataset: "Dataset") -> None:
+    from pipeline.inspect import format_dropped
+    from pipeline.report import read_report
+
+    numbers = read_report(dataset)["dataset"]
+    examples = (numbers["documents"] or {}).get("dropped_examples")
+    print("\n".join(format_dropped(examples, numbers["counters"])))
 
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:

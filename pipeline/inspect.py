@@ -1,6 +1,6 @@
 """Instances of a dataset in readable form: segments, masked words, label, documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.shards.block import Block, checksum, decode_block
@@ -67,6 +67,22 @@ def format_instance(block: Block, vocabulary: Vocabulary) -> str:
     )
 
 
+def format_dropped(examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]) -> Iterator[str]:
+    """The examples of dropped documents in a report, by reason, behind the number that each reason dropped."""
+    kept = examples or ()
+    for name, count in counters.items():
+        if not name.startswith("dropped_"):
+            continue
+        yield f"{name.removeprefix('dropped_')}: {count:,} dropped"
+        yield from (
+            f"  {_printable(each['where'])}\n    {_printable(each['text'])}"
+            for each in kept
+            if each["reason"] == name.removeprefix("dropped_")
+        )
+    if examples is None:
+        yield "no examples: the encoded documents (tokens/), which held them, are gone"
+
+
 def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
     """One instance as plain data: `a` and `b` are lists of text and, at masked pieces, of {shown, original}."""
     pieces = [vocabulary.tokens[token] for token in block.input_ids]
@@ -82,6 +98,11 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
         "tokens": len(pieces),
         "masked": len(originals),
     }
+
+
+def _printable(text: str) -> str:
+    """The text on one line, with what would move a terminal's cursor or turn its direction as an escape."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: range) -> list[Any]:

@@ -151,6 +151,7 @@ def measure_documents(filesystem: Any, folder: str, manifest: Any, store_name: s
     return {
         "sample": {"documents": len(documents), "of_documents": store["totals"]["documents"]},
         "sampled_sentences": len(sentences),
+        "dropped_examples": store.get("dropped_examples", []),
         "document_tokens": count_lengths(documents, _DOCUMENT_EDGES),
         "sentence_tokens": count_lengths(sentences, _SENTENCE_EDGES),
     }

@@ -74,15 +74,18 @@ def format_report(report: dict[str, Any]) -> str:
 
 def read_report(dataset: Dataset) -> dict[str, Any]:
     """report.json; made anew where the dataset has none, or one of another content or of an earlier version."""
-    found: dict[str, Any] = {}
-    if dataset.filesystem.exists(f"{dataset.root}/{REPORT}"):
-        found = json.loads(dataset.read_file(REPORT))
-    known = found.get("dataset", {})
-    if known.get("root_hash") != dataset.manifest.root_hash:
-        return {"dataset": summarize_dataset(dataset)}
-    if known.get("report_version") != REPORT_VERSION:
+    found = load_report(dataset)
+    if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
         found["dataset"] = summarize_dataset(dataset, found.get("build", {}).get("settings", {}).get("tokens"))
     return found
+
+
+def load_report(dataset: Dataset) -> dict[str, Any]:
+    """report.json as it stands; empty where there is none, or one of another content."""
+    if not dataset.filesystem.exists(f"{dataset.root}/{REPORT}"):
+        return {}
+    found: dict[str, Any] = json.loads(dataset.read_file(REPORT))
+    return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
 
 
 def write_report(dataset: Dataset, report: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.charts import bar_rows, escape, short_number
@@ -126,7 +126,19 @@ def _lengths(dataset: Mapping[str, Any]) -> str:
         histogram("Tokens of a document", measured["document_tokens"], "tokens, up to", seen),
         histogram("Tokens of a sentence", measured["sentence_tokens"], "tokens, up to", sentences),
     ]
-    return f'<div class="grid">{"".join(cards)}</div>'
+    return f'<div class="grid">{"".join(cards)}</div>{_dropped(measured["dropped_examples"])}'
+
+
+def _dropped(examples: Sequence[Mapping[str, str]]) -> str:
+    if not examples:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(each['reason'].replace('_', ' '))}</td><td><code>{escape(each['where'])}</code></td>"
+        f'<td dir="auto">{escape(each["text"])}</td></tr>'
+        for each in examples
+    )
+    table = f'<table class="stacked"><tr><th>reason</th><th>where</th><th>begins</th></tr>{rows}</table>'
+    return card("Some of the dropped documents", f'<div class="scroll">{table}</div>')
 
 
 def _sources(sources: Mapping[str, Any] | None) -> str:

@@ -86,8 +86,9 @@ footer { margin-top: 40px; color: var(--soft); font-size: 13px; }
   .card { padding: 12px; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 8px; }
   h2 { margin-top: 28px; }
-  table.pairs td { display: block; border: 0; padding: 0; }
-  table.pairs tr { display: block; padding: 5px 0; border-bottom: 1px solid var(--rule); }
+  table.stacked th { display: none; }
+  table.pairs td, table.stacked td { display: block; border: 0; padding: 0; }
+  table.pairs tr, table.stacked tr { display: block; padding: 5px 0; border-bottom: 1px solid var(--rule); }
 }
 @media print {
   :root {

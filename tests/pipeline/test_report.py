@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -251,6 +252,42 @@ def test_without_the_encoded_documents_the_rest_is_shown(copy):
     assert "Lengths were not measured" in page
     assert "The dataset has no table of sources" in page
     assert "time " not in format_report(report)
+
+
+def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
+    before = json.loads((copy / "report.json").read_text())
+    vocab, text = Path(built.root).parent / "vocab.txt", Path(built.root).parent / "in.jsonl"
+    fixed = ("--vocab", vocab, "--passes", 2, "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--input", text, "--output", copy, *fixed) == 0
+    assert json.loads((copy / "report.json").read_text()) == before
+
+
+def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys):
+    bad = ["no json \u202e", "[1]", '{"text": 7}', *["{"] * 50, '{"text": "\\ud800"}', '{"text": " \\u2028 "}']
+    good = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "in.jsonl").write_text("\n".join([*bad, *good, good[0], json.dumps({"text": "\u200b" * 5000})]) + "\n")
+    flags = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1, "--on_bad_document", "skip")
+    output = tmp_path / "data"
+    assert run("build", "--input", tmp_path / "in.jsonl", "--output", output, *flags) == 0
+    numbers = json.loads((output / "report.json").read_text())["dataset"]
+    examples = numbers["documents"]["dropped_examples"]
+    reasons = {each["reason"] for each in examples}
+    dropped = {name.removeprefix("dropped_") for name in numbers["counters"] if name.startswith("dropped_")}
+    assert reasons == dropped - {"duplicate"}
+    assert len(reasons) == 4
+    assert max(Counter(each["reason"] for each in examples).values()) == 3
+    assert max(len(each["text"]) for each in examples) == 200
+    assert "⟨U+202E⟩" in (output / "report.html").read_text()
+    capsys.readouterr()
+    assert run("inspect", output, "--dropped", "true") == 0
+    printed = capsys.readouterr().out
+    assert "duplicate: 1 dropped" in printed
+    assert f"{tmp_path}/in.jsonl:1: " in printed
+    assert "    no json \\u202e" in printed
+    shutil.rmtree(output / "tokens")
+    (output / "report.json").unlink()
+    assert run("inspect", output, "--dropped", "true") == 0
+    assert "no examples: the encoded documents (tokens/), which held them, are gone" in capsys.readouterr().out
 
 
 def test_the_page_does_not_enter_the_dataset(copy, built):
