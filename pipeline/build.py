@@ -18,16 +18,14 @@ from tqdm import tqdm
 from pipeline.build_shards import make_shards
 from pipeline.build_tokens import make_tokens, read_store
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
-from pipeline.report import REPORT, summarize_dataset
+from pipeline.report import SOURCES, load_report, summarize_dataset, write_report
+from pipeline.report_html import REPORT_PAGE, write_page
 from pipeline.run_beam import stopwatch
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
 from pipeline.vocab_job import VOCAB, prepare_vocabulary
 from tokenizer.vocab import Vocabulary, parse_vocab
-
-SOURCES = "sources.parquet"
 
 
 @dataclass(frozen=True)
@@ -108,11 +106,15 @@ def _write_sources(dataset: Dataset, corpus: Corpus) -> None:
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
+    """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
     machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
     run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
     shown = {key: value for key, value in asdict(settings).items() if key != "storage_options"}  # may hold secrets
-    report: dict[str, Any] = {"dataset": summarize_dataset(dataset), "build": run | {"settings": shown}}
-    write_atomic(dataset.filesystem, f"{dataset.root}/{REPORT}", json_bytes(json.loads(json.dumps(report))))
+    run = load_report(dataset).get("build", run | {"settings": shown})
+    numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
+    report: dict[str, Any] = json.loads(json.dumps({"dataset": numbers, "build": run}))
+    write_report(dataset, report)
+    write_page(report, f"{dataset.root}/{REPORT_PAGE}", dataset.filesystem)
 
 
 def _print_result(dataset: Dataset, seconds: float) -> None:

@@ -3,8 +3,12 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.command_line import Command, run_program
+
+if TYPE_CHECKING:
+    from pipeline.shards.dataset import Dataset
 
 _BUILD = "pipeline.settings:BuildSettings"
 COMMANDS = {
@@ -39,30 +43,34 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Shows instances in readable form, masked words as [shown>original].
+    """Shows instances in readable form, masked words as [shown>original], or some of the documents left out.
 
     Attributes:
         dataset: Folder or URL of the dataset.
         count: How many.
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
+        dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
     """
 
     dataset: str
     count: int = 2
     split: str = "train"
     seq_len: int | None = None
+    dropped: bool = False
 
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """Shows what a dataset holds: documents, drops, lengths, masks.
+    """Shows what a dataset holds as text, and writes it as a page: documents, drops, lengths, masks, instances.
 
     Attributes:
         dataset: Folder or URL of the dataset.
+        html: File or URL of the page; null for report.html in the dataset.
     """
 
     dataset: str
+    html: str | None = None
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
@@ -93,17 +101,37 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     from pipeline.shards.dataset import open_dataset
 
     dataset = open_dataset(settings.dataset)
+    if settings.dropped:
+        _print_dropped(dataset)
+        return
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
     for text in show_instances(dataset, settings.split, seq_len, settings.count):
         print(f"{text}\n")
 
 
+def _print_dropped(dataset: "Dataset") -> None:
+    from pipeline.inspect import format_dropped
+    from pipeline.report import read_report
+
+    numbers = read_report(dataset)["dataset"]
+    examples = (numbers["documents"] or {}).get("dropped_examples")
+    print("\n".join(format_dropped(examples, numbers["counters"])))
+
+
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.report import format_report, read_report
+    from pipeline.report_html import REPORT_PAGE, write_page
     from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.storage import open_filesystem
 
-    print(format_report(read_report(open_dataset(settings.dataset))))
+    dataset = open_dataset(settings.dataset)
+    found = read_report(dataset)
+    print(format_report(found))
+    url = settings.html or dataset.locate(REPORT_PAGE)
+    filesystem, path = open_filesystem(url)
+    write_page(found, path, filesystem)
+    print(f"page        {url}")
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, MutableMapping
 
-from pipeline.documents import Document
+from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.files import FileRange, StorageOptions, count_line_ends
 from pipeline.documents.formats import BadDocumentError, Record, parse_record, read_records
 from pipeline.documents.parts import Part
@@ -17,6 +17,7 @@ def read_part(
     on_bad_document: str = "stop",
     skipped: MutableMapping[str, int] | None = None,
     storage_options: StorageOptions = None,
+    examples: list[DroppedDocument] | None = None,
 ) -> Iterator[Document]:
     """Yields a part's documents in the order of its files; memory is that of the longest document.
 
@@ -26,6 +27,7 @@ def read_part(
         on_bad_document: stop with an error at a malformed document, or skip it.
         skipped: Counts skipped documents by reason, while the stream is read.
         storage_options: Of the input's filesystem.
+        examples: Takes a few of the skipped documents, while the stream is read.
 
     Raises:
         ValueError: A malformed document, named by file and line; a file that changed or is broken, also when skipping.
@@ -33,10 +35,11 @@ def read_part(
     if on_bad_document not in ON_BAD_DOCUMENT:
         raise ValueError(f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}")
     counts = {} if skipped is None else skipped
+    kept = [] if examples is None else examples
     return (
         document
         for file_range in part.ranges
-        for document in _read_range(file_range, text_field, on_bad_document, counts, storage_options)
+        for document in _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept)
     )
 
 
@@ -46,6 +49,7 @@ def _read_range(
     on_bad_document: str,
     skipped: MutableMapping[str, int],
     storage_options: StorageOptions,
+    examples: list[DroppedDocument],
 ) -> Iterator[Document]:
     for record in read_records(file_range, storage_options):
         try:
@@ -56,6 +60,8 @@ def _read_range(
                 hint = "repair it, or give --on_bad_document skip to count and skip such documents"
                 raise ValueError(f"{file_range.url}:{line}: {error}; {hint}") from error
             skipped[error.reason] = skipped.get(error.reason, 0) + 1
+            text = record.data[:1000].decode(errors="replace")
+            add_example(examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text)
         else:
             yield Document(text, _describe_place(file_range, record))
 
