@@ -9,8 +9,8 @@
    new symbol gain it. Where the new pairs stand is kept as one `_Places` a merge; places are looked up when a pair is
    merged, and those that an earlier merge has changed are left out then.
 
-Shapes: P positions (symbols and boundaries), K occurrences of one pair. May import the standard library, numpy, and
-this room's `vocab`.
+Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not follow another directly.
+May import the standard library, numpy, and this room's `vocab`.
 """
 
 import heapq
@@ -113,10 +113,9 @@ class PairMerger:
         # Between two occurrences that touch lies one pair, not two: it is counted as the first one's right pair.
         is_first_K = ~self._is_merging_P[self._previous_P[at_K]]
         self._is_merging_P[at_K] = self._is_merging_P[second_K] = False
-        first_K = at_K[is_first_K]
-        before_K = self._previous_P[first_K]
+        first_F = at_K[is_first_K]
 
-        _, lost = self._neighbour_pairs(before_K, left, right, after_K, first_K, at_K)
+        _, lost = self._neighbour_pairs(left, right, first_F, at_K, after_K)
         for key, weight in lost.items():
             self._subtract(key, weight)
         self._pair_counts.pop(_pair_key(left, right), None)
@@ -127,7 +126,7 @@ class PairMerger:
         self._next_P[at_K] = after_K
         self._previous_P[after_K] = at_K
 
-        places, gained = self._neighbour_pairs(before_K, merged, merged, after_K, first_K, at_K)
+        places, gained = self._neighbour_pairs(merged, merged, first_F, at_K, after_K)
         self._places.setdefault(merged, []).append(places)
         for key, weight in gained.items():
             self._add(key, weight)
@@ -150,16 +149,17 @@ class PairMerger:
         return kept
 
     def _neighbour_pairs(
-        self, before_K: Array, left: int, right: int, after_K: Array, first_K: Array, at_K: Array
+        self, left: int, right: int, first_F: Array, at_K: Array, after_K: Array
     ) -> tuple[_Places, dict[int, int]]:
         """Pairs (before, left) and (right, after) of the occurrences, without boundaries: places and summed weights."""
-        before_symbols, after_symbols = self._symbols_P[before_K], self._symbols_P[after_K]
-        has_before, has_after = before_symbols >= 0, after_symbols >= 0
+        before_F = self._previous_P[first_F]
+        before_symbols, after_symbols = self._symbols_P[before_F], self._symbols_P[after_K]
+        has_before_F, has_after_K = before_symbols >= 0, after_symbols >= 0
         keys = np.concatenate(
-            [_pair_keys(before_symbols[has_before], left), _pair_keys(right, after_symbols[has_after])]
+            [_pair_keys(before_symbols[has_before_F], left), _pair_keys(right, after_symbols[has_after_K])]
         )
-        positions = np.concatenate([before_K[has_before], at_K[has_after]])
-        weights = self._weights_P[np.concatenate([first_K[has_before], at_K[has_after]])]
+        positions = np.concatenate([before_F[has_before_F], at_K[has_after_K]])
+        weights = self._weights_P[np.concatenate([first_F[has_before_F], at_K[has_after_K]])]
         return _group(keys, positions, weights)
 
     def _subtract(self, key: int, weight: int) -> None:

@@ -130,6 +130,16 @@ def test_the_sample_is_the_documents_with_the_highest_ids(texts):
     assert 15 <= len(sample.documents) <= 45  # 30 of 120 are expected
 
 
+@pytest.mark.parametrize("part_bytes", [2048, 2**20])
+def test_only_the_sample_is_counted_however_the_input_is_cut(corpus, texts, tmp_path, monkeypatch, part_bytes):
+    input_bytes = sum(path.stat().st_size for path in corpus.iterdir())
+    monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", input_bytes // 3)  # a quarter is sampled
+    flags = ("--workers", 1, "--part_bytes", part_bytes, *FLAGS)
+    assert run("vocab", "--input", corpus, "--output", tmp_path, *flags) == 0
+    sample = [text for text in texts if document_id(text)[0] >= 0xC0]
+    assert read_counts(tmp_path / "word_counts.parquet") == count_words(sample, lower_case=True)
+
+
 def test_packed_counts_add_up():
     assert pack_counts({"b": 1, "é": 2, "a": 258}) == (
         "a\nb\né\n".encode(),
