@@ -24,6 +24,7 @@ class BuildSettings:
         language: Language code of the text, for sentence splitting.
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
+        num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -48,6 +49,7 @@ class BuildSettings:
     language: str = "en"
     vocab: str | None = None
     vocab_size: int = 30_522
+    num_unused: int = 0
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -74,6 +76,7 @@ class BuildSettings:
             "part_bytes": self.part_bytes >= 1024,
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
+            "num_unused": self.num_unused >= 0,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:
