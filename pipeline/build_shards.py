@@ -67,6 +67,7 @@ def make_shards(
     content = settings.content(vocabulary.sha256, store.totals.documents_hash)
     tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
     built = _claim_folder(filesystem, root, settings, content)
+    built = _without_lost(filesystem, root, built, tasks)
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
     if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
@@ -106,6 +107,13 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
     if not built:
         write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(content))
     return built
+
+
+def _without_lost(filesystem: Any, root: str, built: Built, tasks: Sequence[ShardTask]) -> Built:
+    """Leaves out the shards of a finished dataset that are gone or of another size, where a task can build them."""
+    files = list_files(filesystem, root) if built else {}
+    lost = {task.name for task in tasks if task.name in built and files.get(task.name) != built[task.name][0].num_bytes}
+    return {name: rows for name, rows in built.items() if name not in lost}
 
 
 def _read_records(filesystem: Any, root: str, tasks: Sequence[ShardTask]) -> Built:

@@ -3,8 +3,12 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.command_line import Command, run_program
+
+if TYPE_CHECKING:
+    from pipeline.shards.dataset import Dataset
 
 _BUILD = "pipeline.settings:BuildSettings"
 COMMANDS = {
@@ -31,10 +35,12 @@ class VerifySettings:
     Attributes:
         dataset: Folder or URL of the dataset.
         threads: Shards checked at once.
+        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
     threads: int = 4
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,14 @@ class InspectSettings:
         count: How many.
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
+        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
     count: int = 2
     split: str = "train"
     seq_len: int | None = None
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,19 +68,20 @@ class ReportSettings:
 
     Attributes:
         dataset: Folder or URL of the dataset.
+        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
+    storage_options: str | None = None
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     """`python -m pipeline verify DATASET`: exit code 2 and a line for each finding, or 0."""
     from tqdm import tqdm
 
-    from pipeline.shards.dataset import open_dataset
     from pipeline.shards.verify import verify_dataset
 
-    dataset = open_dataset(settings.dataset)
+    dataset = _open(settings)
     total = sum(shard.num_bytes for shard in dataset.all_shards)
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
         findings = verify_dataset(dataset, settings.threads, lambda shard: bar.update(shard.num_bytes))
@@ -90,9 +99,8 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     """`python -m pipeline inspect DATASET`."""
     from pipeline.inspect import show_instances
-    from pipeline.shards.dataset import open_dataset
 
-    dataset = open_dataset(settings.dataset)
+    dataset = _open(settings)
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
     for text in show_instances(dataset, settings.split, seq_len, settings.count):
         print(f"{text}\n")
@@ -101,9 +109,15 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.report import format_report, read_report
-    from pipeline.shards.dataset import open_dataset
 
-    print(format_report(read_report(open_dataset(settings.dataset))))
+    print(format_report(read_report(_open(settings))))
+
+
+def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":
+    from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.storage import parse_storage_options
+
+    return open_dataset(settings.dataset, parse_storage_options(settings.storage_options))
 
 
 def main() -> int:
