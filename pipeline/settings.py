@@ -1,6 +1,7 @@
 """Every setting of a build, its default and its meaning, and which of them change content. Imports storage."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,7 +36,7 @@ class BuildSettings:
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Input that one task reads at a time; changes speed and memory, never content.
-        workers: Local worker processes; arguments after -- choose another Beam runner.
+        workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
         storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
     """
 
@@ -59,7 +60,7 @@ class BuildSettings:
     num_buckets: int | None = None
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
-    workers: int = 2
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
