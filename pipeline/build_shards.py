@@ -37,7 +37,7 @@ from pipeline.shards.manifest import (
     settings_hash,
     shards_table,
 )
-from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import find_temporaries, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.shards_job import (
     RECORDS,
     BuildShards,
@@ -67,9 +67,11 @@ def make_shards(
     content = settings.content(vocabulary.sha256, store.totals.documents_hash)
     tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
     built = _claim_folder(filesystem, root, settings, content)
+    built = _without_lost(filesystem, root, built, tasks)
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
     if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
+        _remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
     _run_job(settings, vocabulary, store, missing, beam_arguments)
     built |= _read_records(filesystem, root, missing)
@@ -105,6 +107,13 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
     if not built:
         write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(content))
     return built
+
+
+def _without_lost(filesystem: Any, root: str, built: Built, tasks: Sequence[ShardTask]) -> Built:
+    """Leaves out the shards of a finished dataset that are gone or of another size, where a task can build them."""
+    files = list_files(filesystem, root) if built else {}
+    lost = {task.name for task in tasks if task.name in built and files.get(task.name) != built[task.name][0].num_bytes}
+    return {name: rows for name, rows in built.items() if name not in lost}
 
 
 def _read_records(filesystem: Any, root: str, tasks: Sequence[ShardTask]) -> Built:
@@ -205,5 +214,11 @@ def _publish(filesystem: Any, root: str, built: Built, manifest: Manifest) -> No
     write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
     write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
     write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
-    records = [name for name in list_files(filesystem, root) if name.startswith(f"{RECORDS}/")]
-    remove_files(filesystem, root, records)
+    _remove_leftovers(filesystem, root)
+
+
+def _remove_leftovers(filesystem: Any, root: str) -> None:
+    """Removes the records of a published dataset and what killed writers left beside its files."""
+    files = list_files(filesystem, root)
+    records = [name for name in files if name.startswith(f"{RECORDS}/")]
+    remove_files(filesystem, root, sorted({*records, *find_temporaries(files)}))

@@ -20,7 +20,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from tqdm import tqdm
 
-_USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError"}
+_USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
