@@ -8,7 +8,8 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.documents.files import FileRange, StorageOptions, is_compressed, read_head
+from pipeline.documents.compression import is_compressed
+from pipeline.documents.files import FileRange, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
 from pipeline.shards.storage import is_local, open_filesystem
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, MutableMapping
 
 from pipeline.documents import Document
-from pipeline.documents.files import FileRange, StorageOptions, count_line_ends
-from pipeline.documents.formats import BadDocumentError, Record, parse_record, read_records
+from pipeline.documents.files import FileRange, StorageOptions
+from pipeline.documents.formats import parse_record, read_records
+from pipeline.documents.lines import count_line_ends
 from pipeline.documents.parts import Part
+from pipeline.documents.records import BadDocumentError, Record
 
 ON_BAD_DOCUMENT = ("stop", "skip")
 
