@@ -24,6 +24,7 @@ class FileRange:
         end: One after the last byte; documents that start before it are read to their end.
         size: Of the whole file.
         format: Its layout, never "auto".
+        wrapping: How lines of plain text become paragraphs (see `pipeline.documents.wrapping`).
     """
 
     url: str
@@ -31,6 +32,7 @@ class FileRange:
     end: int
     size: int
     format: str
+    wrapping: str = "auto"
 
     @property
     def num_bytes(self) -> int:

@@ -23,6 +23,7 @@ from pipeline.documents.lines import read_lines, read_whole
 from pipeline.documents.plain_text import split_blank_lines
 from pipeline.documents.records import Line, Record
 from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
+from pipeline.documents.wrapping import unwrap
 
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
 _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] = {
@@ -46,7 +47,7 @@ def read_records(file_range: FileRange, storage_options: StorageOptions = None) 
     return _SPLITTERS[file_range.format](read_lines(file_range, storage_options), file_range)
 
 
-def parse_record(record: Record, text_format: str, text_field: str) -> str:
+def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     """The text of a record.
 
     Raises:
@@ -54,7 +55,9 @@ def parse_record(record: Record, text_format: str, text_field: str) -> str:
     """
     if record.error:
         raise record.error
-    text = decode(record.data)
+    text, text_format = decode(record.data), record.format or file_range.format
+    if text_format == "text":
+        return unwrap(text, file_range.wrapping)
     if text_format == "jsonl":
         return parse_jsonl(text, text_field)
     return parse_wikiextractor(text) if text_format == "wikiextractor" else text

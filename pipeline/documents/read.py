@@ -51,7 +51,7 @@ def _read_range(
 ) -> Iterator[Document]:
     for record in read_records(file_range, storage_options):
         try:
-            text = parse_record(record, file_range.format, text_field)
+            text = parse_record(record, file_range, text_field)
         except BadDocumentError as error:
             if on_bad_document == "stop":
                 line = _find_line(file_range, record, storage_options) + error.line
