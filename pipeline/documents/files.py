@@ -23,7 +23,7 @@ class FileRange:
         start: First byte, as stored.
         end: One after the last byte; documents that start before it are read to their end.
         size: Of the whole file.
-        format: Its layout, never "auto".
+        format: Its layout; "auto" only where the members of an archive are to be looked at.
         wrapping: How lines of plain text become paragraphs (see `pipeline.documents.wrapping`).
     """
 

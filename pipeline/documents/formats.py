@@ -6,11 +6,13 @@
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
 
+A zip archive holds files of these: a member belongs to the range its header starts in.
 So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.
 May import: stdlib, pipeline.documents.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -19,11 +21,13 @@ from pipeline.documents.compression import is_compressed, plain_name
 from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.jsonl import parse_jsonl, split_jsonl
-from pipeline.documents.lines import read_lines, read_whole
+from pipeline.documents.lines import read_lines, read_whole, split_file
 from pipeline.documents.plain_text import split_blank_lines
 from pipeline.documents.records import Line, Record
 from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
 from pipeline.documents.wrapping import unwrap
+from pipeline.documents.zip_archive import SUFFIX as ZIP
+from pipeline.documents.zip_archive import Member, read_members
 
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
 _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] = {
@@ -31,11 +35,18 @@ _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] =
     "jsonl": split_jsonl,
     "wikiextractor": split_wikiextractor,
 }
-FORMATS = ("text", *_SPLITTERS)
+LINE_FORMATS = ("text", *_SPLITTERS)
+FORMATS = LINE_FORMATS
 
 
 def read_records(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
     """The records that belong to a range, lazily."""
+    if file_range.url.endswith(ZIP):
+        return (
+            record
+            for member in read_members(file_range, storage_options)
+            for record in _read_member(member, file_range.format)
+        )
     if file_range.format == "text":
         return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
     if file_range.num_bytes < file_range.size and is_utf16(
@@ -45,6 +56,22 @@ def read_records(file_range: FileRange, storage_options: StorageOptions = None) 
             return iter(())
         file_range = replace(file_range, end=file_range.size)
     return _SPLITTERS[file_range.format](read_lines(file_range, storage_options), file_range)
+
+
+def _read_member(member: Member, text_format: str) -> Iterator[Record]:
+    """The records of a file in an archive."""
+    if text_format == "auto":
+        head = next(filter(None, member.blocks()), b"")
+        text_format = detect_format(member.where, head)
+    if text_format not in LINE_FORMATS or member.where.endswith(ZIP):
+        kind = "zip archive" if member.where.endswith(ZIP) else text_format
+        raise ValueError(f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive")
+    whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
+    if text_format == "text":
+        records = iter([read_whole(member.blocks(), member.where)])
+    else:
+        records = _SPLITTERS[text_format](split_file(member.blocks(), member.where), whole)
+    return (replace(record, member=member.info.filename, format=text_format) for record in records)
 
 
 def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
@@ -65,11 +92,11 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
 
 def may_be_cut(text_format: str, url: str) -> bool:
     """Whether ranges of a file can be read on their own."""
-    return text_format != "text" and not is_compressed(url)
+    return url.endswith(ZIP) or (text_format != "text" and not is_compressed(url))
 
 
 def detect_format(url: str, head: bytes) -> str:
-    """What "auto" means for a file: jsonl by its name; jsonl or wikiextractor by its first bytes; text otherwise.
+    """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
 
     Plain text never counts as text-blank-lines: nothing tells blank lines between documents from those between
     paragraphs.
