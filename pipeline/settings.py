@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor"]
+TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class BuildSettings:
         input: Files, folders or globs of text, at any fsspec URL.
         output: Folder or URL of the dataset.
         format: Layout of the input; auto looks at each file's extension and first bytes.
-        text_field: Field of a JSONL object that holds the text.
+        text_field: Field of a JSONL object or column of a Parquet file that holds the text.
         wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
         on_bad_document: stop at malformed input, or skip and count it by reason.
         language: Language code of the text, for sentence splitting.

@@ -5,6 +5,7 @@
   the first one of a file to the range that starts at 0.
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
+- parquet: a row is a document, a column its text. Rows belong to the range their row group starts in.
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
 So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.
@@ -22,6 +23,7 @@ from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.jsonl import parse_jsonl, split_jsonl
 from pipeline.documents.lines import read_lines, read_whole, split_file
+from pipeline.documents.parquet import MAGIC, read_rows
 from pipeline.documents.plain_text import split_blank_lines
 from pipeline.documents.records import Line, Record
 from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
@@ -36,10 +38,12 @@ _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] =
     "wikiextractor": split_wikiextractor,
 }
 LINE_FORMATS = ("text", *_SPLITTERS)
-FORMATS = LINE_FORMATS
+FORMATS = (*LINE_FORMATS, "parquet")
 
 
-def read_records(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
+def read_records(
+    file_range: FileRange, text_field: str = "text", storage_options: StorageOptions = None
+) -> Iterator[Record]:
     """The records that belong to a range, lazily."""
     if file_range.url.endswith(ZIP):
         return (
@@ -49,6 +53,8 @@ def read_records(file_range: FileRange, storage_options: StorageOptions = None) 
         )
     if file_range.format == "text":
         return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
+    if file_range.format == "parquet":
+        return read_rows(file_range, text_field, storage_options)
     if file_range.num_bytes < file_range.size and is_utf16(
         read_head(file_range.url, file_range.size, storage_options, MARK_BYTES)
     ):
@@ -102,6 +108,8 @@ def detect_format(url: str, head: bytes) -> str:
     paragraphs.
     """
     name = PurePosixPath(plain_name(url))
+    if name.suffix == ".parquet" or head.startswith(MAGIC):
+        return "parquet"
     first = head_to_utf8(head).lstrip()
     if name.suffix in {".jsonl", ".ndjson"} or _LOOKS_LIKE_JSON.match(first):
         return "jsonl"

@@ -49,7 +49,7 @@ def _read_range(
     skipped: MutableMapping[str, int],
     storage_options: StorageOptions,
 ) -> Iterator[Document]:
-    for record in read_records(file_range, storage_options):
+    for record in read_records(file_range, text_field, storage_options):
         if record.dropped:
             skipped[record.dropped] = skipped.get(record.dropped, 0) + 1
             continue

@@ -69,8 +69,8 @@ def test_names_outside_are_refused(name):
         read(pack({"fine.txt": b"x", name: b"text"}), on_bad_document="skip")
 
 
-@pytest.mark.parametrize("name", ["deep.zip"])
-def test_archives_inside_are_refused(name):
+@pytest.mark.parametrize("name", ["deep.zip", "data.parquet"])
+def test_archives_and_tables_inside_are_refused(name):
     with pytest.raises(ValueError, match=rf"a\.zip/{name}: found a .* in an archive, expected text.*unpack"):
         read(pack({name: b"PK"}))
 
