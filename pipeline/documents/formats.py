@@ -5,6 +5,7 @@
   the first one of a file to the range that starts at 0.
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
+- mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
 - parquet: a row is a document, a column its text. Rows belong to the range their row group starts in.
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
@@ -23,10 +24,12 @@ from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.jsonl import parse_jsonl, split_jsonl
 from pipeline.documents.lines import read_lines, read_whole, split_file
+from pipeline.documents.mediawiki import ROOT_TAG, read_pages
 from pipeline.documents.parquet import MAGIC, read_rows
 from pipeline.documents.plain_text import split_blank_lines
 from pipeline.documents.records import Line, Record
 from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
+from pipeline.documents.wikitext import parse_wikitext
 from pipeline.documents.wrapping import unwrap
 from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.documents.zip_archive import Member, read_members
@@ -38,7 +41,7 @@ _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] =
     "wikiextractor": split_wikiextractor,
 }
 LINE_FORMATS = ("text", *_SPLITTERS)
-FORMATS = (*LINE_FORMATS, "parquet")
+FORMATS = (*LINE_FORMATS, "parquet", "mediawiki")
 
 
 def read_records(
@@ -55,6 +58,8 @@ def read_records(
         return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
     if file_range.format == "parquet":
         return read_rows(file_range, text_field, storage_options)
+    if file_range.format == "mediawiki":
+        return read_pages(file_range, storage_options)
     if file_range.num_bytes < file_range.size and is_utf16(
         read_head(file_range.url, file_range.size, storage_options, MARK_BYTES)
     ):
@@ -93,11 +98,15 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
         return unwrap(text, file_range.wrapping)
     if text_format == "jsonl":
         return parse_jsonl(text, text_field)
+    if text_format == "mediawiki":
+        return parse_wikitext(text)
     return parse_wikiextractor(text) if text_format == "wikiextractor" else text
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
     """Whether ranges of a file can be read on their own."""
+    if text_format == "mediawiki" and url.endswith(".bz2"):
+        return True
     return url.endswith(ZIP) or (text_format != "text" and not is_compressed(url))
 
 
@@ -111,6 +120,8 @@ def detect_format(url: str, head: bytes) -> str:
     if name.suffix == ".parquet" or head.startswith(MAGIC):
         return "parquet"
     first = head_to_utf8(head).lstrip()
+    if ROOT_TAG in first[:1000]:
+        return "mediawiki"
     if name.suffix in {".jsonl", ".ndjson"} or _LOOKS_LIKE_JSON.match(first):
         return "jsonl"
     return "wikiextractor" if first.startswith(b"<doc ") else "text"
