@@ -50,6 +50,7 @@ def prepare_vocabulary(
                 " give the same settings and input, or another --output"
             )
         return parse_vocab(read_file(filesystem, f"{root}/{VOCAB}"), f"{settings.output}/{VOCAB}")
+    _remove_counting(filesystem, root)  # a killed build may have left some
     vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, filesystem, root, beam_arguments)
     write_atomic(filesystem, f"{root}/{VOCAB}", vocabulary.to_text().encode())
     write_atomic(filesystem, f"{root}/{TOKENIZER}", tokenizer_json(vocabulary, settings.lower_case).encode())
@@ -108,7 +109,6 @@ def _count_words(
     """Runs the job from its beginning: what was read and counted, and the table of all words."""
     folder, folder_url = f"{root}/{_COUNTING}", f"{settings.output.rstrip('/')}/{_COUNTING}"
     options = settings.filesystem_options()
-    remove_files(filesystem, root, [f"{_COUNTING}/{name}" for name in list_files(filesystem, folder)])
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     largest_first = sorted(parts, key=lambda part: -part.text_bytes)  # runners deal parts out in turn
 
@@ -132,5 +132,9 @@ def _count_words(
     records = [record for found in finished_parts(names, parts).values() for record in found]
     counters = read_counters(filesystem, folder, records)
     table = join_tables(filesystem, [f"{folder}/{name}" for name in names if name.endswith(".parquet")])
-    remove_files(filesystem, root, [f"{_COUNTING}/{name}" for name in names])
+    _remove_counting(filesystem, root)
     return counters, table
+
+
+def _remove_counting(filesystem: Any, root: str) -> None:
+    remove_files(filesystem, root, [f"{_COUNTING}/{name}" for name in list_files(filesystem, f"{root}/{_COUNTING}")])

@@ -93,6 +93,13 @@ def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus
     assert "num_unused 3 there, 0 now" in capsys.readouterr().err
 
 
+def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(corpus, vocab_file, tmp_path):
+    (tmp_path / "_words").mkdir()
+    (tmp_path / "_words/words-00000.parquet").write_bytes(b"of a killed build")
+    assert run("vocab", "--input", corpus, "--output", tmp_path, "--vocab", vocab_file) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "vocab.json", "vocab.txt"]
+
+
 def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_path):
     (tmp_path / "_words").mkdir()
     (tmp_path / "_words/words-00099.parquet").write_bytes(counts_table(pack_counts({"leftover": 9})))
