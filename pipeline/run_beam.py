@@ -134,11 +134,17 @@ def _worker_log() -> Iterator[str]:
 @contextlib.contextmanager
 def _progress(describe: str, num_outputs: int, count_outputs: Callable[[], int]) -> Iterator[None]:
     stop = threading.Event()
-    with tqdm(total=num_outputs, desc=describe, unit="task", file=sys.stderr) as bar:
+    # A log file takes a line every ten seconds, a terminal a redraw at each look.
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    with tqdm(total=num_outputs, desc=describe, unit="task", file=sys.stderr, mininterval=pause) as bar:
 
         def watch() -> None:
-            while not stop.wait(_POLL_SECONDS):
+            seconds = _POLL_SECONDS
+            while not stop.wait(seconds):
+                began = time.perf_counter()
                 _advance(bar, count_outputs)
+                # Listing a large folder must stay a small share of what the launcher does.
+                seconds = max(_POLL_SECONDS, 20 * (time.perf_counter() - began))
 
         watcher = threading.Thread(target=watch, name="progress", daemon=True)
         watcher.start()
@@ -154,7 +160,8 @@ def _advance(bar: "tqdm[NoReturn]", count_outputs: Callable[[], int]) -> None:
     # A listing that fails once, as object stores do, only delays the bar.
     with contextlib.suppress(OSError):
         bar.update(count_outputs() - bar.n)
-        bar.refresh()
+        if sys.stderr.isatty():
+            bar.refresh()  # the time that has passed, also where nothing was finished
 
 
 def stopwatch() -> Callable[[], float]:
