@@ -128,10 +128,11 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     dataset = open_dataset(settings.dataset)
     found = read_report(dataset)
     print(format_report(found))
-    url = settings.html or dataset.locate(REPORT_PAGE)
-    filesystem, path = open_filesystem(url)
+    filesystem, path = dataset.filesystem, f"{dataset.root}/{REPORT_PAGE}"
+    if settings.html is not None:
+        filesystem, path = open_filesystem(settings.html)
     write_page(found, path, filesystem)
-    print(f"page        {url}")
+    print(f"page        {settings.html or dataset.locate(REPORT_PAGE)}")
 
 
 def main() -> int:
