@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from pipeline.build_shards import make_shards
 from pipeline.build_tokens import make_tokens, read_store
+from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
 from pipeline.report import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.report_html import REPORT_PAGE, write_page
@@ -24,8 +25,7 @@ from pipeline.run_beam import stopwatch
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
-from pipeline.vocab_job import VOCAB, prepare_vocabulary
-from tokenizer.vocab import Vocabulary, parse_vocab
+from tokenizer.vocab import parse_vocab
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds: dict[str, float] = {}
     watch = stopwatch()
     corpus = find_corpus(settings)
-    vocabulary = _prepare_vocabulary(settings, corpus)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     seconds["vocabulary"] = watch()
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
     seconds["tokens"] = watch() - sum(seconds.values())
@@ -52,16 +52,18 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     _print_result(dataset, watch())
 
 
-def run_vocab(settings: BuildSettings, _: Sequence[str]) -> None:
+def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline vocab`."""
-    vocabulary = _prepare_vocabulary(settings, find_corpus(settings))
+    corpus = find_corpus(settings)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     print(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
 
 
 def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
     corpus = find_corpus(settings)
-    store = make_tokens(settings, _prepare_vocabulary(settings, corpus), corpus.parts, beam_arguments)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
     print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
 
 
@@ -90,11 +92,6 @@ def find_corpus(settings: BuildSettings) -> Corpus:
     options = settings.filesystem_options()
     files = find_inputs(settings.input, options)
     return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options))
-
-
-def _prepare_vocabulary(settings: BuildSettings, corpus: Corpus) -> Vocabulary:
-    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
-    return prepare_vocabulary(settings, corpus.files, corpus.parts, filesystem, root)
 
 
 def _write_sources(dataset: Dataset, corpus: Corpus) -> None:

@@ -15,7 +15,7 @@ COMMANDS = {
     "build": Command(
         "text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.build:run_build", (), True
     ),
-    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.build:run_vocab"),
+    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.build:run_vocab", (), True),
     "tokens": Command("text to encoded documents", _BUILD, "pipeline.build:run_tokens", (), True),
     "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.build:run_shards", (), True),
     "verify": Command(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ class BuildSettings:
         language: Language code of the text, for sentence splitting.
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
+        num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -35,7 +37,7 @@ class BuildSettings:
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Input that one task reads at a time; changes speed and memory, never content.
-        workers: Local worker processes; arguments after -- choose another Beam runner.
+        workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
         storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
     """
 
@@ -47,6 +49,7 @@ class BuildSettings:
     language: str = "en"
     vocab: str | None = None
     vocab_size: int = 30_522
+    num_unused: int = 0
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -59,7 +62,7 @@ class BuildSettings:
     num_buckets: int | None = None
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
-    workers: int = 2
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +76,7 @@ class BuildSettings:
             "part_bytes": self.part_bytes >= 1024,
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
+            "num_unused": self.num_unused >= 0,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:

@@ -14,6 +14,7 @@ from trainer.metrics import MetricsFile, Progress
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
+from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks, together
 from trainer.run_folder import RunFolder, prepare_run
@@ -133,7 +134,8 @@ def check_dataset(settings: PretrainSettings, dataset: Dataset, world_size: int)
 def build_optimizer(model: Module, settings: PretrainSettings) -> ShardedOptimizer:
     """The optimizer that the settings name."""
     chosen = settings.optimizer
-    return AdamW(
+    kind = Lamb if chosen.name == "lamb" else AdamW
+    return kind(
         model.named_parameters(),
         betas=(chosen.beta1, chosen.beta2),
         eps=chosen.eps,

@@ -27,10 +27,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW. Weight decay applies to matrices, not to biases and LayerNorm.
+    """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
 
     Attributes:
-        name: Which optimizer.
+        name: adamw, or lamb for batches of many thousands: its steps are scaled to the norm of each tensor.
         beta1: Decay rate of the running mean of gradients.
         beta2: Decay rate of the running mean of their squares.
         eps: Added to the root of the second mean; 1e-6 as in google-research/bert.
@@ -40,7 +40,7 @@ class OptimizerSettings:
         max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
     """
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "lamb"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6

@@ -23,6 +23,7 @@ from trainer.engine import (
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
+from trainer.optim.lamb import Lamb
 from trainer.ranks import start_ranks, stop_ranks, together
 
 CONFIG = BertConfig(
@@ -38,7 +39,9 @@ CONFIG = BertConfig(
 # Rank 0 has two micro-batches a step, rank 1 has one of another size.
 LENGTHS = [[[7, 5], [9]], [[12, 3, 4]]]
 STEPS = 6
-STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (1, "bf16"), (2, "bf16")]
+KINDS = {"adamw": AdamW, "lamb": Lamb}
+EXACT = [(kind, stage, "fp32") for kind in KINDS for stage in (0, 1, 2)]
+RUNS = [*EXACT, *((kind, stage, "bf16") for kind in KINDS for stage in (1, 2))]
 OVERLAP = "configs/deepspeed/zero2-overlap.json"
 
 
@@ -46,16 +49,16 @@ def micro_batches(rank, step):
     return [random_micro_batch(lengths, 50, 100 * step + 10 * rank + i) for i, lengths in enumerate(LENGTHS[rank])]
 
 
-def make_optimizer(model):
-    optimizer = AdamW(model.named_parameters(), max_grad_norm=0.7)
+def make_optimizer(model, kind):
+    optimizer = KINDS[kind](model.named_parameters(), max_grad_norm=0.7)
     optimizer.set_learning_rate(0.01)
     return optimizer
 
 
-def train_alone():
+def train_alone(kind):
     """One process without DeepSpeed: every micro-batch of a step in one loss."""
     model = build_model(CONFIG, seed=3)
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, kind)
     rows = []
     for step in range(STEPS):
         batches = [*micro_batches(0, step), *micro_batches(1, step)]
@@ -76,9 +79,9 @@ def norms_of(optimizer):
     return [optimizer.grad_squared_norms_P.tolist(), *optimizer.squared_norms(*pieces).tolist()]
 
 
-def train_on_ranks(ranks, stage, precision, chosen):
+def train_on_ranks(ranks, kind, stage, precision, chosen):
     model = build_model(CONFIG, seed=3)
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, kind)
     engine = start_engine(model, optimizer, deepspeed_config(chosen, stage, precision), ranks)
     rows = []
     for step in range(STEPS):
@@ -94,10 +97,10 @@ def train_on_ranks(ranks, stage, precision, chosen):
 def main(folder):
     ranks = start_ranks()
     results = {"world_size": ranks.world_size}
-    for stage, precision in STAGES:
-        results[f"{stage} {precision}"], weights = train_on_ranks(ranks, stage, precision, {})
-        torch.save(weights, folder / f"{stage}-{precision}-{ranks.rank}.pt")
-    results["overlap"], _ = train_on_ranks(ranks, 2, "fp32", read_deepspeed_file(OVERLAP))
+    for kind, stage, precision in RUNS:
+        results[f"{kind} {stage} {precision}"], weights = train_on_ranks(ranks, kind, stage, precision, {})
+        torch.save(weights, folder / f"{kind}-{stage}-{precision}-{ranks.rank}.pt")
+    results["overlap"], _ = train_on_ranks(ranks, "adamw", 2, "fp32", read_deepspeed_file(OVERLAP))
     try:
         with together(ranks):
             if ranks.rank == 1:
@@ -120,42 +123,43 @@ def two_ranks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    return train_alone()
+    return {kind: train_alone(kind) for kind in KINDS}
 
 
 def results_of(folder, rank=0):
     return json.loads((folder / f"results-{rank}.json").read_text())
 
 
-@pytest.mark.parametrize(("stage", "precision"), STAGES[:3])
-def test_two_ranks_equal_one_big_batch(two_ranks, alone, stage, precision):
-    rows, norms, weights = alone
-    found = results_of(two_ranks)[f"{stage} {precision}"]
+@pytest.mark.parametrize(("kind", "stage", "precision"), EXACT)
+def test_two_ranks_equal_one_big_batch(two_ranks, alone, kind, stage, precision):
+    rows, norms, weights = alone[kind]
+    found = results_of(two_ranks)[f"{kind} {stage} {precision}"]
     torch.testing.assert_close(torch.tensor(found["rows"]), torch.tensor(rows), rtol=5e-7, atol=0)
     torch.testing.assert_close(torch.tensor(found["norms"]), torch.tensor(norms), rtol=5e-6, atol=1e-9)
     for rank in range(2):
-        theirs = torch.load(two_ranks / f"{stage}-{precision}-{rank}.pt")
+        theirs = torch.load(two_ranks / f"{kind}-{stage}-{precision}-{rank}.pt")
         for name, weight in weights.items():
             torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_the_deepspeed_file_of_the_project_changes_nothing(two_ranks):
     results = results_of(two_ranks)
-    assert results["overlap"]["rows"] == results["2 fp32"]["rows"]
+    assert results["overlap"]["rows"] == results["adamw 2 fp32"]["rows"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", [1, 2])
-def test_bf16_stays_near_fp32(two_ranks, alone, stage):
-    found = torch.tensor(results_of(two_ranks)[f"{stage} bf16"]["rows"])
-    torch.testing.assert_close(found, torch.tensor(alone[0]), rtol=0.02, atol=0)
+def test_bf16_stays_near_fp32(two_ranks, alone, kind, stage):
+    found = torch.tensor(results_of(two_ranks)[f"{kind} {stage} bf16"]["rows"])
+    torch.testing.assert_close(found, torch.tensor(alone[kind][0]), rtol=0.02, atol=0)
 
 
 def test_zero_partitions_what_a_rank_updates(two_ranks):
     num_parameters = len(alone_names())
     for rank in range(2):
         results = results_of(two_ranks, rank)
-        assert results["0 fp32"]["fragments"] == num_parameters
-        assert results["1 fp32"]["fragments"] < num_parameters
+        assert results["adamw 0 fp32"]["fragments"] == num_parameters
+        assert results["adamw 1 fp32"]["fragments"] < num_parameters
 
 
 def alone_names():
@@ -165,7 +169,7 @@ def alone_names():
 def test_ranks_agree_on_counts(two_ranks):
     rows = [batch for rank in LENGTHS for batch in rank]
     for rank in range(2):
-        counts = results_of(two_ranks, rank)["1 fp32"]["counts"]
+        counts = results_of(two_ranks, rank)["adamw 1 fp32"]["counts"]
         assert counts["num_micro_batches"] == 2
         assert counts["instances"] == sum(len(lengths) for lengths in rows)
         assert counts["tokens"] == sum(sum(lengths) for lengths in rows)

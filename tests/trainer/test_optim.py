@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trainer.optim.adamw import AdamW
+from trainer.optim.lamb import Lamb
 from trainer.optim.schedule import Schedule
 from trainer.optim.sharded import decays
 
@@ -46,6 +47,57 @@ def test_without_bias_correction_the_first_step_follows_google():
     for start, gradient, now in zip((1.0, -2.0), (0.5, 0.25), weight[0].tolist(), strict=True):
         update = 0.1 * gradient / (math.sqrt(0.001 * gradient**2) + 1e-6) + 0.01 * start
         assert now == pytest.approx(start - 0.1 * update, rel=1e-5)
+
+
+def lamb_by_hand(weights, states, gradients, step, lr):
+    """One step of LAMB on lists of flat tensors in float64; the first decays, the second does not."""
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+    for index, (weight, (mean, square), gradient) in enumerate(zip(weights, states, gradients, strict=True)):
+        clipped = gradient / max(1.0, norm)
+        mean.mul_(0.9).add_(0.1 * clipped)
+        square.mul_(0.999).add_(0.001 * clipped**2)
+        update = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-6)
+        if index == 0:
+            update += 0.01 * weight
+            update *= weight.norm() / update.norm()
+        weight.sub_(lr * update)
+
+
+def test_lamb_follows_its_formula():
+    matrix, bias = torch.nn.Parameter(torch.randn(3, 5)), torch.nn.Parameter(torch.randn(5))
+    optimizer = Lamb([("dense.weight", matrix), ("dense.bias", bias)])
+    optimizer.set_learning_rate(0.02)
+    by_hand = [matrix.detach().double().flatten(), bias.detach().double().clone()]
+    states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in by_hand]
+    for step in range(1, 21):
+        matrix.grad, bias.grad = torch.randn(3, 5) * step, torch.randn(5)
+        lamb_by_hand(by_hand, states, [matrix.grad.double().flatten(), bias.grad.double()], step, 0.02)
+        optimizer.step()
+    torch.testing.assert_close(matrix.detach().double().flatten(), by_hand[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(bias.detach().double(), by_hand[1], rtol=0, atol=1e-6)
+    assert optimizer.trust_ratios_P[1] == 1.0
+
+
+def test_lambs_first_step_worked_by_hand():
+    weight, bias = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])), torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = Lamb([("dense.weight", weight), ("dense.bias", bias)], weight_decay=0.0, eps=0.0)
+    optimizer.set_learning_rate(0.1)
+    weight.grad, bias.grad = torch.tensor([[0.5, -0.25]]), torch.tensor([-0.1])
+    optimizer.step()
+    # Bias-corrected, the first direction is the gradient's sign: norm sqrt(2), so the ratio is 5 / sqrt(2).
+    ratio = 5 / math.sqrt(2)
+    assert optimizer.trust_ratios_P.tolist() == pytest.approx([ratio, 1.0])
+    assert weight[0].tolist() == pytest.approx([3.0 - 0.1 * ratio, 4.0 + 0.1 * ratio])
+    assert bias.item() == pytest.approx(2.1)
+
+
+def test_a_tensor_of_zeros_takes_adams_step_under_lamb():
+    weight = torch.nn.Parameter(torch.zeros(1, 2))
+    optimizer = Lamb([("dense.weight", weight)])
+    optimizer.set_learning_rate(0.1)
+    weight.grad = torch.tensor([[0.3, -0.3]])
+    optimizer.step()
+    assert weight[0].tolist() == pytest.approx([-0.1, 0.1], rel=1e-4)
 
 
 def test_clips_to_the_global_norm_and_reports_it_before_clipping():

@@ -45,7 +45,7 @@ def test_published_recipe():
 
 def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
     settings = pretrain_settings("--config", "configs/pretrain/bert-tiny-demo.yaml", "--steps", "50")
-    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (50, 3, 50)
+    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (50, 6, 50)
 
 
 def test_flags_win_over_files_wherever_they_stand():

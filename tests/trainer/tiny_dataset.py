@@ -4,25 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.shard_file import pack_shard
 from pipeline.shards.block import Block, block_instances
-from pipeline.shards.manifest import (
-    BLOCKS_TABLE,
-    MANIFEST,
-    SHARDS_TABLE,
-    Manifest,
-    blocks_table,
-    group_totals,
-    root_hash,
-    settings_hash,
-    shard_name,
-    shards_table,
-)
-from tokenizer.export import tokenizer_json
-from tokenizer.vocab import parse_vocab
-
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PAD, UNK, CLS, SEP, MASK = range(5)
+from tests.datasets import CLS, MASK, SEP, write_dataset
 
 
 def write_tiny_dataset(
@@ -30,7 +13,7 @@ def write_tiny_dataset(
 ) -> Path:
     """Two train passes of two shards and one validation shard for each length; tokens follow Zipf's law."""
     rng = np.random.default_rng(seed)
-    packed = []
+    shards = {}
     for seq_len in seq_lens:
         for split, pass_index, bucket, count in [
             ("train", 0, 0, instances),
@@ -39,37 +22,11 @@ def write_tiny_dataset(
             ("train", 1, 1, instances // 2),
             ("validation", 0, 0, instances // 5),
         ]:
-            name = shard_name(split, seq_len, pass_index, bucket)
             size = block_instances(seq_len)
-            blocks = [
+            shards[split, seq_len, pass_index, bucket] = [
                 random_block(rng, min(size, count - first), seq_len, vocab_size) for first in range(0, count, size)
             ]
-            tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name)
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(tar)
-            packed.append((shard, table))
-    shards = [shard for shard, _ in packed]
-    (folder / SHARDS_TABLE).write_bytes(shards_table(shards))
-    (folder / BLOCKS_TABLE).write_bytes(blocks_table([table for _, table in packed]))
-    text = "".join(f"{token}\n" for token in [*SPECIALS, *(f"w{number}" for number in range(vocab_size - 5))])
-    vocabulary = parse_vocab(text.encode(), "vocab.txt")
-    (folder / "vocab.txt").write_text(text)
-    (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
-    settings = {"lower_case": True, "seed": seed}
-    manifest = Manifest(
-        format_version=1,
-        software={},
-        settings=settings,
-        settings_hash=settings_hash(settings),
-        vocab_sha256=vocabulary.sha256,
-        vocab_size=vocab_size,
-        special_ids={"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK},
-        groups=group_totals(shards),
-        counters={},
-        root_hash=root_hash(shards),
-    )
-    (folder / MANIFEST).write_bytes(manifest.to_json())
-    return folder
+    return write_dataset(folder, shards, vocab_size, {"lower_case": True, "seed": seed})
 
 
 def random_block(rng: np.random.Generator, num_instances: int, seq_len: int, vocab_size: int) -> Block:

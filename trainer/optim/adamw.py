@@ -34,6 +34,12 @@ class AdamW(ShardedOptimizer):
 
     def _update(self, gradients: list[Tensor]) -> None:
         learning_rate: float = self.param_groups[0]["lr"]
+        first, denominators, correction = self._advance_moments(gradients)
+        self._decay(1.0 - learning_rate * self.weight_decay)
+        torch._foreach_addcdiv_(self.owned, first, denominators, -learning_rate / correction)
+
+    def _advance_moments(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor], float]:
+        """Moves both running means on; Adam's direction is the first list / the second list / the number."""
         beta1, beta2 = self.betas
         first, second = self.tensors("exp_avg"), self.tensors("exp_avg_sq")
         torch._foreach_lerp_(first, gradients, 1.0 - beta1)
@@ -41,11 +47,10 @@ class AdamW(ShardedOptimizer):
         torch._foreach_addcmul_(second, gradients, gradients, 1.0 - beta2)
         correction1 = 1.0 - beta1**self.num_updates if self.bias_correction else 1.0
         correction2 = 1.0 - beta2**self.num_updates if self.bias_correction else 1.0
-        self._decay(1.0 - learning_rate * self.weight_decay)
-        denominators = torch._foreach_sqrt(second)
+        denominators = list(torch._foreach_sqrt(second))
         torch._foreach_div_(denominators, math.sqrt(correction2))
         torch._foreach_add_(denominators, self.eps)
-        torch._foreach_addcdiv_(self.owned, first, denominators, -learning_rate / correction1)
+        return first, denominators, correction1
 
     def _decay(self, factor: float) -> None:
         """Shrinks the weights that decay, before they move, as torch.optim.AdamW does."""

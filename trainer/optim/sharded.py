@@ -71,6 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
         """
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
+        self.decays_P = torch.tensor([decays(name, parameter) for name, parameter in self._parameters.items()])
         self._fragments: list[Fragment] | None = None
         self._index: Tensor | None = None  # fragment.index of each fragment, on the device
         self.max_grad_norm = max_grad_norm

@@ -1,0 +1,50 @@
+"""Datasets written without the builder's jobs, from blocks that a test makes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.shard_file import pack_shard
+from pipeline.shards import manifest as tables
+from pipeline.shards.block import Block
+from tokenizer.export import tokenizer_json
+from tokenizer.vocab import Vocabulary
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNK, CLS, SEP, MASK = range(5)
+
+
+def write_dataset(
+    folder: Path,
+    shards: Mapping[tuple[str, int, int, int], Sequence[Block]],
+    vocab_size: int,
+    settings: Mapping[str, Any],
+) -> Path:
+    """A finished dataset of the blocks given for each (split, seq_len, pass, bucket); words are w0, w1 ..."""
+    packed = []
+    for (split, seq_len, pass_index, bucket), blocks in shards.items():
+        name = tables.shard_name(split, seq_len, pass_index, bucket)
+        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(tar)
+        packed.append((shard, table))
+    rows = [shard for shard, _ in packed]
+    vocabulary = Vocabulary((*SPECIALS, *(f"w{number}" for number in range(vocab_size - len(SPECIALS)))))
+    finished = tables.Manifest(
+        format_version=tables.FORMAT_VERSION,
+        software={},
+        settings=settings,
+        settings_hash=tables.settings_hash(settings),
+        vocab_sha256=vocabulary.sha256,
+        vocab_size=vocab_size,
+        special_ids={"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK},
+        groups=tables.group_totals(rows),
+        counters={},
+        root_hash=tables.root_hash(rows),
+    )
+    (folder / "vocab.txt").write_text(vocabulary.to_text())
+    (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
+    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
+    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table([table for _, table in packed]))
+    (folder / tables.MANIFEST).write_bytes(finished.to_json())
+    return folder

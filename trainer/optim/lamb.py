@@ -1,0 +1,48 @@
+"""LAMB (You et al. 2020, algorithm 2) whose trust ratios are those of whole tensors, however ZeRO splits them.
+
+As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are bias-corrected, tensors
+without weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in
+one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt off.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from trainer.optim.adamw import AdamW
+
+
+class Lamb(AdamW):
+    """Adam's direction with decay, scaled for each tensor to the norm of its weights.
+
+    Attributes:
+        trust_ratios_P: [P] of the last update; 1 where a tensor has no decay or a norm is 0, and before the first.
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], **settings: Any) -> None:
+        """As AdamW."""
+        super().__init__(named_parameters, **settings)
+        self.trust_ratios_P = torch.ones(len(self.decays_P))
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        learning_rate: float = self.param_groups[0]["lr"]
+        first, denominators, correction = self._advance_moments(gradients)
+        directions = torch._foreach_div(first, denominators)
+        torch._foreach_div_(directions, correction)
+        weights = [fragment.of(self.owned) for fragment in self.fragments]
+        updates = [fragment.of(directions) for fragment in self.fragments]
+        for fragment, weight, update in zip(self.fragments, weights, updates, strict=True):
+            if fragment.decays:
+                update.add_(weight, alpha=self.weight_decay)
+        self.trust_ratios_P = self._trust_ratios(weights, updates)
+        for fragment, weight, update in zip(self.fragments, weights, updates, strict=True):
+            weight.sub_(update.mul_(self.trust_ratios_P[fragment.index]), alpha=learning_rate)
+
+    def _trust_ratios(self, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
+        """[P]; both norms of every tensor come from all ranks in one all-reduce."""
+        weight_norms_P, update_norms_P = self.squared_norms(weights, updates).sqrt()
+        is_scaled_P = self.decays_P.to(weight_norms_P.device) & (weight_norms_P > 0) & (update_norms_P > 0)
+        return torch.where(is_scaled_P, weight_norms_P / update_norms_P, torch.ones_like(weight_norms_P))
