@@ -16,8 +16,9 @@ import pyarrow as pa
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore, describe_changes
+from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
 from pipeline.masking import MaskingRule
-from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
@@ -37,15 +38,13 @@ from pipeline.shards.manifest import (
     settings_hash,
     shards_table,
 )
-from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import find_temporaries, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.shards_job import (
     RECORDS,
     BuildShards,
     ShardBuilder,
-    ShardTask,
     format_record,
     parse_record,
-    plan_tasks,
     record_name,
 )
 from pipeline.token_index import Totals
@@ -67,9 +66,11 @@ def make_shards(
     content = settings.content(vocabulary.sha256, store.totals.documents_hash)
     tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
     built = _claim_folder(filesystem, root, settings, content)
+    built = _without_lost(filesystem, root, built, tasks)
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
     if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
+        _remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
     _run_job(settings, vocabulary, store, missing, beam_arguments)
     built |= _read_records(filesystem, root, missing)
@@ -107,6 +108,13 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
     return built
 
 
+def _without_lost(filesystem: Any, root: str, built: Built, tasks: Sequence[ShardTask]) -> Built:
+    """Leaves out the shards of a finished dataset that are gone or of another size, where a task can build them."""
+    files = list_files(filesystem, root) if built else {}
+    lost = {task.name for task in tasks if task.name in built and files.get(task.name) != built[task.name][0].num_bytes}
+    return {name: rows for name, rows in built.items() if name not in lost}
+
+
 def _read_records(filesystem: Any, root: str, tasks: Sequence[ShardTask]) -> Built:
     """The finished ones among the tasks: those whose record is there and whose shard has its size."""
     files = list_files(filesystem, root)
@@ -122,20 +130,39 @@ def _run_job(
     missing: Sequence[ShardTask],
     beam_arguments: Sequence[str],
 ) -> None:
-    options = settings.filesystem_options()
-    filesystem, root = open_filesystem(settings.output, options)
-    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    names, dtype = store.part_names, vocabulary.dtype.name
-    builder = ShardBuilder(settings.output, settings.tokens_folder, names, dtype, rules, options)
-    wanted = {f"{task.name}.json" for task in missing}
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
+    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
+    options = pipeline_options(settings.workers, beam_arguments)
+    mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | "Tasks" >> beam.Create(list(missing), reshuffle=True) | BuildShards(builder)
+        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode)
 
     def count() -> int:
-        return len(wanted & list_files(filesystem, f"{root}/{RECORDS}").keys())
+        return len(_records_of(missing) & {f"{RECORDS}/{name}" for name in list_files(filesystem, f"{root}/{RECORDS}")})
 
-    run_graph("shards", build, pipeline_options(settings.workers, beam_arguments), len(missing), count)
+    run_graph("shards", build, options, len(missing), count)
+
+
+def add_shards_graph(
+    pipeline: beam.Pipeline,
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    part_names: Sequence[str],
+    tasks: Sequence[ShardTask],
+    mode: ExchangeMode,
+) -> None:
+    """The whole shards job: token parts to shards."""
+    options = settings.filesystem_options()
+    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options)
+    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
+    builder = ShardBuilder(settings.output, rules, options)
+    _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
+
+
+def _records_of(tasks: Sequence[ShardTask]) -> set[str]:
+    return {record_name(task.name) for task in tasks}
 
 
 def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:
@@ -205,5 +232,11 @@ def _publish(filesystem: Any, root: str, built: Built, manifest: Manifest) -> No
     write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
     write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
     write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
-    records = [name for name in list_files(filesystem, root) if name.startswith(f"{RECORDS}/")]
-    remove_files(filesystem, root, records)
+    _remove_leftovers(filesystem, root)
+
+
+def _remove_leftovers(filesystem: Any, root: str) -> None:
+    """Removes the records of a published dataset and what killed writers left beside its files."""
+    files = list_files(filesystem, root)
+    records = [name for name in files if name.startswith(f"{RECORDS}/")]
+    remove_files(filesystem, root, sorted({*records, *find_temporaries(files)}))

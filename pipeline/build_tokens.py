@@ -71,6 +71,7 @@ def make_tokens(
     if filesystem.exists(f"{folder}/{STORE}"):
         store = read_store(filesystem, folder)
         if store.parts_key == key:
+            _remove_other_parts(filesystem, folder, store.part_names)  # a kill may have come before it
             return store
     _run_job(settings, vocabulary, parts, beam_arguments)
     records = [record for found in finished_parts(list_files(filesystem, folder), parts).values() for record in found]
@@ -80,7 +81,7 @@ def make_tokens(
     counters, examples = read_counters(filesystem, folder, records), read_examples(filesystem, folder, records)
     store = TokenStore(content, key, tuple(names), counters, totals, examples)
     write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
-    _remove_other_parts(filesystem, folder, records)
+    _remove_other_parts(filesystem, folder, names)
     return store
 
 
@@ -143,8 +144,8 @@ def _run_job(
     run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments), len(missing), count)
 
 
-def _remove_other_parts(filesystem: Any, folder: str, records: Sequence[str]) -> None:
+def _remove_other_parts(filesystem: Any, folder: str, stems: Sequence[str]) -> None:
     """Removes parts of an earlier input or cut, and what an interrupted task left."""
-    stems = {record_stem(record) for record in records}
-    kept = {STORE, SETTINGS, INDEX, *records} | {f"{stem}.{kind}" for stem in stems for kind in ("tokens", "index")}
+    endings = (".tokens", ".index", ".json", "-last.json")
+    kept = {STORE, SETTINGS, INDEX} | {f"{stem}{ending}" for stem in stems for ending in endings}
     remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])

@@ -35,10 +35,12 @@ class VerifySettings:
     Attributes:
         dataset: Folder or URL of the dataset.
         threads: Shards checked at once.
+        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
     threads: int = 4
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class InspectSettings:
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
         dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
+        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
@@ -58,6 +61,7 @@ class InspectSettings:
     split: str = "train"
     seq_len: int | None = None
     dropped: bool = False
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,20 +71,21 @@ class ReportSettings:
     Attributes:
         dataset: Folder or URL of the dataset.
         html: File or URL of the page; null for report.html in the dataset.
+        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
     html: str | None = None
+    storage_options: str | None = None
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     """`python -m pipeline verify DATASET`: exit code 2 and a line for each finding, or 0."""
     from tqdm import tqdm
 
-    from pipeline.shards.dataset import open_dataset
     from pipeline.shards.verify import verify_dataset
 
-    dataset = open_dataset(settings.dataset)
+    dataset = _open(settings)
     total = sum(shard.num_bytes for shard in dataset.all_shards)
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
         findings = verify_dataset(dataset, settings.threads, lambda shard: bar.update(shard.num_bytes))
@@ -98,9 +103,8 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     """`python -m pipeline inspect DATASET`."""
     from pipeline.inspect import show_instances
-    from pipeline.shards.dataset import open_dataset
 
-    dataset = open_dataset(settings.dataset)
+    dataset = _open(settings)
     if settings.dropped:
         _print_dropped(dataset)
         return
@@ -122,10 +126,9 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.report import format_report, read_report
     from pipeline.report_html import REPORT_PAGE, write_page
-    from pipeline.shards.dataset import open_dataset
     from pipeline.shards.storage import open_filesystem
 
-    dataset = open_dataset(settings.dataset)
+    dataset = _open(settings)
     found = read_report(dataset)
     print(format_report(found))
     filesystem, path = dataset.filesystem, f"{dataset.root}/{REPORT_PAGE}"
@@ -133,6 +136,13 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
         filesystem, path = open_filesystem(settings.html)
     write_page(found, path, filesystem)
     print(f"page        {settings.html or dataset.locate(REPORT_PAGE)}")
+
+
+def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":
+    from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.storage import parse_storage_options
+
+    return open_dataset(settings.dataset, parse_storage_options(settings.storage_options))
 
 
 def main() -> int:

@@ -1,12 +1,12 @@
-"""Every setting of a build, its default and its meaning, and which of them change content. Stdlib only."""
+"""Every setting of a build, its default and its meaning, and which of them change content. Imports storage."""
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
+
+from pipeline.shards.storage import parse_storage_options
 
 TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor"]
 
@@ -37,6 +37,8 @@ class BuildSettings:
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Input that one task reads at a time; changes speed and memory, never content.
+        exchange: How a bucket's documents come together: files (read from token parts), shuffle (Beam's GroupByKey), or
+            auto: files on this machine, shuffle on other runners. Never changes content.
         workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
         storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
     """
@@ -62,6 +64,7 @@ class BuildSettings:
     num_buckets: int | None = None
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
+    exchange: Literal["auto", "files", "shuffle"] = "auto"
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     storage_options: str | None = None
 
@@ -93,21 +96,9 @@ class BuildSettings:
         """storage_options as a mapping.
 
         Raises:
-            ValueError: Not a JSON object; its text is not shown, it may hold secrets.
+            ValueError: Not a JSON object.
         """
-        if self.storage_options is None:
-            return None
-        text = self.storage_options
-        if text.startswith("@"):
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        try:
-            options = json.loads(text)
-        except ValueError:
-            options = None
-        if not isinstance(options, dict):
-            example = '{"anon": true}'
-            raise ValueError(f"storage_options is not a JSON object such as {example}, nor @FILE holding one")  # noqa: TRY004
-        return options
+        return parse_storage_options(self.storage_options)
 
     def predictions_for(self, seq_len: int) -> int:
         """Most masked positions of an instance of one length: 20 at 128, 77 at 512."""

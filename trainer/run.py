@@ -8,6 +8,7 @@ from typing import Any
 from torch.nn import Module
 
 from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.storage import parse_storage_options
 from trainer.checkpoint import find_checkpoints, load_checkpoint, read_state
 from trainer.engine import start_engine
 from trainer.metrics import MetricsFile, Progress
@@ -81,7 +82,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     """
     folder, position = RunFolder(Path(settings.output)), Position()
     with together(ranks):
-        dataset = open_dataset(settings.data)
+        dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
         model_config = check_dataset(settings, dataset, ranks.world_size)
         if ranks.rank == 0:
             prepare_run(settings, dataset, model_config, ranks.world_size)

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,7 +97,8 @@ def prepare_run(settings: PretrainSettings, dataset: Dataset, model: BertConfig,
 
 def to_yaml(settings: PretrainSettings) -> str:
     """The settings as a file that `--config` reads."""
-    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
+    left_out = ("steps", "storage_options")  # the latter may hold secrets
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out}
     return str(yaml.safe_dump(fields, sort_keys=False))
 
 
@@ -107,7 +109,7 @@ def launch_facts(world_size: int) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": sys.argv,
+        "argv": hide_storage_options(sys.argv),
         "world_size": world_size,
         "host": platform.node(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
@@ -115,6 +117,17 @@ def launch_facts(world_size: int) -> dict[str, Any]:
         "software": {name: _version(name) for name in SOFTWARE},
         "git_commit": _git_commit(),
     }
+
+
+def hide_storage_options(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the value of --storage_options, which may hold secrets, replaced."""
+    shown = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--storage_options="):
+            shown[index] = "--storage_options=(hidden)"
+        elif index and arguments[index - 1] == "--storage_options":
+            shown[index] = "(hidden)"
+    return shown
 
 
 def _check_unchanged(run: RunFolder, settings: PretrainSettings, facts: dict[str, Any], root_hash: str) -> None:

@@ -143,6 +143,8 @@ class PretrainSettings:
         deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
         micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
         seed: Of weights, dropout and the order of instances.
+        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
+            written into the run's folder.
     """
 
     data: str
@@ -158,6 +160,7 @@ class PretrainSettings:
     deepspeed: str | None = None
     micro_tokens: int = 16_384
     seed: int = 0
+    storage_options: str | None = None
 
     @property
     def num_steps(self) -> int:

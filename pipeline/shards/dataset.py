@@ -19,7 +19,7 @@ from pipeline.shards.manifest import (
     read_block_table,
     root_hash,
 )
-from pipeline.shards.storage import open_filesystem, read_file, read_range
+from pipeline.shards.storage import file_exists, open_filesystem, read_file, read_range
 
 
 class Dataset:
@@ -72,8 +72,8 @@ class Dataset:
             return read_block_table(self._block_file, self._rows[shard.name], shard, where)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a file of the dataset; OSError where the store returns another number."""
-        return read_range(self.filesystem, f"{self.root}/{name}", start, stop)
+        """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
+        return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1)
 
     def read_file(self, name: str) -> bytes:
         """A small file of the dataset, such as vocab.txt.
@@ -99,7 +99,7 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         ValueError: A file is damaged or belongs to another dataset.
     """
     filesystem, root = open_filesystem(url, storage_options)
-    if not filesystem.exists(f"{root}/{MANIFEST}"):
+    if not file_exists(filesystem, f"{root}/{MANIFEST}"):
         raise FileNotFoundError(
             f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
             " settings to finish it, or give the folder that was its --output"

@@ -1,15 +1,72 @@
-"""Files at any fsspec URL: opened, listed, read by range with a length check, written whole or not at all."""
+"""Files at any fsspec URL: opened, listed, read by range with a length check, written whole or not at all.
 
+Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`), with growing random
+pauses of at most 16 s in all, besides what the store's own driver tries. Local disks are asked once.
+"""
+
+import contextlib
+import errno
+import json
 import os
+import re
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from random import SystemRandom
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 TEMPORARY_MARK = ".partial-"
+ATTEMPTS = 6
+FIRST_DELAY_SECONDS = 0.5
+MAX_DELAY_SECONDS = 8.0
+
+_TEMPORARY_NAME = re.compile(r"\..+\.partial-\d+-[0-9a-f]{8}")
+_DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
+_TRANSIENT_ERRNO = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH}
+# By name, because drivers are optional: botocore's, aiohttp's, requests', urllib3's and gcsfs' errors of transport.
+_TRANSIENT_CLASSES = {
+    "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
+    "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError",
+}  # fmt: skip
+
+Result = TypeVar("Result")
+
+
+class StorageError(OSError, ValueError):
+    """A file could not be read or written, for a reason outside this program: a ValueError too, as users' faults are.
+
+    The message names the URL, the cause and what to do.
+    """
+
+
+class _SizeError(OSError):
+    """A store returned or kept another number of bytes than it should."""
+
+
+def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
+    """Options of a filesystem from a JSON object or @FILE holding one; None for none.
+
+    Raises:
+        ValueError: Not a JSON object; its text is not shown, it may hold secrets.
+        FileNotFoundError: There is no such file.
+    """
+    if text is None:
+        return None
+    content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
+    try:
+        options = json.loads(content)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        example = '{"anon": true}'
+        raise ValueError(f"storage_options is not a JSON object such as {example}, nor @FILE holding one")  # noqa: TRY004
+    return options
 
 
 def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
@@ -31,39 +88,58 @@ def is_local(filesystem: Any) -> bool:
 
 
 def write_atomic(filesystem: Any, path: str, data: bytes) -> None:
-    """Writes a file whole or not at all: by rename on local disks, by one upload and a size check elsewhere."""
+    """Writes a file whole or not at all: by rename on local disks, by one upload and a size check elsewhere.
+
+    Raises:
+        StorageError: The disk is full, or the store did not take the file; nothing is there under its name.
+        PermissionError: The store refuses.
+    """
     if is_local(filesystem):
         _replace_local(path, data)
-        return
-    # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes the partial object.
-    filesystem.pipe_file(path, data)
-    filesystem.invalidate_cache()
-    stored = filesystem.size(path)
-    if stored != len(data):
-        raise OSError(f"{path}: {len(data)} bytes were uploaded, the store holds {stored}")
+    else:
+        call_patiently(locate(filesystem, path), lambda: _upload(filesystem, path, data))
 
 
-def read_range(filesystem: Any, path: str, start: int, stop: int) -> bytes:
+def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int = ATTEMPTS) -> bytes:
     """Bytes start to stop - 1 of a file.
+
+    Args:
+        filesystem: From `open_filesystem`.
+        path: On it.
+        start: First byte.
+        stop: One after the last byte.
+        attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
 
     Raises:
         OSError: The store returned another number of bytes than asked for: some cut a body short without an error.
+        StorageError: It did so, or failed otherwise, in every attempt; an OSError.
     """
-    data: bytes = filesystem.cat_file(path, start=start, end=stop)
-    if len(data) != stop - start:
-        raise OSError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
-    return data
+
+    def attempt() -> bytes:
+        data: bytes = filesystem.cat_file(path, start=start, end=stop)
+        if len(data) != stop - start:
+            raise _SizeError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
+        return data
+
+    if is_local(filesystem) or attempts == 1:
+        return attempt()
+    return call_patiently(f"{locate(filesystem, path)}, bytes {start}-{stop}", attempt, attempts)
 
 
 def read_file(filesystem: Any, path: str) -> bytes:
     """A whole file, its length checked against the store's listing."""
-    return read_range(filesystem, path, 0, filesystem.size(path))
+    return read_range(filesystem, path, 0, _ask(filesystem, path, lambda: int(filesystem.size(path))))
+
+
+def file_exists(filesystem: Any, path: str) -> bool:
+    """Whether a file is there."""
+    return _ask(filesystem, path, lambda: bool(filesystem.exists(path)))
 
 
 def list_files(filesystem: Any, folder: str) -> dict[str, int]:
     """Sizes in bytes of every file below a folder by its path relative to it; empty where there is no folder."""
     filesystem.invalidate_cache()
-    found = filesystem.find(folder, detail=True)
+    found = _ask(filesystem, folder, lambda: filesystem.find(folder, detail=True))
     prefix = f"{folder}/"
     return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
@@ -71,10 +147,74 @@ def list_files(filesystem: Any, folder: str) -> dict[str, int]:
 def remove_files(filesystem: Any, folder: str, names: list[str]) -> None:
     """Removes files below a folder, named relative to it, and on local disks the folders that this empties."""
     for name in names:
-        filesystem.rm_file(f"{folder}/{name}")
+        with contextlib.suppress(FileNotFoundError):  # an attempt before may have removed it without an answer
+            _ask(filesystem, f"{folder}/{name}", partial(filesystem.rm_file, f"{folder}/{name}"))
     if is_local(filesystem):
         for parent in sorted({str(Path(folder, name).parent) for name in names}, key=len, reverse=True):
             _remove_empty_folders(parent, folder)
+
+
+def find_temporaries(names: Mapping[str, int] | list[str]) -> list[str]:
+    """Those among file names that `write_atomic` would have renamed, had its process not been killed."""
+    return [name for name in names if _TEMPORARY_NAME.fullmatch(name.rpartition("/")[2])]
+
+
+def locate(filesystem: Any, path: str) -> str:
+    """A path as a URL, for messages; on local disks the path."""
+    return path if is_local(filesystem) else str(filesystem.unstrip_protocol(path))
+
+
+def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMPTS) -> Result:
+    """Calls a function until it returns, as long as its error is one that passes.
+
+    Raises:
+        FileNotFoundError, FileExistsError, ValueError: At once, as they came.
+        PermissionError: At once, with the URL.
+        StorageError: The attempts are used up, or the error will not pass.
+    """
+    began, delay = time.monotonic(), FIRST_DELAY_SECONDS
+    for number in range(1, attempts + 1):
+        try:
+            return call()
+        except (FileNotFoundError, FileExistsError, ValueError):
+            raise
+        except PermissionError as error:
+            raise PermissionError(f"{what}: {error or 'refused'}; check the credentials and the URL") from error
+        except Exception as error:
+            passes, cause = is_transient(error), str(error) or repr(error)
+            if not passes or number == attempts:
+                spent = f"gave up after {number} attempt(s) in {time.monotonic() - began:.1f} s"
+                advice = "run the same command again when the store answers" if passes else "check the URL and settings"
+                raise StorageError(f"{what}: {spent}: {cause}; {advice}") from error
+        time.sleep(SystemRandom().uniform(0.5, 1.0) * delay)
+        delay = min(2 * delay, MAX_DELAY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
+    status = getattr(error, "code", None) or getattr(error, "status", None)
+    if str(status).isdigit():
+        return int(str(status)) in _TRANSIENT_STATUS
+    if isinstance(error, TimeoutError | ConnectionError | _SizeError):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return True
+    return any(each.__name__ in _TRANSIENT_CLASSES for each in type(error).__mro__)
+
+
+def _ask(filesystem: Any, path: str, call: Callable[[], Result]) -> Result:
+    return call() if is_local(filesystem) else call_patiently(locate(filesystem, path), call)
+
+
+def _upload(filesystem: Any, path: str, data: bytes) -> None:
+    # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes the partial object.
+    filesystem.pipe_file(path, data)
+    filesystem.invalidate_cache()
+    stored = filesystem.size(path)
+    if stored != len(data):
+        filesystem.rm_file(path)
+        raise _SizeError(f"{len(data)} bytes were uploaded, the store held {stored}, which were removed")
 
 
 def _replace_local(path: str, data: bytes) -> None:
@@ -87,6 +227,11 @@ def _replace_local(path: str, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL:
+            raise
+        advice = "free some space and run the same command again; what is finished is kept"
+        raise StorageError(f"{path}: no room for its {len(data)} bytes: {error.strerror}; {advice}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,0 +1,258 @@
+"""Kills builds at random moments and runs them again until they end: nothing may be lost, redone or left behind.
+
+    python scripts/soak/kill_build.py --kills 50
+
+Each seed draws the moment and the victim: the launcher, one worker, or every process of the build. After the last
+kill the same command runs to its end. It must give the root hash and the files of a build that was never disturbed,
+and files that were finished at a kill must be the very same files in the end. Prints one JSON line a kill; --output
+names a file for all of them. Linux only: processes are found in /proc.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
+DEADLINE_SECONDS = 300.0
+VICTIMS = ("all", "launcher", "worker")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one seeded kill, or a row of them, came to.
+
+    Attributes:
+        seed: Of the moments and victims.
+        kills: Victim, seconds after the start and stage of the build, of each kill that hit.
+        runs: Times the command was started.
+        kept: Files that were finished at a kill, which the runs after it must not touch.
+        seconds: In all.
+        findings: What is wrong; empty when all is well.
+    """
+
+    seed: int
+    kills: list[str]
+    runs: int
+    kept: int
+    seconds: float
+    findings: list[str]
+
+
+def main() -> int:
+    """Runs the seeds; exit code 1 where one found something wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50, help="seeds to run")
+    parser.add_argument("--first_seed", type=int, default=0)
+    parser.add_argument("--documents", type=int, default=600, help="size of the made-up corpus")
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    own = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="beambert-kill-") as folder:
+        soak = Soak(Path(folder), own.documents)
+        outcomes = []
+        for seed in range(own.first_seed, own.first_seed + own.kills):
+            outcomes.append(soak.run_seed(seed))
+            print(json.dumps(asdict(outcomes[-1])), flush=True)
+    failed = [outcome.seed for outcome in outcomes if outcome.findings]
+    result: dict[str, Any] = {
+        "soak": "kill_build",
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "documents": own.documents,
+        "undisturbed_seconds": round(soak.undisturbed_seconds, 1),
+        "root_hash": soak.root_hash,
+        "seeds": len(outcomes),
+        "kills": sum(len(outcome.kills) for outcome in outcomes),
+        "kept_files": sum(outcome.kept for outcome in outcomes),
+        "failed_seeds": failed,
+    }
+    print(json.dumps(result))
+    if own.output:
+        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
+        own.output.parent.mkdir(parents=True, exist_ok=True)
+        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
+    return 1 if failed else 0
+
+
+class Soak:
+    """A small corpus, its undisturbed build, and disturbed ones to compare with it."""
+
+    def __init__(self, folder: Path, documents: int) -> None:
+        self.folder = folder
+        write_corpus(folder, documents)
+        began = time.monotonic()
+        self._finish(folder / "undisturbed")
+        self.undisturbed_seconds = time.monotonic() - began
+        self.root_hash = read_root_hash(folder / "undisturbed")
+        self.files = list_names(folder / "undisturbed")
+
+    def run_seed(self, seed: int) -> Outcome:
+        """One to three kills, then a run to the end."""
+        draws = random.Random(seed)
+        output = self.folder / f"seed-{seed}"
+        began, runs = time.monotonic(), 0
+        kills: list[str] = []
+        kept: dict[str, tuple[int, int]] = {}
+        for _ in range(draws.choice((1, 1, 2, 3))):
+            moment, victim = draws.uniform(0, self.undisturbed_seconds), draws.choice(VICTIMS)
+            runs += 1
+            hit = self._run_and_kill(output, moment, victim, draws)
+            if hit:
+                kills.append(f"{hit} at {moment:.1f} s in {stage_of(output)}")
+            kept |= finished_files(output)
+        self._finish(output)
+        findings = self._compare(output, kept)
+        return Outcome(seed, kills, runs + 1, len(kept), round(time.monotonic() - began, 1), findings)
+
+    def _compare(self, output: Path, kept: dict[str, tuple[int, int]]) -> list[str]:
+        findings = []
+        if (found := read_root_hash(output)) != self.root_hash:
+            findings.append(f"root hash {found}, undisturbed {self.root_hash}")
+        names = list_names(output)
+        findings += [f"left behind: {name}" for name in sorted(names - self.files)]
+        findings += [f"missing: {name}" for name in sorted(self.files - names)]
+        return findings + [f"redone: {name}" for name, was in sorted(kept.items()) if identity(output / name) != was]
+
+    def _command(self, output: Path) -> list[str]:
+        flags = f"--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --workers 2 --output {output}"
+        given = f"--input {self.folder / 'corpus'} --vocab {self.folder / 'vocab.txt'}"
+        return [sys.executable, "-m", "pipeline", "build", *flags.split(), *given.split()]
+
+    def _start(self, output: Path) -> "subprocess.Popen[bytes]":
+        with Path(self.folder, "log.txt").open("wb") as log:
+            return subprocess.Popen(
+                self._command(output), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def _finish(self, output: Path) -> None:
+        process = self._start(output)
+        try:
+            code = process.wait(DEADLINE_SECONDS)
+        finally:
+            kill_session(process.pid)
+        if code:
+            said = Path(self.folder, "log.txt").read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"the build of {output} ended with exit code {code}:\n{said}")
+
+    def _run_and_kill(self, output: Path, moment: float, victim: str, draws: random.Random) -> str | None:
+        """Starts the build and kills; says whom, or None where the build was over before."""
+        process = self._start(output)
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            hit = kill(process, victim, draws)
+            # A build that lost a worker may end, go on or hang: what is left of it is killed too.
+            try:
+                process.wait(3 * self.undisturbed_seconds)
+            except subprocess.TimeoutExpired:
+                hit += ", hung"
+            return hit
+        finally:
+            if victim != "launcher":  # orphaned workers may still be there while the next run begins
+                kill_session(process.pid)
+        return None
+
+
+def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) -> str:
+    """Sends SIGKILL; without workers, as before they start, the launcher is the victim."""
+    workers = sorted(set(session_processes(process.pid)) - {process.pid})
+    if victim == "all":
+        kill_session(process.pid)
+        return f"all {1 + len(workers)} processes"
+    if victim == "worker" and workers:
+        os.kill(draws.choice(workers), signal.SIGKILL)
+        return f"1 of {len(workers)} workers"
+    os.kill(process.pid, signal.SIGKILL)
+    return f"launcher of {len(workers)} workers"
+
+
+def session_processes(session: int) -> Iterator[int]:
+    """Living processes of a session: a build started in its own session is all of them."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            yield int(path.parent.name)
+
+
+def kill_session(session: int) -> None:
+    """Sends SIGKILL to every process of a session."""
+    for pid in list(session_processes(session)):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def finished_files(output: Path) -> dict[str, tuple[int, int]]:
+    """Files whose task is recorded as finished, and which file each is."""
+    records = output.glob("_tasks/**/*.tar.json")
+    found = [str(record.relative_to(output / "_tasks")).removesuffix(".json") for record in records]
+    if (output / "manifest.json").exists():
+        found += [str(path.relative_to(output)) for path in output.rglob("shard-*.tar")]
+    for record in output.glob("tokens/*-last.json"):
+        stem = record.name.removesuffix("-last.json")
+        found += [f"tokens/{record.name}", f"tokens/{stem}.tokens", f"tokens/{stem}.index"]
+    return {name: identity(output / name) for name in found}
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Time of writing and inode: a file written again has others."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino
+
+
+def list_names(output: Path) -> set[str]:
+    """Every file below a folder."""
+    return {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
+
+
+def read_root_hash(output: Path) -> str:
+    """The manifest's."""
+    return str(json.loads((output / "manifest.json").read_bytes())["root_hash"])
+
+
+def stage_of(output: Path) -> str:
+    """How far a build had come when it was killed."""
+    marks = {"report": "manifest.json", "shards": "_tasks", "tokens": "tokens", "vocab": "vocab.txt"}
+    return next((stage for stage, mark in marks.items() if (output / mark).exists()), "start")
+
+
+def write_corpus(folder: Path, documents: int) -> None:
+    """Documents of made-up sentences, no two alike, in four files, and a vocabulary for them."""
+    draws = random.Random(0)
+    (folder / "corpus").mkdir()
+    for number in range(4):
+        with (folder / f"corpus/{number}.jsonl").open("w") as file:
+            for row in range(documents // 4):
+                sentences = [f"{' '.join(draws.choices(WORDS, k=9)).capitalize()} {number} {row}." for _ in range(12)]
+                file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *"0123456789"]
+    pieces += [f"##{digit}" for digit in "0123456789"] + [f"[unused{number}]" for number in range(64)]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

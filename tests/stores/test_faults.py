@@ -1,0 +1,214 @@
+"""Stores and disks that fail: nothing partial is published, what passes is tried again, the rest is one message."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pipeline.shards import storage
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.storage import (
+    StorageError,
+    call_patiently,
+    find_temporaries,
+    is_transient,
+    list_files,
+    read_range,
+    remove_files,
+    write_atomic,
+)
+
+
+class FaultyMemory(MemoryFileSystem):
+    """A store whose uploads and reads fail as told: each item of `faults` is an error, a number of bytes, or None."""
+
+    cachable = False
+    store = {}  # noqa: RUF012 - fsspec keeps a class's files here
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    def __init__(self, faults):
+        super().__init__()
+        self.store.clear()
+        self.faults, self.calls = list(faults), 0
+
+    def next_fault(self):
+        self.calls += 1
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, Exception):
+            raise fault
+        return fault
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        super().pipe_file(path, value[: self.next_fault()], mode=mode, **kwargs)
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        return super().cat_file(path, start, end, **kwargs)[: self.next_fault()]
+
+
+class HttpError(Exception):
+    """As gcsfs raises it."""
+
+    def __init__(self, code):
+        super().__init__(f"answered {code}")
+        self.code = code
+
+
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch):
+    monkeypatch.setattr(storage, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
+
+
+BUSY = OSError(errno.EBUSY, "SlowDown")
+
+
+@pytest.mark.parametrize(
+    "faults", [[BUSY], [TimeoutError()], [HttpError(503), ConnectionResetError()], [3], [BUSY, 0, 5, HttpError("429")]]
+)
+def test_an_upload_that_fails_for_a_while_ends_whole(faults):
+    store = FaultyMemory(faults)
+    write_atomic(store, "/bucket/a.tar", b"0123456789")
+    assert store.calls == len(faults) + 1
+    assert store.store["/bucket/a.tar"].getvalue() == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [(BUSY, "SlowDown"), (HttpError(503), "answered 503"), (4, "10 bytes were uploaded, the store held 4")],
+)
+def test_an_upload_that_fails_for_good_publishes_nothing(fault, cause):
+    store = FaultyMemory([fault] * 100)
+    with pytest.raises(StorageError, match=rf"memory:///bucket/a.tar: gave up after 6 attempt\(s\) in .* s: .*{cause}"):
+        write_atomic(store, "/bucket/a.tar", b"0123456789")
+    assert store.calls == storage.ATTEMPTS == 6
+    assert store.find("/") == []
+
+
+@pytest.mark.parametrize("fault", [HttpError(400), OSError("Forbidden: bucket"), RuntimeError("a bug")])
+def test_what_time_does_not_mend_is_tried_once(fault):
+    store = FaultyMemory([fault] * 100)
+    with pytest.raises(StorageError, match=rf"/bucket/a.tar: gave up after 1 attempt\(s\).*{fault}"):
+        write_atomic(store, "/bucket/a.tar", b"0123456789")
+    assert store.calls == 1
+
+
+def test_refusals_and_missing_files_keep_their_kind():
+    with pytest.raises(PermissionError, match="memory:///b/a: Access Denied; check the credentials"):
+        write_atomic(FaultyMemory([PermissionError("Access Denied")]), "/b/a", b"0")
+    with pytest.raises(FileNotFoundError):
+        read_range(FaultyMemory([]), "/b/missing", 0, 5)
+
+
+def test_a_short_body_is_read_again_unless_the_caller_does_so_itself():
+    store = FaultyMemory([])
+    write_atomic(store, "/bucket/a", b"0123456789")
+    store.faults = [3, 0]
+    assert read_range(store, "/bucket/a", 2, 8) == b"234567"
+    store.faults = [3]
+    with pytest.raises(OSError, match="asked for bytes 2-8, got 3 of 6") as caught:
+        read_range(store, "/bucket/a", 2, 8, attempts=1)
+    assert not isinstance(caught.value, ValueError)  # the trainer tries again on an OSError, and not on a ValueError
+
+
+def test_pauses_grow_and_stay_within_their_bounds(monkeypatch):
+    pauses = []
+    monkeypatch.undo()
+    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+
+    def fail():
+        raise TimeoutError
+
+    with pytest.raises(StorageError, match="URL: gave up"):
+        call_patiently("URL", fail)
+    assert len(pauses) == 5
+    for pause, longest in zip(pauses, (0.5, 1, 2, 4, 8), strict=True):
+        assert longest / 2 <= pause <= longest
+
+
+def test_which_errors_pass():
+    passing = (BUSY, TimeoutError(), ConnectionResetError(), HttpError(500), HttpError("429"), OSError(errno.EIO, ""))
+    lasting = (PermissionError(), HttpError(404), OSError("Forbidden"), OSError(errno.EINVAL, ""), KeyError("a"))
+    assert [is_transient(error) for error in (*passing, *lasting)] == [True] * 6 + [False] * 5
+
+
+def test_removing_what_is_already_gone_is_no_error():
+    store = FaultyMemory([])
+    write_atomic(store, "/bucket/a", b"0")
+    remove_files(store, "/bucket", ["a", "b"])
+    assert list_files(store, "/bucket") == {}
+
+
+def test_only_the_names_of_killed_writers_are_temporary():
+    left = "train/L64/.shard-00000.tar.partial-123-0a1b2c3d"
+    others = ["a.partial-1-00000000", ".notes.partial-draft", ".hidden", "x/.partial-1-00000000"]
+    assert find_temporaries([left, *others]) == [left]
+
+
+def test_a_large_object_goes_up_in_parts_and_comes_back_whole(s3):
+    store = fsspec.filesystem("s3", **s3)
+    data = os.urandom(2**20) * 104  # the driver begins with parts at 100 MiB
+    write_atomic(store, "corpus/large.bin", data)
+    assert store.info("corpus/large.bin")["ETag"].strip('"').endswith("-3")
+    assert read_range(store, "corpus/large.bin", 0, len(data)) == data
+    remove_files(store, "corpus", ["large.bin"])
+
+
+def test_a_passing_storm_of_errors_changes_nothing(faulty_s3, corpus, local, pipeline, s3):
+    seen = {}
+
+    def fails(method, path):
+        """Every object is refused twice and then taken."""
+        seen[method, path] = seen.get((method, path), 0) + 1
+        return method == "PUT" and seen[method, path] <= 2
+
+    proxy, options = faulty_s3(fails)
+    folders = ("--input", corpus, "--output", "s3://corpus/storm")
+    assert pipeline("build", *folders, "--storage_options", json_of(options)) == 0
+    assert proxy.refused > 20
+    assert open_dataset("s3://corpus/storm", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+
+
+def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corpus, local, pipeline, s3, capfd):
+    proxy, options = faulty_s3(lambda method, path: method == "PUT" and path.endswith(".tar"))
+    folders = ("--input", corpus, "--output", "s3://corpus/broken")
+    assert pipeline("build", *folders, "--storage_options", json_of(options)) == 2
+    said = capfd.readouterr().err
+    assert "s3://corpus/broken/" in said
+    assert ".tar: gave up after 6 attempt(s)" in said
+    assert proxy.refused >= storage.ATTEMPTS
+    assert options["secret"] not in said
+    store = fsspec.filesystem("s3", **s3)
+    names = [Path(name).name for name in store.find("corpus/broken")]
+    assert "tokens.json" in names
+    assert not [name for name in names if name.endswith(".tar") or name == "manifest.json"]
+    assert pipeline("build", *folders, "--storage_options", json_of(s3)) == 0
+    assert open_dataset("s3://corpus/broken", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+
+
+def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipeline, tmp_path, capfd):
+    output, shards = tmp_path / "data", [path.stat().st_size for path in local.rglob("train/**/*.tar")]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A write past the largest file size fails as on a full disk: part of the shard is written, then an error comes.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(shards) // 2, hard))
+    try:
+        assert pipeline("build", "--input", corpus, "--output", output) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capfd.readouterr().err
+    assert "no room for its" in said
+    assert "free some space and run the same command again" in said
+    left = [path.name for path in output.rglob("*") if path.is_file()]
+    assert not [name for name in left if name == "manifest.json" or ".partial-" in name]
+    assert pipeline("build", "--input", corpus, "--output", output) == 0
+    assert open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert pipeline("verify", output) == 0
+
+
+def json_of(options):
+    import json
+
+    return json.dumps(options)

@@ -1,0 +1,52 @@
+"""Builds killed from outside, and what killed writers leave."""
+
+import shutil
+
+import pytest
+
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.storage import TEMPORARY_MARK
+
+
+@pytest.mark.slow
+def test_killed_builds_end_like_undisturbed_ones(kill_build, tmp_path):
+    soak = kill_build.Soak(tmp_path, documents=200)
+    outcomes = [soak.run_seed(seed) for seed in (0, 1, 6)]
+    assert [outcome.findings for outcome in outcomes] == [[], [], []]
+    assert sum(len(outcome.kills) for outcome in outcomes) >= 1
+
+
+def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipeline, tmp_path):
+    output = shutil.copytree(local, tmp_path / "data")
+    left = [
+        output / "train/L64/pass-00" / f".shard-00000.tar{TEMPORARY_MARK}4711-0123abcd",
+        output / f".manifest.json{TEMPORARY_MARK}4711-0123abcd",
+        output / "tokens" / f".tokens.json{TEMPORARY_MARK}4711-0123abcd",
+        output / "_tasks/train/L64/pass-00/shard-00000.tar.json",  # killed after the manifest, before the clean-up
+    ]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    written = {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")}
+    assert pipeline("build", "--input", corpus, "--output", output) == 0
+    assert {path.relative_to(output) for path in output.rglob("*") if path.is_file()} == {
+        path.relative_to(local) for path in local.rglob("*") if path.is_file()
+    }
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")} == written
+    assert open_dataset(str(output)).manifest == open_dataset(str(local)).manifest
+
+
+def test_the_soak_notices_what_is_left_missing_and_redone(kill_build, tmp_path):
+    """The check of the kill tests itself can fail."""
+    soak = object.__new__(kill_build.Soak)
+    soak.root_hash, soak.files = "1234", {"manifest.json", "a.tar", "b.tar"}
+    for name, text in (("manifest.json", '{"root_hash": "1234"}'), ("a.tar", "a"), (".b.tar.partial-1-0", "half")):
+        (tmp_path / name).write_text(text)
+    kept = {"a.tar": kill_build.identity(tmp_path / "a.tar")}
+    assert soak._compare(tmp_path, kept) == ["left behind: .b.tar.partial-1-0", "missing: b.tar"]
+    (tmp_path / "b.tar").write_text("b")
+    (tmp_path / ".b.tar.partial-1-0").unlink()
+    assert soak._compare(tmp_path, kept) == []
+    (tmp_path / "new").write_text("a")
+    (tmp_path / "new").replace(tmp_path / "a.tar")
+    assert soak._compare(tmp_path, kept) == ["redone: a.tar"]

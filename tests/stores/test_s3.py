@@ -1,0 +1,152 @@
+"""A whole build on a real S3 store, read by every command and by the trainer: equal to a local one."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from pipeline.shards.dataset import open_dataset
+from trainer.run_folder import hide_storage_options, prepare_run, to_yaml
+from trainer.settings import Phase, PretrainSettings
+from trainer.stream.step import StepLoader
+
+ROOT = Path(__file__).parents[2]
+SECRET = "open-sesame-4711"
+
+
+@pytest.fixture(scope="module")
+def store(s3):
+    return fsspec.filesystem("s3", **s3)
+
+
+@pytest.fixture(scope="module")
+def options_file(s3, tmp_path_factory):
+    path = tmp_path_factory.mktemp("options") / "s3.json"
+    path.write_text(json.dumps(s3))
+    return f"@{path}"
+
+
+@pytest.fixture(scope="module")
+def uploaded(store, corpus):
+    store.put(f"{corpus}/", "corpus/text/", recursive=True)
+    return "s3://corpus/text"
+
+
+@pytest.fixture(scope="module")
+def built(uploaded, pipeline, options_file):
+    """Input, tokens and shards on S3."""
+    url = "s3://corpus/data"
+    folders = ("--input", f"{uploaded}/*.jsonl*", "--output", url, "--tokens", "s3://corpus/tokens")
+    assert pipeline("build", *folders, "--storage_options", options_file) == 0
+    return url
+
+
+def test_a_build_on_s3_equals_a_local_one(built, local, s3, store):
+    there, here = open_dataset(built, s3), open_dataset(str(local))
+    assert there.manifest.root_hash == here.manifest.root_hash
+    assert [shard.sha256 for shard in there.all_shards] == [shard.sha256 for shard in here.all_shards]
+    names = {name.removeprefix("corpus/data/") for name in store.find("corpus/data")}
+    local_names = {str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()}
+    assert names == {name for name in local_names if not name.startswith("tokens/")}
+
+
+def test_verify_inspect_and_report_read_from_s3(built, pipeline, options_file, capsys):
+    for command, said in (("verify", "sound"), ("inspect", "label:"), ("report", "root hash")):
+        assert pipeline(command, built, "--storage_options", options_file) == 0
+        assert said in capsys.readouterr().out, command
+
+
+def test_a_deleted_shard_is_built_again_and_the_others_stay(built, uploaded, pipeline, options_file, store, s3):
+    root_hash = open_dataset(built, s3).manifest.root_hash
+    lost = "corpus/data/train/L64/pass-01/shard-00001.tar"
+    before = store.find("corpus/data/train", detail=True)
+    store.rm_file(lost)
+    folders = ("--input", f"{uploaded}/*.jsonl*", "--output", built, "--tokens", "s3://corpus/tokens")
+    assert pipeline("build", *folders, "--storage_options", options_file) == 0
+    store.invalidate_cache()
+    after = store.find("corpus/data/train", detail=True)
+    assert after.keys() == before.keys()
+    assert after[lost]["ETag"] == before[lost]["ETag"]
+    others = [name for name in before if name.endswith(".tar") and name != lost]
+    assert [after[name]["LastModified"] for name in others] == [before[name]["LastModified"] for name in others]
+    assert open_dataset(built, s3).manifest.root_hash == root_hash
+    assert not store.find("corpus/data/_tasks")
+
+
+def test_the_trainer_streams_the_same_batches_from_s3(built, local, s3):
+    def batches(dataset):
+        sizes = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 512, "seed": 3}
+        with StepLoader(dataset, "train", 64, **sizes) as loader:
+            return [micro for step in islice(loader, 8) for micro in step.micro_batches]
+
+    there, here = batches(open_dataset(built, s3)), batches(open_dataset(str(local)))
+    assert len(there) == len(here) > 8
+    for one, other in zip(there, here, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.masked_labels, other.masked_labels)
+
+
+@pytest.mark.slow
+def test_worker_processes_take_credentials_from_the_environment(uploaded, local, swift_port, build_arguments, s3):
+    variables = {"AWS_ACCESS_KEY_ID": s3["key"], "AWS_SECRET_ACCESS_KEY": s3["secret"], "AWS_REGION": "us-east-1"}
+    variables |= {"AWS_ENDPOINT_URL": s3["endpoint_url"], "AWS_DEFAULT_REGION": "us-east-1"}
+    command = [sys.executable, "-m", "pipeline", "build", "--input", uploaded, "--output", "s3://corpus/workers"]
+    command += ["--workers", "2", *map(str, build_arguments)]
+    ran = subprocess.run(
+        command, env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    root_hash = open_dataset(str(local)).manifest.root_hash
+    assert open_dataset("s3://corpus/workers", s3).manifest.root_hash == root_hash
+    assert SECRET not in ran.stdout + ran.stderr
+
+
+def test_no_secret_is_written_with_a_dataset(built, store):
+    names = [*store.find("corpus/data"), *store.find("corpus/tokens")]
+    assert "corpus/data/report.json" in names
+    assert not [name for name in names if SECRET.encode() in store.cat_file(name)]
+
+
+def test_wrong_credentials_end_in_one_message_without_them(uploaded, built, s3, pipeline, capfd):
+    wrong = json.dumps(s3 | {"secret": "not-the-secret-0815"})
+    assert pipeline("verify", built, "--storage_options", wrong) == 2
+    said = capfd.readouterr()
+    assert "s3://corpus/data/manifest.json" in said.err
+    assert "check the credentials" in said.err
+    assert "not-the-secret-0815" not in said.out + said.err
+    assert pipeline("build", "--input", uploaded, "--output", "s3://corpus/no", "--storage_options", wrong) == 2
+    said = capfd.readouterr()
+    assert "not-the-secret-0815" not in said.out + said.err
+
+
+def test_options_that_are_not_json_are_not_shown(built, pipeline, capsys):
+    assert pipeline("verify", built, "--storage_options", f"secret={SECRET}") == 2
+    said = capsys.readouterr().err
+    assert "storage_options is not a JSON object" in said
+    assert SECRET not in said
+
+
+def test_no_secret_is_written_with_a_run(built, s3, tmp_path, monkeypatch):
+    from trainer.model.config import preset
+
+    text = json.dumps(s3)
+    for arguments in (["pretrain", "--storage_options", text, "--seed", "1"], ["--storage_options=" + text]):
+        assert SECRET not in str(hide_storage_options(arguments))
+        assert len(hide_storage_options(arguments)) == len(arguments)
+    monkeypatch.setattr(sys, "argv", ["trainer", "pretrain", "--storage_options", text])
+    settings = PretrainSettings(built, str(tmp_path / "run"), [Phase(64, 8, 2, 1e-4)], storage_options=text)
+    dataset = open_dataset(built, s3)
+    prepare_run(settings, dataset, preset("tiny", vocab_size=dataset.manifest.vocab_size), 1)
+    # Another way in to the same data is no other run.
+    prepare_run(replace(settings, storage_options=None), dataset, preset("tiny", vocab_size=36), 1)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"config.yaml", "run.json"} <= {path.name for path in files}
+    assert not [path for path in files if SECRET in path.read_text()]
+    assert SECRET not in to_yaml(settings)
