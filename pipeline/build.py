@@ -91,7 +91,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `input:` in the --config file")
     options = settings.filesystem_options()
     files = find_inputs(settings.input, options)
-    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options))
+    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options, settings.wrapping))
 
 
 def _write_sources(dataset: Dataset, corpus: Corpus) -> None:

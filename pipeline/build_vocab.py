@@ -69,6 +69,7 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "lower_case": settings.lower_case,
         "format": settings.format,
         "text_field": settings.text_field,
+        "wrapping": settings.wrapping,
     }
 
 

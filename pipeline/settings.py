@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pipeline.shards.storage import parse_storage_options
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor"]
+TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class BuildSettings:
         input: Files, folders or globs of text, at any fsspec URL.
         output: Folder or URL of the dataset.
         format: Layout of the input; auto looks at each file's extension and first bytes.
-        text_field: Field of a JSONL object that holds the text.
+        text_field: Field of a JSONL object or column of a Parquet file that holds the text.
+        wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
         on_bad_document: stop at malformed input, or skip and count it by reason.
         language: Language code of the text, for sentence splitting.
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
@@ -47,6 +48,7 @@ class BuildSettings:
     input: list[str] = field(default_factory=list)
     format: TextFormat = "auto"
     text_field: str = "text"
+    wrapping: Literal["auto", "none", "blank-lines", "hard"] = "auto"
     on_bad_document: Literal["stop", "skip"] = "stop"
     language: str = "en"
     vocab: str | None = None
@@ -112,6 +114,7 @@ class BuildSettings:
             "language": self.language,
             "format": self.format,
             "text_field": self.text_field,
+            "wrapping": self.wrapping,
         }
 
     def content(self, vocab_sha256: str, documents_hash: str) -> dict[str, Any]:
