@@ -126,15 +126,16 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.report import format_report, read_report
     from pipeline.report_html import REPORT_PAGE, write_page
-    from pipeline.shards.storage import open_filesystem, parse_storage_options
+    from pipeline.shards.storage import open_filesystem
 
     dataset = _open(settings)
     found = read_report(dataset)
     print(format_report(found))
-    url = settings.html or dataset.locate(REPORT_PAGE)
-    filesystem, path = open_filesystem(url, parse_storage_options(settings.storage_options))
+    filesystem, path = dataset.filesystem, f"{dataset.root}/{REPORT_PAGE}"
+    if settings.html is not None:
+        filesystem, path = open_filesystem(settings.html)
     write_page(found, path, filesystem)
-    print(f"page        {url}")
+    print(f"page        {settings.html or dataset.locate(REPORT_PAGE)}")
 
 
 def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":
