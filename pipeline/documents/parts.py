@@ -13,7 +13,7 @@ from pipeline.documents.files import FileRange, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
 from pipeline.documents.wrapping import WRAPPINGS
 from pipeline.documents.zip_archive import SUFFIX as ZIP
-from pipeline.shards.storage import is_local, open_filesystem
+from pipeline.shards.storage import call_patiently, is_local, open_filesystem
 
 _NUM_DETECTING_THREADS = 16
 _COMPRESSION_RATIO = 4  # of English text by zstd, about
@@ -116,7 +116,7 @@ def _by_url(file: InputFile) -> str:
 def _find_files(pattern: str, storage_options: StorageOptions) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(pattern, storage_options)
     filesystem.invalidate_cache()
-    found = _list_matches(filesystem, path)
+    found = call_patiently(pattern, lambda: _list_matches(filesystem, path))
     if not found:
         raise FileNotFoundError(
             f"{pattern}: found no file; expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' "

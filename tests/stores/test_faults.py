@@ -1,6 +1,7 @@
 """Stores and disks that fail: nothing partial is published, what passes is tried again, the rest is one message."""
 
 import errno
+import json
 import os
 import resource
 from pathlib import Path
@@ -157,6 +158,7 @@ def test_a_large_object_goes_up_in_parts_and_comes_back_whole(s3):
     remove_files(store, "corpus", ["large.bin"])
 
 
+@pytest.mark.slow
 def test_a_passing_storm_of_errors_changes_nothing(faulty_s3, corpus, local, pipeline, s3):
     seen = {}
 
@@ -167,15 +169,16 @@ def test_a_passing_storm_of_errors_changes_nothing(faulty_s3, corpus, local, pip
 
     proxy, options = faulty_s3(fails)
     folders = ("--input", corpus, "--output", "s3://corpus/storm")
-    assert pipeline("build", *folders, "--storage_options", json_of(options)) == 0
+    assert pipeline("build", *folders, "--storage_options", json.dumps(options)) == 0
     assert proxy.refused > 20
     assert open_dataset("s3://corpus/storm", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
 
 
+@pytest.mark.slow
 def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corpus, local, pipeline, s3, capfd):
     proxy, options = faulty_s3(lambda method, path: method == "PUT" and path.endswith(".tar"))
     folders = ("--input", corpus, "--output", "s3://corpus/broken")
-    assert pipeline("build", *folders, "--storage_options", json_of(options)) == 2
+    assert pipeline("build", *folders, "--storage_options", json.dumps(options)) == 2
     said = capfd.readouterr().err
     assert "s3://corpus/broken/" in said
     assert ".tar: gave up after 6 attempt(s)" in said
@@ -185,8 +188,21 @@ def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corp
     names = [Path(name).name for name in store.find("corpus/broken")]
     assert "tokens.json" in names
     assert not [name for name in names if name.endswith(".tar") or name == "manifest.json"]
-    assert pipeline("build", *folders, "--storage_options", json_of(s3)) == 0
+    assert pipeline("build", *folders, "--storage_options", json.dumps(s3)) == 0
     assert open_dataset("s3://corpus/broken", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+
+
+def test_a_store_that_is_not_there_is_one_message(pipeline, tmp_path, capsys):
+    options = json.dumps(
+        {"key": "a", "secret": "not-shown-0815", "endpoint_url": "http://127.0.0.1:9"}
+        | {"config_kwargs": {"retries": {"max_attempts": 0}}}
+    )
+    input_url = "s3://corpus/text/*.jsonl"
+    assert pipeline("build", "--input", input_url, "--output", tmp_path / "data", "--storage_options", options) == 2
+    said = capsys.readouterr().err
+    assert f"{input_url}: gave up after 6 attempt(s)" in said
+    assert "Could not connect to the endpoint URL" in said
+    assert "not-shown-0815" not in said
 
 
 def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipeline, tmp_path, capfd):
@@ -206,9 +222,3 @@ def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipelin
     assert pipeline("build", "--input", corpus, "--output", output) == 0
     assert open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
     assert pipeline("verify", output) == 0
-
-
-def json_of(options):
-    import json
-
-    return json.dumps(options)

@@ -1,11 +1,19 @@
 """Builds killed from outside, and what killed writers leave."""
 
+import json
 import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import fsspec
 import pytest
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.storage import TEMPORARY_MARK
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -14,6 +22,43 @@ def test_killed_builds_end_like_undisturbed_ones(kill_build, tmp_path):
     outcomes = [soak.run_seed(seed) for seed in (0, 1, 6)]
     assert [outcome.findings for outcome in outcomes] == [[], [], []]
     assert sum(len(outcome.kills) for outcome in outcomes) >= 1
+
+
+@pytest.mark.slow
+def test_a_build_on_s3_killed_between_shards_goes_on(
+    kill_build, corpus, local, pipeline, build_arguments, s3, tmp_path
+):
+    store, options = fsspec.filesystem("s3", **s3), tmp_path / "s3.json"
+    options.write_text(json.dumps(s3))
+    folders = ["--input", corpus, "--output", "s3://corpus/killed", "--storage_options", f"@{options}"]
+    command = [sys.executable, "-m", "pipeline", "build", *folders, "--workers", "2", *build_arguments]
+    process = subprocess.Popen(
+        [str(word) for word in command], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        began = time.monotonic()
+        while not (finished := records_of(store)):
+            assert process.poll() is None, "the build ended before it was killed"
+            assert time.monotonic() - began < 120
+            time.sleep(0.02)
+    finally:
+        kill_build.kill_session(process.pid)
+        process.wait()
+    before = {name: store.info(name)["LastModified"] for name in finished}
+    assert pipeline("build", *folders) == 0
+    store.invalidate_cache()
+    assert {name: store.info(name)["LastModified"] for name in finished} == before
+    assert open_dataset("s3://corpus/killed", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert {name.removeprefix("corpus/killed/") for name in store.find("corpus/killed")} == {
+        str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()
+    }
+
+
+def records_of(store):
+    """The shards whose tasks are recorded as finished."""
+    store.invalidate_cache()
+    names = store.find("corpus/killed/_tasks")
+    return [name.replace("/_tasks", "").removesuffix(".json") for name in names if name.endswith(".tar.json")]
 
 
 def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipeline, tmp_path):

@@ -108,6 +108,20 @@ def test_worker_processes_take_credentials_from_the_environment(uploaded, local,
     assert SECRET not in ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
+def test_a_run_reads_its_data_from_s3_and_keeps_the_secret(built, s3, tmp_path):
+    phases = "[{seq_len: 64, global_batch: 8, steps: 2, peak_lr: 1e-4}]"
+    command = [sys.executable, "-m", "trainer", "pretrain", "--data", built, "--output", str(tmp_path / "run")]
+    command += ["--phases", phases, "--model.preset", "tiny", "--storage_options", json.dumps(s3)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert SECRET not in ran.stdout + ran.stderr
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"config.yaml", "run.json", "metrics.jsonl", "model.safetensors"} <= {path.name for path in files}
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
 def test_no_secret_is_written_with_a_dataset(built, store):
     names = [*store.find("corpus/data"), *store.find("corpus/tokens")]
     assert "corpus/data/report.json" in names
