@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki"]
+TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
 
 
 @dataclass(frozen=True)
