@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pipeline.shards.storage import parse_storage_options
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki"]
+TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
 
 
 @dataclass(frozen=True)

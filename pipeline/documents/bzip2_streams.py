@@ -8,11 +8,10 @@ import bz2
 import re
 from collections.abc import Iterable, Iterator
 
-from pipeline.documents.compression import check_ratio
+from pipeline.documents.compression import check_ratio, slices
 
 _START = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _START_BYTES = 10
-_SLICE_BYTES = 4096
 
 
 def read_streams(blocks: Iterable[bytes], start: int, end: int, url: str) -> Iterator[tuple[bytes, bool]]:
@@ -31,7 +30,7 @@ def read_streams(blocks: Iterable[bytes], start: int, end: int, url: str) -> Ite
     is_ours, is_inside = True, False
     position, head = start, b""
     num_stored = num_bytes = 0
-    for piece in _slices(blocks):
+    for piece in slices(blocks):
         position += len(piece)
         rest = head + piece
         if decoder is None:
@@ -58,9 +57,3 @@ def read_streams(blocks: Iterable[bytes], start: int, end: int, url: str) -> Ite
                 decoder, is_ours = bz2.BZ2Decompressor(), position - len(rest) < end
     if is_inside:
         raise ValueError(f"{url}: the bzip2 data ends in the middle of a stream; fetch or write the file again")
-
-
-def _slices(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    for block in blocks:
-        for start in range(0, len(block), _SLICE_BYTES):
-            yield block[start : start + _SLICE_BYTES]

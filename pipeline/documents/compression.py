@@ -50,7 +50,7 @@ def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
     codec, make_decoder = _CODECS[compression_suffix(url)]
     decoder, is_inside = make_decoder(), False
     num_stored = num_bytes = 0
-    for piece in _slices(blocks):
+    for piece in slices(blocks):
         num_stored += len(piece)
         # Some writers fill the last block of the file with zeros.
         rest = piece if is_inside else piece.lstrip(b"\0")
@@ -79,7 +79,8 @@ def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
         )
 
 
-def _slices(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def slices(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Blocks in pieces small enough to be fed to a decompressor at once."""
     for block in blocks:
         for start in range(0, len(block), _SLICE_BYTES):
             yield block[start : start + _SLICE_BYTES]

@@ -6,6 +6,7 @@
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
 - mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
+- warc: a page of a WARC or WET file, which is not cut.
 - parquet: a row is a document, a column its text. Rows belong to the range their row group starts in.
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
@@ -28,6 +29,9 @@ from pipeline.documents.mediawiki import ROOT_TAG, read_pages
 from pipeline.documents.parquet import MAGIC, read_rows
 from pipeline.documents.plain_text import split_blank_lines
 from pipeline.documents.records import Line, Record
+from pipeline.documents.warc import HTML, read_warc
+from pipeline.documents.warc import MAGIC as WARC_MAGIC
+from pipeline.documents.web_page import extract_text
 from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
 from pipeline.documents.wikitext import parse_wikitext
 from pipeline.documents.wrapping import unwrap
@@ -41,7 +45,7 @@ _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] =
     "wikiextractor": split_wikiextractor,
 }
 LINE_FORMATS = ("text", *_SPLITTERS)
-FORMATS = (*LINE_FORMATS, "parquet", "mediawiki")
+FORMATS = (*LINE_FORMATS, "parquet", "mediawiki", "warc")
 
 
 def read_records(
@@ -60,6 +64,8 @@ def read_records(
         return read_rows(file_range, text_field, storage_options)
     if file_range.format == "mediawiki":
         return read_pages(file_range, storage_options)
+    if file_range.format == "warc":
+        return read_warc(file_range, storage_options)
     if file_range.num_bytes < file_range.size and is_utf16(
         read_head(file_range.url, file_range.size, storage_options, MARK_BYTES)
     ):
@@ -100,6 +106,8 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
         return parse_jsonl(text, text_field)
     if text_format == "mediawiki":
         return parse_wikitext(text)
+    if text_format == HTML:
+        return extract_text(text)
     return parse_wikiextractor(text) if text_format == "wikiextractor" else text
 
 
@@ -107,7 +115,7 @@ def may_be_cut(text_format: str, url: str) -> bool:
     """Whether ranges of a file can be read on their own."""
     if text_format == "mediawiki" and url.endswith(".bz2"):
         return True
-    return url.endswith(ZIP) or (text_format != "text" and not is_compressed(url))
+    return url.endswith(ZIP) or (text_format not in {"text", "warc"} and not is_compressed(url))
 
 
 def detect_format(url: str, head: bytes) -> str:
@@ -120,6 +128,8 @@ def detect_format(url: str, head: bytes) -> str:
     if name.suffix == ".parquet" or head.startswith(MAGIC):
         return "parquet"
     first = head_to_utf8(head).lstrip()
+    if head.startswith(WARC_MAGIC):
+        return "warc"
     if ROOT_TAG in first[:1000]:
         return "mediawiki"
     if name.suffix in {".jsonl", ".ndjson"} or _LOOKS_LIKE_JSON.match(first):

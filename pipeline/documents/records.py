@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# A text is held several times while it is cleaned and split: some 4 GiB for one this long.
+# Cleaning and splitting a text takes 5.5 times its length in memory: some 3 GiB for one this long.
 MAX_DOCUMENT_BYTES = 512 * 2**20
 
 

@@ -16,6 +16,7 @@ from pipeline.cleaning import clean_text
 from pipeline.documents import compression, records
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.sentences import split_sentences
 
 ROOT = Path(__file__).parents[2]
 COMPRESSORS = {".zst": zstandard.compress, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -89,6 +90,7 @@ def read_in_a_process(path):
 import resource, sys
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.sentences import split_sentences
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
 said = 0
@@ -163,3 +165,9 @@ def test_broken_utf16_is_named():
         read(lone, "jsonl")
     with pytest.raises(ValueError, match="f: the UTF-16 text ends in the middle of a character"):
         read(b"\xff\xfea\0b", "text")
+
+
+def test_a_long_line_is_cut_into_sentences_in_linear_time():
+    sentences = split_sentences(clean_text("word " * 400_000), "en")
+    assert " ".join(sentences) == " ".join(["word"] * 400_000)
+    assert max(map(len, sentences)) <= 1000

@@ -1,0 +1,96 @@
+"""WARC and WET archives of the web: a page is a document. Stdlib, pipeline.documents; fastwarc inside functions.
+
+The text of a WET file (conversion records) is taken as it is, HTML of a WARC file (responses with status 200) is
+reduced to its main text. Other records are passed over and only counted.
+"""
+
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.documents import records
+from pipeline.documents.extras import import_extra
+from pipeline.documents.files import FileRange, StorageOptions, read_blocks
+from pipeline.documents.records import BadDocumentError, Record, too_long
+from pipeline.documents.web_page import read_html
+
+MAGIC = b"WARC/1."
+HTML = "html"  # of a record, as against the text of conversions
+_NEEDS = "WARC and WET files"
+_MAX_HEADER_BYTES = 2**20
+
+
+def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
+    """A record a page, lazily; `place` counts the archive's records from 1.
+
+    Raises:
+        ValueError: Not WARC, broken, or the extra is not installed.
+    """
+    warc = import_extra("fastwarc.warc", _NEEDS)
+    stream = BlockReader(read_blocks(file_range, storage_options))
+    number = 0
+    try:
+        archive = warc.ArchiveIterator(stream, parse_http=False, stream_detect=False, max_header_len=_MAX_HEADER_BYTES)
+        for number, found in enumerate(archive, 1):
+            yield _make_record(found, number, warc.WarcRecordType)
+    except OSError as error:
+        message = f"cannot be read as WARC ({error}); fetch the file again"
+        raise ValueError(f"{file_range.url}, record {number + 1}: {message}") from error
+    if number == 0:
+        raise ValueError(f"{file_range.url}: found no WARC record; give the --format it has")
+
+
+class BlockReader(io.RawIOBase):
+    """Blocks of bytes as a file that is read once from its start."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = iter(blocks)
+        self._rest = memoryview(b"")
+        self._position = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a part of the buffer; 0 at the end."""
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = memoryview(block)
+        target = memoryview(buffer)
+        size = min(len(target), len(self._rest))
+        target[:size], self._rest = self._rest[:size], self._rest[size:]
+        self._position += size
+        return size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Where it is: fastwarc asks for that by a seek from the current position by nothing."""
+        target = offset + (self._position if whence == io.SEEK_CUR else 0)
+        if whence == io.SEEK_END or target != self._position:
+            raise io.UnsupportedOperation("a stream is read once from its start")
+        return target
+
+
+def _make_record(found: Any, number: int, kinds: Any) -> Record:
+    place = f"record {number}"
+    if found.record_type not in (kinds.conversion, kinds.response):
+        return Record(number, 0, b"", None, place, dropped="not_a_page")
+    if found.content_length > records.MAX_DOCUMENT_BYTES:
+        return Record(number, 0, b"", too_long(), place)
+    expected = found.content_length
+    is_http = found.record_type == kinds.response
+    data = found.reader.read()
+    if len(data) != expected:
+        message = f"found {len(data)} bytes of content, expected {expected}: the record is cut short"
+        return Record(number, 0, b"", BadDocumentError("cut_short", message), place)
+    if not is_http:
+        return Record(number, 0, data, None, place)
+    try:
+        html = read_html(data)
+    except BadDocumentError as error:
+        return Record(number, 0, b"", error, place)
+    if html is None:
+        return Record(number, 0, b"", None, place, dropped="not_a_page")
+    return Record(number, 0, html.encode("utf-8", "replace"), None, place, format=HTML)

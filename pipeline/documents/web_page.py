@@ -1,0 +1,75 @@
+"""One HTTP response to the text of its page. Stdlib, pipeline.documents; resiliparse inside functions."""
+
+import io
+import zlib
+from email.message import Message
+from http.client import HTTPException, parse_headers
+
+from pipeline.documents import records
+from pipeline.documents.extras import import_extra
+from pipeline.documents.records import BadDocumentError
+
+_HTML = {"text/html", "application/xhtml+xml"}
+_NEEDS = "WARC files"
+
+
+def read_html(response: bytes) -> str | None:
+    """The HTML of a response, decoded; nothing where its status is not 200 or it is not HTML.
+
+    Raises:
+        BadDocumentError: Not HTTP, or its body is not encoded as its header says.
+        ValueError: resiliparse is not installed.
+    """
+    stream = io.BytesIO(response)
+    status = stream.readline(65_536).split(None, 2)
+    if len(status) < 2 or not status[0].startswith(b"HTTP/"):
+        raise BadDocumentError("bad_http", f"found {response[:20]!r}, expected a response of HTTP")
+    try:
+        header = parse_headers(stream)
+    except HTTPException as error:
+        raise BadDocumentError("bad_http", f"found a header of HTTP that cannot be read ({error!r})") from error
+    if status[1] != b"200" or header.get_content_type() not in _HTML:
+        return None
+    try:
+        body = _decode_body(header, stream.read())
+    except (zlib.error, ValueError) as error:
+        raise BadDocumentError("bad_http", f"found a body that is not encoded as its header says ({error})") from error
+    encodings = import_extra("resiliparse.parse.encoding", _NEEDS)
+    charset = header.get_content_charset() or encodings.detect_encoding(body)
+    return str(encodings.bytes_to_str(body, charset))
+
+
+def extract_text(html: str) -> str:
+    """The main text of a page: paragraphs, one a line, without menus, lists' bullets and images' descriptions."""
+    extract = import_extra("resiliparse.extract.html2text", _NEEDS).extract_plain_text
+    return str(extract(html, main_content=True, list_bullets=False, alt_texts=False))
+
+
+def _decode_body(header: Message, body: bytes) -> bytes:
+    """Crawlers keep bodies as they were sent, or undo transfer and content encoding and the header's word for it."""
+    if header.get("Transfer-Encoding", "").strip().lower() == "chunked":
+        body = _join_chunks(body)
+    encoding = header.get("Content-Encoding", "identity").strip().lower()
+    if encoding in {"", "identity"}:
+        return body
+    if encoding not in {"gzip", "x-gzip", "deflate"}:
+        raise ValueError(f"Content-Encoding {encoding[:40]!r} is not supported")
+    decoder = zlib.decompressobj(wbits=47)  # gzip or zlib, as its first bytes say
+    text = decoder.decompress(body, records.MAX_DOCUMENT_BYTES + 1)
+    if not decoder.eof:
+        raise ValueError("it is cut short or too long")
+    return text
+
+
+def _join_chunks(body: bytes) -> bytes:
+    pieces: list[bytes] = []
+    at = 0
+    while True:
+        end = body.index(b"\n", at)
+        size = int(body[at:end].split(b";")[0], 16)
+        if size == 0:
+            return b"".join(pieces)
+        if size < 0 or end + 1 + size > len(body):
+            raise ValueError("a chunk is cut short")
+        pieces.append(body[end + 1 : end + 1 + size])
+        at = end + 1 + size + 2

@@ -1,0 +1,127 @@
+"""WARC and WET: pages of literal records, real Common Crawl files, and broken ones named by record."""
+
+import gzip
+
+import fsspec
+import pytest
+
+from pipeline.documents import Document, records
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+
+
+def record(kind, content, content_type="text/plain"):
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {content_type}\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content + b"\r\n\r\n"
+
+
+def response(body, header=b"Content-Type: text/html; charset=utf-8", status=b"200 OK"):
+    http = b"HTTP/1.1 " + status + b"\r\n" + header + b"\r\n\r\n" + body
+    return record("response", http, "application/http; msgtype=response")
+
+
+def read(data, name="f.warc", text_format="auto", **options):
+    fsspec.filesystem("memory").pipe(f"/warc/{name}", data)
+    [part] = plan_parts(find_inputs([f"memory://warc/{name}"]), text_format, 2**20)
+    return list(read_part(part, **options))
+
+
+INFO = record("warcinfo", b"a: b\r\n")
+
+
+@pytest.mark.parametrize("name", ["f.wet", "f.warc.wet.gz", "f"])
+def test_wet(name):
+    members = [
+        INFO,
+        record("conversion", "One\nlin\u00e9.".encode()),
+        record("metadata", b"x"),
+        record("conversion", b"Two"),
+    ]
+    data = b"".join(map(gzip.compress, members)) if name.endswith(".gz") else b"".join(members)
+    skipped: dict[str, int] = {}
+    assert read(data, name, skipped=skipped) == [
+        Document("One\nlin\u00e9.", f"memory:///warc/{name}, record 2"),
+        Document("Two", f"memory:///warc/{name}, record 4"),
+    ]
+    assert skipped == {"not_a_page": 2}
+
+
+HTML = (
+    "<html><body><nav><a href=x>Menu</a></nav><main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main></body></html>"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "header"),
+    [
+        (HTML.encode(), b"Content-Type: text/html; charset=utf-8"),
+        (HTML.encode("latin-1"), b"Content-Type: text/html; charset=iso-8859-1"),
+        (gzip.compress(HTML.encode()), b"Content-Type: text/html; charset=utf-8\r\nContent-Encoding: gzip"),
+        (
+            b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(HTML.encode()) - 5, HTML.encode()[5:]),
+            b"Content-Type: text/html; charset=utf-8\r\nTransfer-Encoding: chunked",
+        ),
+    ],
+)  # fmt: skip
+def test_html(body, header):
+    skipped: dict[str, int] = {}
+    data = (
+        INFO
+        + response(body, header)
+        + response(b"x", status=b"404 Not Found")
+        + response(b"x", b"Content-Type: image/png")
+    )
+    [document] = read(data, skipped=skipped)
+    assert [line for line in document.text.split("\n") if line.strip()] == ["One bold caf\u00e9.", "Two."]
+    assert document.where == "memory:///warc/f.warc, record 2"
+    assert skipped == {"not_a_page": 3}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message", "reason"),
+    [
+        (record("conversion", b"caf\xe9"), "found the byte 0xe9", "not_utf8"),
+        (record("response", b"no http", "application/http"), "found b'no http', expected a response", "bad_http"),
+        (response(b"x", b"Content-Type: text/html\r\nContent-Encoding: gzip"), "found a body that is not", "bad_http"),
+        (
+            response(gzip.compress(HTML.encode())[:-9], b"Content-Type: text/html\r\nContent-Encoding: gzip"),
+            "found a body that is not encoded .* cut short",
+            "bad_http",
+        ),
+        (response(b"x", b"Content-Type: text/html\r\nContent-Encoding: br"), "found a body .*'br'", "bad_http"),
+        (response(b"9\r\nx", b"Content-Type: text/html\r\nTransfer-Encoding: chunked"), "found a body", "bad_http"),
+        (record("conversion", b"x" * 301), "found a document of more than 300 bytes", "too_long"),
+    ],
+)
+def test_malformed_pages_are_named_and_counted(monkeypatch, bad, message, reason):
+    monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 300)
+    data = record("conversion", b"One") + bad + record("conversion", b"Two")
+    with pytest.raises(ValueError, match=f"^memory:///warc/f.warc, record 2: {message}.*--on_bad_document skip"):
+        read(data)
+    skipped: dict[str, int] = {}
+    assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == ["One", "Two"]
+    assert skipped == {reason: 1}
+
+
+def test_broken_files_are_named():
+    whole = INFO + record("conversion", b"One" * 100)
+    with pytest.raises(ValueError, match="record 2: found 200 bytes of content, expected 300: the record is cut short"):
+        read(whole[:-104])
+    with pytest.raises(ValueError, match=r"f\.warc, record \d: cannot be read as WARC"):
+        read(INFO + b"junk " * 99, on_bad_document="skip")
+    with pytest.raises(ValueError, match=r"f\.warc\.gz: the gzip data ends in the middle"):
+        read(gzip.compress(whole)[:-9], "f.warc.gz", "warc")
+
+
+def test_real_files(shared_data):
+    found = {}
+    for kind in ("warc", "warc.wet"):
+        [part] = plan_parts(
+            find_inputs([str(shared_data / f"data/commoncrawl_sample/whirlwind.{kind}.gz")]), "auto", 2**20
+        )
+        [document] = read_part(part)
+        found[kind] = document.text
+    assert found["warc.wet"].startswith("Escopete - Biquipedia, a enciclopedia libre")
+    assert "Ir al contenido" not in found["warc"]
+    for text in found.values():
+        assert "Escopete ye un municipio d'a provincia de Guadalachara" in text
