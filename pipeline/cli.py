@@ -124,7 +124,7 @@ def _print_dropped(dataset: "Dataset") -> None:
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
-    from pipeline.report import format_report, read_report
+    from pipeline.report import format_report, load_report, read_report, write_report
     from pipeline.report_html import REPORT_PAGE, write_page
     from pipeline.shards.storage import open_filesystem
 
@@ -134,6 +134,8 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     filesystem, path = dataset.filesystem, f"{dataset.root}/{REPORT_PAGE}"
     if settings.html is not None:
         filesystem, path = open_filesystem(settings.html)
+    elif found != load_report(dataset):
+        write_report(dataset, found)  # the page says that its numbers stand beside it
     write_page(found, path, filesystem)
     print(f"page        {settings.html or dataset.locate(REPORT_PAGE)}")
 

@@ -228,6 +228,10 @@ def test_report_makes_a_page_anywhere(copy, tmp_path, capsys):
     assert not (copy / "report.html").exists()
     assert run("report", copy) == 0
     assert (copy / "report.html").read_bytes() == (tmp_path / "elsewhere.html").read_bytes()
+    numbers = json.loads((copy / "report.json").read_text())["dataset"]
+    (copy / "report.json").unlink()
+    assert run("report", copy) == 0
+    assert json.loads((copy / "report.json").read_text()) == {"dataset": numbers}
 
 
 def test_a_report_of_another_content_is_not_shown(copy):
