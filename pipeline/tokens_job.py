@@ -13,6 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipeline import worker_guard
 from pipeline.document_lists import (
     DocumentList,
     SplitDocument,
@@ -29,6 +30,8 @@ from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
+
+worker_guard.watch_in_workers()
 
 _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
 
