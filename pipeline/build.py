@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from pipeline.build_shards import make_shards
+from pipeline.build_shards import instance_rule, make_shards
 from pipeline.build_tokens import make_tokens, read_store
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.plan import format_plan, make_plan
 from pipeline.report import REPORT, summarize_dataset
 from pipeline.run_beam import stopwatch
 from pipeline.settings import BuildSettings
@@ -43,6 +44,13 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds: dict[str, float] = {}
     watch = stopwatch()
     corpus = find_corpus(settings)
+    if settings.plan:
+        print(
+            format_plan(
+                make_plan(settings, corpus.files, corpus.parts, instance_rule), settings.workers, settings.passes
+            )
+        )
+        return
     vocabulary = _prepare_vocabulary(settings, corpus)
     seconds["vocabulary"] = watch()
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
