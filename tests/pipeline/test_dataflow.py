@@ -1,5 +1,7 @@
 """Both graphs, translated for Dataflow without a network: what the service would be sent. Needs apache-beam[gcp]."""
 
+import hashlib
+
 import apache_beam as beam
 import pytest
 from apache_beam.portability import common_urns
@@ -56,7 +58,9 @@ def translated(request, client, vocab_file, monkeypatch):
         mode = "files" if "files" in request.param else choose_exchange("auto", options)
         assert mode in request.param
         tasks = plan_tasks(plan_buckets(NUM_BUCKETS, bytes(16)), [128], 1)
-        names = [f"{n:032x}-00000" for n in range(NUM_PARTS)]
+        names = [
+            f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
+        ]
         add_shards_graph(pipeline, settings, vocabulary, names, tasks, mode)
     result = runner.DataflowRunner().run_pipeline(pipeline, options)
     return pipeline, result.job.proto_pipeline
