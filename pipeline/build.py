@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from pipeline.build_shards import make_shards
+from pipeline.build_shards import instance_rule, make_shards
 from pipeline.build_tokens import make_tokens, read_store
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.plan import format_plan, make_plan
 from pipeline.report import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.report_html import REPORT_PAGE, write_page
 from pipeline.run_beam import stopwatch
@@ -41,6 +42,10 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds: dict[str, float] = {}
     watch = stopwatch()
     corpus = find_corpus(settings)
+    if settings.plan:
+        plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+        print(format_plan(plan, settings.workers, settings.passes))
+        return
     vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     seconds["vocabulary"] = watch()
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)

@@ -119,8 +119,7 @@ def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 def _run_job(
     settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part], beam_arguments: Sequence[str]
 ) -> None:
-    options = settings.filesystem_options()
-    filesystem, folder = open_filesystem(settings.tokens_folder, options)
+    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
     finished = finished_parts(list_files(filesystem, folder), parts)
     # Largest first: runners deal parts out in turn, so the workers end together.
     missing = sorted((part for part in parts if part.key not in finished), key=lambda part: -part.text_bytes)
@@ -128,20 +127,28 @@ def _run_job(
         return
 
     def build(pipeline: beam.Pipeline) -> None:
-        _ = (
-            pipeline
-            | "Parts" >> beam.Create(missing, reshuffle=True)
-            | ReadDocuments(settings.text_field, settings.on_bad_document, settings.part_bytes, options)
-            | CleanDocuments()
-            | SplitSentences(settings.language)
-            | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
-            | WriteTokenParts(settings.tokens_folder, options)
-        )
+        add_tokens_graph(pipeline, settings, vocabulary, missing)
 
     def count() -> int:
         return len(finished_parts(list_files(filesystem, folder), missing))
 
     run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments), len(missing), count)
+
+
+def add_tokens_graph(
+    pipeline: beam.Pipeline, settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part]
+) -> None:
+    """The whole tokens job: parts of the input to token parts."""
+    options = settings.filesystem_options()
+    _ = (
+        pipeline
+        | "Parts" >> beam.Create(parts, reshuffle=True)
+        | ReadDocuments(settings.text_field, settings.on_bad_document, settings.part_bytes, options)
+        | CleanDocuments()
+        | SplitSentences(settings.language)
+        | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
+        | WriteTokenParts(settings.tokens_folder, options)
+    )
 
 
 def _remove_other_parts(filesystem: Any, folder: str, stems: Sequence[str]) -> None:

@@ -19,7 +19,10 @@ from typing import Any
 
 import jsonargparse
 
-USER_FAULTS = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+USER_FAULTS = (
+    ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
+    ChildProcessError,
+)  # fmt: skip
 TRACEBACK_VARIABLE = "BEAMBERT_TRACEBACK"
 
 

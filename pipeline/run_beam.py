@@ -20,6 +20,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from tqdm import tqdm
 
+from pipeline import worker_guard
 from pipeline.exchange import ExchangeMode
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
@@ -27,25 +28,19 @@ _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
 LOCAL_RUNNERS = {"FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner"}
-_REFUSED_RUNNERS = {
-    "DaskRunner": "it groups by Python's hash, which differs between processes, and knows four transforms only",
-}
 
 
 def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOptions:
     """Options of the runner: the user's own arguments, or local worker processes.
 
     Raises:
-        ValueError: An argument that Beam does not know, or a runner that cannot keep the result the same.
+        ValueError: An argument that Beam does not know.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         mode = "in_memory" if workers == 1 else "multi_processing"
         local = ["--runner=FnApiRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
         beam_arguments = [*local, *beam_arguments]
     options = PipelineOptions(list(beam_arguments))
-    runner = str(options.view_as(StandardOptions).runner).rsplit(".", maxsplit=1)[-1]
-    if runner in _REFUSED_RUNNERS:
-        raise ValueError(f"--runner={runner} is refused: {_REFUSED_RUNNERS[runner]}; docs/runners.md names others")
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
         raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
@@ -78,6 +73,7 @@ def run_graph(
 
     Raises:
         ValueError: A user's fault inside a worker, with the worker's message.
+        ChildProcessError: A worker process is gone: killed, or out of memory.
         RuntimeError: Anything else that a worker raised.
     """
     # The local runner logs a worker's traceback on its own, besides raising it.
@@ -85,9 +81,12 @@ def run_graph(
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
     with _worker_log() as log, _progress(describe, num_outputs, count_outputs):
         try:
-            pipeline = beam.Pipeline(options=options)
-            build(pipeline)
-            pipeline.run().wait_until_finish()
+            with worker_guard.guard_workers(f"{log}.lock"):
+                pipeline = beam.Pipeline(options=options)
+                build(pipeline)
+                pipeline.run().wait_until_finish()
+        except ChildProcessError as error:
+            raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
             if fault := find_fault(str(error), type(error).__name__):
                 raise ValueError(fault) from error

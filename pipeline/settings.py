@@ -38,6 +38,7 @@ class BuildSettings:
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Input that one task reads at a time; changes speed and memory, never content.
+        plan: Say what the build will make and cost, from a sample of the input, and write nothing.
         exchange: How a bucket's documents come together: files (read from token parts), shuffle (Beam's GroupByKey), or
             auto: files on this machine, shuffle on other runners. Never changes content.
         workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
@@ -66,6 +67,7 @@ class BuildSettings:
     num_buckets: int | None = None
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
+    plan: bool = False
     exchange: Literal["auto", "files", "shuffle"] = "auto"
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     storage_options: str | None = None

@@ -15,6 +15,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipeline import worker_guard
 from pipeline.document_lists import (
     DocumentList,
     SplitDocument,
@@ -31,6 +32,8 @@ from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
+
+worker_guard.watch_in_workers()
 
 _EXAMPLES = "examples"  # the one key of a record that is no count
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON

@@ -11,6 +11,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipeline import worker_guard
 from pipeline.document_lists import DocumentList
 from pipeline.documents import Document
 from pipeline.shards.manifest import json_bytes
@@ -24,6 +25,8 @@ from pipeline.word_counts import (
     pack_counts,
     sample_documents,
 )
+
+worker_guard.watch_in_workers()
 
 
 class SampleDocuments(beam.PTransform):  # type: ignore[misc]

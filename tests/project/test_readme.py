@@ -27,7 +27,7 @@ SMALLER = {
     "python -m trainer export": [],
     "python -m trainer fill-mask": [],
 }
-NEEDS_A_CLUSTER = ("--runner=DataflowRunner", "--hostfile")
+NEEDS_A_CLUSTER = ("scripts/launch-", "--hostfile")
 
 
 def commands():

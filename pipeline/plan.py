@@ -1,0 +1,262 @@
+"""What a build will make and cost, said before it runs (`build --plan true`): measured on a sample of the input itself.
+
+A few MB from places spread over the input are read, encoded and built in this process, and scaled. Nothing is written.
+May import: what the jobs are made of, never Beam.
+"""
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, choose_num_buckets
+from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
+from pipeline.document_lists import clean_documents, encode_documents, group_documents, split_documents
+from pipeline.documents.parts import InputFile, Part, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.settings import BuildSettings
+from pipeline.shard_file import pack_shard
+from pipeline.shards.block import block_instances
+from pipeline.shards.storage import open_filesystem, read_file
+from pipeline.token_parts import TokenizedDocument, pack_documents
+from tokenizer.encode import Encoder
+from tokenizer.learn import learn_vocabulary
+from tokenizer.vocab import Vocabulary, parse_vocab
+from tokenizer.words import count_words
+
+_NUM_PLACES = 8
+_PLACE_BYTES = 512 * 2**10
+_MAX_LANES = 256  # docs/order.md: how many places the trainer reads at once
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Documents of the input, encoded.
+
+    Attributes:
+        documents: Distinct or not, as they came.
+        text_bytes: Input they came from, headers and JSON included, compressed input as if it were not.
+        seconds: Reading, cleaning, splitting and encoding, in one process.
+        vocabulary: The given one, the output's, or one learned from the sample.
+    """
+
+    documents: list[TokenizedDocument]
+    text_bytes: int
+    seconds: float
+    vocabulary: Vocabulary
+
+    @property
+    def cleaned_bytes(self) -> int:
+        """UTF-8 bytes of all documents."""
+        return sum(document.cleaned_bytes for document in self.documents)
+
+
+@dataclass(frozen=True)
+class LengthPlan:
+    """One length: train instances of a pass, and of one instance its stored bytes and seconds of one process."""
+
+    seq_len: int
+    instances: int
+    bytes_each: float
+    seconds_each: float
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build will make.
+
+    Attributes:
+        files, stored_bytes, formats, parts: The input.
+        documents, cleaned_bytes, tokens: Of the whole corpus, copies included.
+        token_bytes: Of the folder between the jobs.
+        buckets: Train shards of a pass and length.
+        lengths: One row a length.
+        requests: To the stores, reads and writes.
+        worker_bytes: Memory of one worker.
+        worker_seconds: Of one process for everything but learning a vocabulary.
+        warnings: What is likely not wanted.
+    """
+
+    files: int
+    stored_bytes: int
+    formats: Mapping[str, int]
+    parts: int
+    documents: int
+    cleaned_bytes: int
+    tokens: int
+    token_bytes: int
+    buckets: int
+    lengths: tuple[LengthPlan, ...]
+    requests: int
+    worker_bytes: int
+    worker_seconds: float
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    settings: BuildSettings,
+    files: Sequence[InputFile],
+    parts: Sequence[Part],
+    rule_for: Callable[[BuildSettings, Vocabulary, int], InstanceRule],
+) -> BuildPlan:
+    """Measures a sample and scales it to the whole input.
+
+    Args:
+        settings: Of the build.
+        files: The input's.
+        parts: As the tokens job would read them.
+        rule_for: How instances of a length are made.
+
+    Raises:
+        ValueError: Malformed input, or too few documents.
+    """
+    sample = take_sample(settings, files)
+    scale = sum(part.text_bytes for part in parts) / max(1, sample.text_bytes)
+    documents, tokens = (
+        round(scale * each) for each in (len(sample.documents), sum(len(d.tokens) for d in sample.documents))
+    )
+    cleaned_bytes = round(scale * sample.cleaned_bytes)
+    spread = np.bincount(np.arange(documents) * NUM_PREFIXES // max(1, documents), minlength=NUM_PREFIXES)
+    buckets = choose_num_buckets(spread.astype(np.int64), cleaned_bytes, settings.num_buckets, "num_buckets")
+    held_out = min(settings.validation_fraction, MAX_VALIDATION_TOKENS / max(1, tokens))
+    lengths = tuple(
+        _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), scale * (1 - held_out))
+        for seq_len in settings.seq_lens
+    )
+    token_bytes = round(scale * sum(map(len, pack_documents(sample.documents))))
+    shard_bytes = max(length.instances * length.bytes_each for length in lengths) / buckets
+    tasks = buckets * settings.passes * len(lengths)
+    seconds = scale * sample.seconds + settings.passes * sum(each.instances * each.seconds_each for each in lengths)
+    # A resident process with everything imported, a part as text, sentences and tokens, or a bucket and its shard.
+    worker_bytes = _peak_bytes() + max(6 * settings.part_bytes, round(token_bytes / buckets + 2 * shard_bytes))
+    return BuildPlan(
+        files=len(files),
+        stored_bytes=sum(file.size for file in files),
+        formats=Counter(each.format for part in parts for each in part.ranges),
+        parts=len(parts),
+        documents=documents,
+        cleaned_bytes=cleaned_bytes,
+        tokens=tokens,
+        token_bytes=token_bytes,
+        buckets=buckets,
+        lengths=lengths,
+        requests=len(parts) * (1 + 3 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
+        worker_bytes=worker_bytes,
+        worker_seconds=seconds,
+        warnings=tuple(_warnings(lengths, buckets)),
+    )
+
+
+def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
+    """Reads and encodes up to 8 places of half a MB, spread evenly over the files by size."""
+    options = settings.filesystem_options()
+    start = time.perf_counter()
+    lists, text_bytes = [], 0
+    for part in _choose_places(settings, files):
+        documents = read_part(
+            part,
+            text_field=settings.text_field,
+            on_bad_document=settings.on_bad_document,
+            skipped={},
+            storage_options=options,
+        )
+        first = next(group_documents(part.key, documents, {}, _PLACE_BYTES))
+        read = sum(len(document.text.encode()) for document in first.documents)
+        text_bytes += part.text_bytes if first.is_last else read
+        lists.append(clean_documents(first))
+    reading = time.perf_counter() - start
+    texts = [document.text for each in lists for document in each.documents]
+    encoder = Encoder(_find_vocabulary(settings, texts), settings.lower_case)
+    start = time.perf_counter()
+    encoded = [encode_documents(split_documents(each, settings.language), encoder) for each in lists]
+    seconds = reading + time.perf_counter() - start
+    return Sample([document for each in encoded for document in each.documents], text_bytes, seconds, encoder.vocab)
+
+
+def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
+    """The plan as lines for a person."""
+    formats = ", ".join(f"{count} {name}" for name, count in sorted(plan.formats.items()))
+    shard_bytes = passes * sum(each.instances * each.bytes_each for each in plan.lengths)
+    instances = (
+        f"  L{each.seq_len}: {each.instances:,} train instances a pass, {_size(each.instances * each.bytes_each)},"
+        f" {each.instances // plan.buckets:,} a shard"
+        for each in plan.lengths
+    )
+    rows = [
+        f"input: {plan.files:,} file(s), {_size(plan.stored_bytes)} as stored; ranges read: {formats}",
+        f"about {plan.documents:,} documents, {_size(plan.cleaned_bytes)} of text, {plan.tokens:,} tokens (copies too)",
+        f"{plan.parts:,} part(s) to encode, then {plan.buckets} train bucket(s), x {passes} pass(es)",
+        *instances,
+        f"storage: {_size(plan.token_bytes)} of tokens (may be deleted afterwards), {_size(shard_bytes)} of shards",
+        f"requests: some {plan.requests:,}; memory of a worker: some {_size(plan.worker_bytes)}",
+        f"time: some {_hours(plan.worker_seconds / workers)} with {workers} worker(s) as fast as this process,"
+        f" {_hours(plan.worker_seconds)} with one; a vocabulary to learn comes on top",
+        *(f"warning: {each}" for each in plan.warnings),
+        "nothing has been written; leave --plan out to build",
+    ]
+    return "\n".join(rows)
+
+
+def _choose_places(settings: BuildSettings, files: Sequence[InputFile]) -> list[Part]:
+    ends = np.cumsum([file.size for file in files])
+    wanted = (np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES * ends[-1]
+    chosen = Counter(np.searchsorted(ends, wanted, side="right").tolist())
+    places: list[Part] = []
+    for index, count in chosen.items():
+        found = plan_parts(
+            [files[index]], settings.format, _PLACE_BYTES, settings.filesystem_options(), settings.wrapping
+        )
+        picks = {int((number + 0.5) / count * len(found)) for number in range(count)}
+        places += [found[pick] for pick in sorted(picks)]
+    return places
+
+
+def _find_vocabulary(settings: BuildSettings, texts: Sequence[str]) -> Vocabulary:
+    for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
+        filesystem, path = open_filesystem(url, settings.filesystem_options())
+        if filesystem.exists(path):
+            return parse_vocab(read_file(filesystem, path), url)
+    counts = count_words(texts, settings.lower_case)
+    return learn_vocabulary(list(counts), list(counts.values()), settings.vocab_size, settings.num_unused)
+
+
+def _plan_length(sample: Sample, rule: InstanceRule, scale: float) -> LengthPlan:
+    start = time.perf_counter()
+    blocks = build_bucket(gather_documents(sample.documents), rule, 0, "plan")
+    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan")
+    seconds = time.perf_counter() - start
+    each = max(1, shard.instances)
+    return LengthPlan(rule.seq_len, round(scale * shard.instances), len(tar) / each, seconds / each)
+
+
+def _warnings(lengths: Sequence[LengthPlan], buckets: int) -> list[str]:
+    found = []
+    for each in lengths:
+        blocks = each.instances // block_instances(each.seq_len)
+        lanes = max(1, min(_MAX_LANES, blocks // 8))
+        if lanes < _MAX_LANES:
+            found.append(f"L{each.seq_len}: training reads {lanes} place(s) at once; more ranks than that read twice")
+        if blocks < buckets:
+            found.append(f"L{each.seq_len}: {buckets} shards share {blocks} full block(s); fewer num_buckets suffice")
+    return found
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.3g} TB"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:,.1f} hours"

@@ -1,0 +1,88 @@
+"""Local worker processes and their launcher end together: Beam itself sees to neither when one of them is killed.
+
+The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel lets go of it when the
+launcher is gone, kill -9 included, and the worker ends. Modules with a Beam job start that thread when a worker imports
+them. A worker that a signal ended makes the launcher let go, interrupts it and becomes a ChildProcessError.
+May import: stdlib.
+"""
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
+_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
+
+
+@contextlib.contextmanager
+def guard_workers(path: str) -> Iterator[None]:
+    """Worker processes started inside end with this process, and the block ends when one of them is killed.
+
+    Args:
+        path: A file of its own for the lock.
+
+    Raises:
+        ChildProcessError: A signal ended a worker process.
+    """
+    killed: list[int] = []
+    others: list[threading.ExceptHookArgs] = []
+    kept = threading.excepthook
+    with Path(path).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
+            # Beam waits for each worker in a thread, which raises; the thread that runs the graph is not told.
+            found = _ENDED.fullmatch(str(arguments.exc_value))
+            if found is None:
+                others.append(arguments)  # what follows from a killed worker says nothing more
+            elif (number := _signal_of(int(found[1]))) and not killed:
+                killed.append(number)
+                fcntl.flock(file, fcntl.LOCK_UN)  # the others end too, or Beam would wait for them
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
+        try:
+            yield
+        except BaseException as error:
+            if killed:
+                raise ChildProcessError(_describe(killed[0])) from error
+            raise
+        finally:
+            threading.excepthook = kept
+            for arguments in () if killed else others:
+                kept(arguments)
+            del os.environ[VARIABLE]
+
+
+def watch_launcher(path: str) -> None:
+    """Waits until the launcher has let go of its lock, then ends this process without any clean-up."""
+    # A lock file that is gone means a launcher that ended in order.
+    with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+    os._exit(1)
+
+
+def _signal_of(return_code: int) -> int:
+    """The signal that ended a process, as Popen (-9) or a shell between (137) says it; 0 for an exit of its own."""
+    return max(-return_code, return_code - 128, 0)
+
+
+def _describe(number: int) -> str:
+    memory = ", perhaps because memory ran out: fewer --workers need less" if number == signal.SIGKILL else ""
+    return (
+        f"a worker process was killed (signal {number}{memory}); what is finished is kept, the same command continues"
+    )
+
+
+@functools.cache
+def watch_in_workers() -> None:
+    """In a worker process of a guarded launcher, starts the thread that watches it; does nothing elsewhere."""
+    # Beam gives the second variable to worker processes it starts itself, and to no other.
+    if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
+        threading.Thread(target=watch_launcher, args=(os.environ[VARIABLE],), name="watch", daemon=True).start()

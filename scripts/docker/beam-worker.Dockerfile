@@ -1,0 +1,14 @@
+# A worker image for Dataflow, or for a Flink or Spark worker pool: Beam's own image with this project's core installed.
+#   docker build -f scripts/docker/beam-worker.Dockerfile -t REGISTRY/beambert-worker:1 .
+# Use the Python and Beam versions of the machine that launches: Beam refuses to mix them.
+ARG PYTHON_VERSION=3.11
+ARG BEAM_VERSION=2.77.0
+FROM apache/beam_python${PYTHON_VERSION}_sdk:${BEAM_VERSION}
+WORKDIR /beambert
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pipeline pipeline
+COPY tokenizer tokenizer
+COPY trainer trainer
+# Core only, and the drivers of the stores: torch and deepspeed belong to the trainer.
+RUN pip install --no-cache-dir --constraint constraints.txt . s3fs gcsfs
+WORKDIR /

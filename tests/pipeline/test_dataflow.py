@@ -1,0 +1,118 @@
+"""Both graphs, translated for Dataflow without a network: what the service would be sent. Needs apache-beam[gcp]."""
+
+import hashlib
+
+import apache_beam as beam
+import pytest
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.pipeline_context import PipelineContext
+
+from pipeline.buckets import plan_buckets
+from pipeline.build_shards import add_shards_graph
+from pipeline.build_tokens import add_tokens_graph
+from pipeline.documents.files import FileRange
+from pipeline.documents.parts import Part
+from pipeline.exchange import plan_tasks
+from pipeline.run_beam import choose_exchange, pipeline_options
+from pipeline.settings import BuildSettings
+from tokenizer.vocab import parse_vocab
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Google's clients warn of their own dependencies
+
+ARGUMENTS = [
+    "--runner=DataflowRunner", "--project=some-project", "--region=us-central1", "--temp_location=gs://some-bucket/tmp",
+    "--staging_location=gs://some-bucket/staging", "--sdk_container_image=gcr.io/some-project/worker:1",
+    "--sdk_location=container", "--dry_run=true",
+]  # fmt: skip
+NUM_PARTS, NUM_BUCKETS = 1000, 1024
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Beam's client of the service; its imports are what apache-beam[gcp] adds."""
+    name = "apache_beam.runners.dataflow.internal.apiclient"
+    return pytest.importorskip(name, reason="needs apache-beam[gcp]", exc_type=ImportError)
+
+
+@pytest.fixture(params=["tokens", "shards by shuffle", "shards by files"])
+def translated(request, client, vocab_file, monkeypatch):
+    """The pipeline and the proto of the job, with credentials and sockets out of reach."""
+    gcs = pytest.importorskip("apache_beam.io.gcp.gcsio")
+    runner = pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
+
+    def refuse(*_):
+        raise ConnectionRefusedError("this test has no network")
+
+    monkeypatch.setattr("apache_beam.internal.gcp.auth.get_service_credentials", lambda _: None)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr(gcs.GcsIO, "is_soft_delete_enabled", lambda *_: False)
+    settings = BuildSettings(output="gs://some-bucket/data", input=["gs://some-bucket/text/*.jsonl"])
+    vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
+    options = pipeline_options(settings.workers, ARGUMENTS)
+    pipeline = beam.Pipeline(options=options)
+    if request.param == "tokens":
+        ranges = [FileRange(f"gs://some-bucket/text/{n}.jsonl", 0, 9, 9, "jsonl") for n in range(NUM_PARTS)]
+        add_tokens_graph(pipeline, settings, vocabulary, [Part((each,)) for each in ranges])
+    else:
+        mode = "files" if "files" in request.param else choose_exchange("auto", options)
+        assert mode in request.param
+        tasks = plan_tasks(plan_buckets(NUM_BUCKETS, bytes(16)), [128], 1)
+        names = [
+            f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
+        ]
+        add_shards_graph(pipeline, settings, vocabulary, names, tasks, mode)
+    result = runner.DataflowRunner().run_pipeline(pipeline, options)
+    return pipeline, result.job.proto_pipeline
+
+
+def pardos(proto):
+    for transform in proto.components.transforms.values():
+        if transform.spec.urn == common_urns.primitives.PAR_DO.urn:
+            yield transform, beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+
+
+def test_the_graph_asks_nothing_special_of_the_runner(translated):
+    _, proto = translated
+    found = list(pardos(proto))
+    assert len(found) >= 2
+    for transform, payload in found:
+        assert len(transform.outputs) == 1, f"{transform.unique_name}: tagged outputs"
+        assert not payload.state_specs, f"{transform.unique_name}: state"
+        assert not payload.timer_family_specs
+        assert not payload.side_inputs
+        assert not payload.requests_finalization
+        assert not payload.restriction_coder_id
+    assert not proto.requirements
+
+
+def test_keys_have_deterministic_coders(translated):
+    _, proto = translated
+    context = PipelineContext(proto.components)
+    urn = common_urns.primitives.GROUP_BY_KEY.urn
+    groups = [each for each in proto.components.transforms.values() if each.spec.urn == urn]
+    assert groups
+    for group in groups:
+        (source,) = group.inputs.values()
+        coder = context.coders[proto.components.pcollections[source].coder_id]
+        assert coder.key_coder().is_deterministic(), f"{group.unique_name}: {coder}"
+
+
+def test_nothing_comes_out_of_the_end_of_a_bundle(translated):
+    pipeline, _ = translated
+    names = []
+
+    class Visitor(beam.pipeline.PipelineVisitor):
+        def visit_transform(self, node):
+            if isinstance(node.transform, beam.ParDo):
+                names.append(node.full_label)
+                assert type(node.transform.fn).finish_bundle is beam.DoFn.finish_bundle, node.full_label
+
+    pipeline.visit(Visitor())
+    assert names
+
+
+def test_a_job_of_a_thousand_parts_stays_far_below_the_services_limit(translated):
+    _, proto = translated
+    print(len(proto.SerializeToString()), "bytes")
+    assert len(proto.SerializeToString()) < 2 * 2**20  # Dataflow refuses requests above 10 MiB
