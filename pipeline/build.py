@@ -17,17 +17,15 @@ from tqdm import tqdm
 
 from pipeline.build_shards import make_shards
 from pipeline.build_tokens import make_tokens, read_store
+from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
-from pipeline.report import REPORT, summarize_dataset
+from pipeline.report import SOURCES, load_report, summarize_dataset, write_report
+from pipeline.report_html import REPORT_PAGE, write_page
 from pipeline.run_beam import stopwatch
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
-from pipeline.vocab_job import VOCAB, prepare_vocabulary
-from tokenizer.vocab import Vocabulary, parse_vocab
-
-SOURCES = "sources.parquet"
+from tokenizer.vocab import parse_vocab
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds: dict[str, float] = {}
     watch = stopwatch()
     corpus = find_corpus(settings)
-    vocabulary = _prepare_vocabulary(settings, corpus)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     seconds["vocabulary"] = watch()
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
     seconds["tokens"] = watch() - sum(seconds.values())
@@ -54,16 +52,18 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     _print_result(dataset, watch())
 
 
-def run_vocab(settings: BuildSettings, _: Sequence[str]) -> None:
+def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline vocab`."""
-    vocabulary = _prepare_vocabulary(settings, find_corpus(settings))
+    corpus = find_corpus(settings)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     print(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
 
 
 def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
     corpus = find_corpus(settings)
-    store = make_tokens(settings, _prepare_vocabulary(settings, corpus), corpus.parts, beam_arguments)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
     print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
 
 
@@ -91,12 +91,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
         raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `input:` in the --config file")
     options = settings.filesystem_options()
     files = find_inputs(settings.input, options)
-    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options))
-
-
-def _prepare_vocabulary(settings: BuildSettings, corpus: Corpus) -> Vocabulary:
-    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
-    return prepare_vocabulary(settings, corpus.files, corpus.parts, filesystem, root)
+    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options, settings.wrapping))
 
 
 def _write_sources(dataset: Dataset, corpus: Corpus) -> None:
@@ -108,11 +103,15 @@ def _write_sources(dataset: Dataset, corpus: Corpus) -> None:
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
+    """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
     machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
     run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
     shown = {key: value for key, value in asdict(settings).items() if key != "storage_options"}  # may hold secrets
-    report: dict[str, Any] = {"dataset": summarize_dataset(dataset), "build": run | {"settings": shown}}
-    write_atomic(dataset.filesystem, f"{dataset.root}/{REPORT}", json_bytes(json.loads(json.dumps(report))))
+    run = load_report(dataset).get("build", run | {"settings": shown})
+    numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
+    report: dict[str, Any] = json.loads(json.dumps({"dataset": numbers, "build": run}))
+    write_report(dataset, report)
+    write_page(report, f"{dataset.root}/{REPORT_PAGE}", dataset.filesystem)
 
 
 def _print_result(dataset: Dataset, seconds: float) -> None:

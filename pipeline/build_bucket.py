@@ -1,7 +1,7 @@
 """One bucket's documents to blocks of instances: sort, drop duplicates, pair, shuffle, gather, mask.
 
 The one function behind every way of bringing a bucket's documents together. Spans are shuffled first and gathered and
-masked in runs, so memory is the bucket's tokens and a run, not its instances. May import: stdlib, numpy,
+masked in runs, so memory is the bucket's tokens once and a run, not its instances. May import: stdlib, numpy,
 pipeline.pairs, masking, seeds, token_parts and pipeline.shards.
 """
 
@@ -42,9 +42,47 @@ class InstanceRule:
     masking: MaskingRule
 
 
-def build_bucket(
-    documents: Iterable[TokenizedDocument], rule: InstanceRule, pass_index: int, bucket_name: str
-) -> Iterator[Block]:
+@dataclass(frozen=True)
+class BucketDocuments:
+    """The distinct documents of a bucket, in the order of their ids, end to end.
+
+    Attributes:
+        ids: [D], 16 bytes each, ascending.
+        sentence_offsets: [D + 1] int64, first sentence of each document.
+        sentence_lengths: [S] uint16, tokens of each sentence.
+        tokens: [T] uint16 or uint32.
+    """
+
+    ids: list[bytes]
+    sentence_offsets: npt.NDArray[np.int64]
+    sentence_lengths: npt.NDArray[np.unsignedinteger]
+    tokens: npt.NDArray[np.unsignedinteger]
+
+
+def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
+    """Sorts a bucket's documents, drops copies and lays them end to end.
+
+    Documents are copied out of the buffers they come in, and each is let go once it is in its place, so memory is the
+    tokens once and the largest buffer.
+    """
+    by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
+    for document in documents:
+        if document.id not in by_id:
+            by_id[document.id] = document.sentence_lengths.copy(), document.tokens.copy()
+    ids = sorted(by_id)
+    sentence_offsets = np.cumsum([0, *(len(by_id[each][0]) for each in ids)], dtype=np.int64)
+    lengths = np.concatenate([by_id[each][0] for each in ids]) if ids else np.zeros(0, np.uint16)
+    dtype = by_id[ids[0]][1].dtype if ids else np.dtype(np.uint16)
+    tokens = np.empty(sum(len(each) for _, each in by_id.values()), dtype)
+    start = 0
+    for each in ids:
+        _, own = by_id.pop(each)
+        tokens[start : start + len(own)] = own
+        start += len(own)
+    return BucketDocuments(ids, sentence_offsets, lengths, tokens)
+
+
+def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Iterator[Block]:
     """The bucket's blocks for one pass; every one full but the last.
 
     The result depends on the set of documents, the rule, the pass and the bucket's name, on nothing else.
@@ -52,25 +90,22 @@ def build_bucket(
     Raises:
         ValueError: Fewer than two distinct documents.
     """
-    distinct = sorted({document.id: document for document in documents}.values(), key=lambda document: document.id)
-    tokens = _concatenate([document.tokens for document in distinct])
-    pairs = _shuffled_pairs(distinct, rule, pass_index, bucket_name)
-    id_prefixes = np.array([int.from_bytes(document.id[:8], "big") for document in distinct], np.uint64)
+    pairs = _shuffled_pairs(documents, rule, pass_index, bucket_name)
+    id_prefixes = np.array([int.from_bytes(each[:8], "big") for each in documents.ids], np.uint64)
     size = block_instances(rule.seq_len)
     run_size = size * BLOCKS_PER_RUN
     for run, start in enumerate(range(0, len(pairs), run_size)):
         rng = Random(seed_for(rule.seed, f"masks-L{rule.seq_len}", pass_index, f"{bucket_name}/{run}"))
-        block = _build_run(tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng)
+        block = _build_run(documents.tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng)
         for first in range(0, block.num_instances, size):
             yield block.slice(first, min(first + size, block.num_instances))
 
 
-def _shuffled_pairs(documents: list[TokenizedDocument], rule: InstanceRule, pass_index: int, bucket_name: str) -> Pairs:
+def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Pairs:
     purpose = f"pairs-L{rule.seq_len}"
-    seeds = [seed_for(rule.seed, purpose, pass_index, document.id.hex()) for document in documents]
-    sentence_offsets = np.cumsum([0, *(len(document.sentence_lengths) for document in documents)], dtype=np.int64)
-    lengths = _concatenate([document.sentence_lengths for document in documents])
-    pairs = make_pairs(lengths, sentence_offsets, seeds, rule.seq_len, rule.short_seq_prob)
+    seeds = [seed_for(rule.seed, purpose, pass_index, each.hex()) for each in documents.ids]
+    lengths, offsets = documents.sentence_lengths, documents.sentence_offsets
+    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob)
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
 
@@ -95,7 +130,3 @@ def _build_run(
         document_a=id_prefixes[pairs.document_a],
         document_b=id_prefixes[pairs.document_b],
     )
-
-
-def _concatenate(parts: list[npt.NDArray[np.unsignedinteger]]) -> npt.NDArray[np.unsignedinteger]:
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint16)

@@ -16,8 +16,9 @@ import pyarrow as pa
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore, describe_changes
+from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
 from pipeline.masking import MaskingRule
-from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
@@ -42,10 +43,8 @@ from pipeline.shards_job import (
     RECORDS,
     BuildShards,
     ShardBuilder,
-    ShardTask,
     format_record,
     parse_record,
-    plan_tasks,
     record_name,
 )
 from pipeline.token_index import Totals
@@ -131,20 +130,39 @@ def _run_job(
     missing: Sequence[ShardTask],
     beam_arguments: Sequence[str],
 ) -> None:
-    options = settings.filesystem_options()
-    filesystem, root = open_filesystem(settings.output, options)
-    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    names, dtype = store.part_names, vocabulary.dtype.name
-    builder = ShardBuilder(settings.output, settings.tokens_folder, names, dtype, rules, options)
-    wanted = {f"{task.name}.json" for task in missing}
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
+    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
+    options = pipeline_options(settings.workers, beam_arguments)
+    mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | "Tasks" >> beam.Create(list(missing), reshuffle=True) | BuildShards(builder)
+        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode)
 
     def count() -> int:
-        return len(wanted & list_files(filesystem, f"{root}/{RECORDS}").keys())
+        return len(_records_of(missing) & {f"{RECORDS}/{name}" for name in list_files(filesystem, f"{root}/{RECORDS}")})
 
-    run_graph("shards", build, pipeline_options(settings.workers, beam_arguments), len(missing), count)
+    run_graph("shards", build, options, len(missing), count)
+
+
+def add_shards_graph(
+    pipeline: beam.Pipeline,
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    part_names: Sequence[str],
+    tasks: Sequence[ShardTask],
+    mode: ExchangeMode,
+) -> None:
+    """The whole shards job: token parts to shards."""
+    options = settings.filesystem_options()
+    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options)
+    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
+    builder = ShardBuilder(settings.output, rules, options)
+    _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
+
+
+def _records_of(tasks: Sequence[ShardTask]) -> set[str]:
+    return {record_name(task.name) for task in tasks}
 
 
 def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:

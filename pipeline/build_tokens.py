@@ -25,6 +25,7 @@ from pipeline.tokens_job import (
     WriteTokenParts,
     finished_parts,
     read_counters,
+    read_examples,
     record_stem,
 )
 from tokenizer.vocab import Vocabulary
@@ -44,6 +45,7 @@ class TokenStore:
         part_names: Names of the token parts.
         counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of all kept ones.
         totals: Distinct documents.
+        dropped_examples: A few dropped documents of each reason; they decide nothing.
     """
 
     settings: Mapping[str, Any]
@@ -51,6 +53,7 @@ class TokenStore:
     part_names: tuple[str, ...]
     counters: Mapping[str, int]
     totals: Totals
+    dropped_examples: Sequence[Mapping[str, str]] = ()
 
 
 def make_tokens(
@@ -75,7 +78,8 @@ def make_tokens(
     names = sorted(record_stem(record) for record in records)
     totals, index = build_index(filesystem, folder, names)
     write_atomic(filesystem, f"{folder}/{INDEX}", index)
-    store = TokenStore(content, key, tuple(names), read_counters(filesystem, folder, records), totals)
+    counters, examples = read_counters(filesystem, folder, records), read_examples(filesystem, folder, records)
+    store = TokenStore(content, key, tuple(names), counters, totals, examples)
     write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
     _remove_other_parts(filesystem, folder, names)
     return store

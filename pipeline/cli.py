@@ -15,7 +15,7 @@ COMMANDS = {
     "build": Command(
         "text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.build:run_build", (), True
     ),
-    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.build:run_vocab"),
+    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.build:run_vocab", (), True),
     "tokens": Command("text to encoded documents", _BUILD, "pipeline.build:run_tokens", (), True),
     "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.build:run_shards", (), True),
     "verify": Command(
@@ -45,13 +45,14 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Shows instances in readable form, masked words as [shown>original].
+    """Shows instances in readable form, masked words as [shown>original], or some of the documents left out.
 
     Attributes:
         dataset: Folder or URL of the dataset.
         count: How many.
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
+        dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
@@ -59,19 +60,22 @@ class InspectSettings:
     count: int = 2
     split: str = "train"
     seq_len: int | None = None
+    dropped: bool = False
     storage_options: str | None = None
 
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """Shows what a dataset holds: documents, drops, lengths, masks.
+    """Shows what a dataset holds as text, and writes it as a page: documents, drops, lengths, masks, instances.
 
     Attributes:
         dataset: Folder or URL of the dataset.
+        html: File or URL of the page; null for report.html in the dataset.
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
+    html: str | None = None
     storage_options: str | None = None
 
 
@@ -101,16 +105,36 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     from pipeline.inspect import show_instances
 
     dataset = _open(settings)
+    if settings.dropped:
+        _print_dropped(dataset)
+        return
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
     for text in show_instances(dataset, settings.split, seq_len, settings.count):
         print(f"{text}\n")
 
 
+def _print_dropped(dataset: "Dataset") -> None:
+    from pipeline.inspect import format_dropped
+    from pipeline.report import read_report
+
+    numbers = read_report(dataset)["dataset"]
+    examples = (numbers["documents"] or {}).get("dropped_examples")
+    print("\n".join(format_dropped(examples, numbers["counters"])))
+
+
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.report import format_report, read_report
+    from pipeline.report_html import REPORT_PAGE, write_page
+    from pipeline.shards.storage import open_filesystem, parse_storage_options
 
-    print(format_report(read_report(_open(settings))))
+    dataset = _open(settings)
+    found = read_report(dataset)
+    print(format_report(found))
+    url = settings.html or dataset.locate(REPORT_PAGE)
+    filesystem, path = open_filesystem(url, parse_storage_options(settings.storage_options))
+    write_page(found, path, filesystem)
+    print(f"page        {url}")
 
 
 def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":

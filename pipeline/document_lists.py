@@ -7,14 +7,14 @@ of pipeline.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from pipeline.cleaning import clean_text, document_id
-from pipeline.documents import Document
+from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.sentences import cut_document, split_sentences
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
@@ -31,11 +31,13 @@ class SplitDocument:
         id: 16 bytes, blake2b-128 of the cleaned text.
         cleaned_bytes: Size of the cleaned text in UTF-8.
         sentences: None empty.
+        where: The document's place in the input, for examples of what is dropped.
     """
 
     id: bytes
     cleaned_bytes: int
     sentences: list[str]
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class DocumentList(Generic[DocumentKind]):
         is_last: Whether the part ends here.
         documents: In the order of the input.
         counters: What was read, dropped by reason or cut, so far.
+        dropped: A few examples of what was dropped.
     """
 
     part: str
@@ -55,14 +58,25 @@ class DocumentList(Generic[DocumentKind]):
     is_last: bool
     documents: list[DocumentKind]
     counters: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[DroppedDocument, ...] = ()
 
-    def replace(self, documents: list[Any], counters: Mapping[str, int]) -> "DocumentList[Any]":
-        """The list with other documents, and counters added to its own."""
-        return dataclasses.replace(self, documents=documents, counters=dict(Counter(self.counters) + Counter(counters)))
+    def replace(
+        self, documents: list[Any], counters: Mapping[str, int], empty: Iterable[tuple[str, str]] = ()
+    ) -> "DocumentList[Any]":
+        """The list with other documents, counters added to its own, and examples (where, text) of empty ones."""
+        summed = dict(Counter(self.counters) + Counter(counters))
+        dropped = list(self.dropped)
+        for where, text in empty:
+            add_example(dropped, "empty", where, text)
+        return dataclasses.replace(self, documents=documents, counters=summed, dropped=tuple(dropped))
 
 
 def group_documents(
-    part: str, documents: Iterable[Document], malformed: Mapping[str, int], max_characters: int
+    part: str,
+    documents: Iterable[Document],
+    malformed: Mapping[str, int],
+    max_characters: int,
+    examples: Sequence[DroppedDocument] = (),
 ) -> Iterator[DocumentList[Document]]:
     """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
 
@@ -71,6 +85,7 @@ def group_documents(
         documents: Read lazily.
         malformed: Filled by the reader while it is read: documents it skipped, by reason. Counted in the last list.
         max_characters: A list ends with the document that reaches it.
+        examples: Filled as `malformed` is: some of the documents skipped.
     """
     number, size = 0, 0
     gathered: list[Document] = []
@@ -81,33 +96,39 @@ def group_documents(
         gathered.append(document)
         size += len(document.text)
     skipped = {f"dropped_{reason}": count for reason, count in malformed.items()}
-    yield DocumentList(part, number, True, gathered, {"documents_read": len(gathered)} | skipped)
+    yield DocumentList(part, number, True, gathered, {"documents_read": len(gathered)} | skipped, tuple(examples))
 
 
 def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
     """Cleans every text and drops documents without any."""
     cleaned = [Document(clean_text(document.text), document.where) for document in documents.documents]
     kept = [document for document in cleaned if document.text]
-    return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)})
+    pairs = zip(documents.documents, cleaned, strict=True)
+    empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
+    return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
 
 
 def split_documents(documents: DocumentList[Document], language: str) -> DocumentList[SplitDocument]:
     """Splits cleaned documents into sentences; a very long one becomes several documents with their own ids."""
     split: list[SplitDocument] = []
+    empty: list[tuple[str, str]] = []
     counters = {"dropped_empty": 0, "documents_cut": 0}
     for document in documents.documents:
         pieces = cut_document(split_sentences(document.text, language))
+        if not pieces:
+            empty.append((document.where, document.text[:1000]))
         counters["dropped_empty"] += not pieces
         counters["documents_cut"] += len(pieces) > 1
         for sentences in pieces:
             text = document.text if len(pieces) == 1 else "\n".join(sentences)
-            split.append(SplitDocument(document_id(text), len(text.encode()), sentences))
-    return documents.replace(split, counters)
+            split.append(SplitDocument(document_id(text), len(text.encode()), sentences, document.where))
+    return documents.replace(split, counters, empty)
 
 
 def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -> DocumentList[TokenizedDocument]:
     """Encodes every sentence; sentences without tokens are left out, documents without any are dropped."""
     encoded: list[TokenizedDocument] = []
+    empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
     for group in _group_by_sentences(documents.documents):
         # One call for many documents: the encoder's fixed cost a call is that of some twenty sentences.
@@ -119,11 +140,13 @@ def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -
             if stop > start:
                 kept = own[own > 0]
                 encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, tokens[start:stop]))
+            else:
+                empty.append((document.where, document.sentences[0]))
             sentence, start = sentence + len(document.sentences), stop
         counters.update(sentences=int(np.count_nonzero(lengths)), tokens=len(tokens))
         counters["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.vocab.unk_id))
     counters["dropped_empty"] = len(documents.documents) - len(encoded)
-    return documents.replace(encoded, counters)
+    return documents.replace(encoded, counters, empty)
 
 
 def _group_by_sentences(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:

@@ -1,15 +1,14 @@
 """Instances of a dataset in readable form: segments, masked words, label, documents."""
 
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Shard
-from tokenizer.vocab import Vocabulary, parse_vocab
+from tokenizer.vocab import CONTINUATION, Vocabulary, parse_vocab
 
-_CONTINUATION = "##"
+LABELS = {False: "next: B follows A", True: "random: B is from another document"}
 
 
 def read_blocks(dataset: Dataset, shard: Shard) -> Iterator[Block]:
@@ -18,19 +17,33 @@ def read_blocks(dataset: Dataset, shard: Shard) -> Iterator[Block]:
     Raises:
         ValueError: A block is damaged.
     """
+    for number in range(len(dataset.blocks(shard))):
+        yield read_block(dataset, shard, number)
+
+
+def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
+    """One block of a shard.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     table = dataset.blocks(shard)
-    for number in range(len(table)):
-        where = f"{dataset.locate(shard.name)} block {number}"
-        start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
-        data = dataset.read_bytes(shard.name, start, stop)
-        if checksum(data) != int(table.crc32[number]):
-            raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
-        yield decode_block(data, where)
+    where = f"{dataset.locate(shard.name)} block {number}"
+    start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
+    data = dataset.read_bytes(shard.name, start, stop)
+    if checksum(data) != int(table.crc32[number]):
+        raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
+    return decode_block(data, where)
+
+
+def read_vocabulary(dataset: Dataset) -> Vocabulary:
+    """The dataset's own vocabulary."""
+    return parse_vocab(dataset.read_file("vocab.txt"), dataset.locate("vocab.txt"))
 
 
 def show_instances(dataset: Dataset, split: str, seq_len: int, count: int) -> Iterator[str]:
     """The first instances of pass 0 of one split and length, each as a few lines of text."""
-    vocabulary = parse_vocab(dataset.read_file("vocab.txt"), dataset.locate("vocab.txt"))
+    vocabulary = read_vocabulary(dataset)
     dataset.num_passes(split, seq_len)
     shown = 0
     for shard in dataset.shards(split, seq_len, 0):
@@ -44,39 +57,78 @@ def show_instances(dataset: Dataset, split: str, seq_len: int, count: int) -> It
 
 def format_instance(block: Block, vocabulary: Vocabulary) -> str:
     """One instance: both segments with masked words as [shown>original], the label and the documents."""
-    pieces = [vocabulary.tokens[token] for token in block.input_ids]
-    for position, label in zip(block.masked_lm_positions, block.masked_lm_ids, strict=True):
-        pieces[position] = _mark(pieces[position], vocabulary.tokens[label])
-    middle = int(block.segment_a_length[0])
-    is_random = bool(block.is_random_next[0])
-    label = "random: B is from another document" if is_random else "next: B follows A"
-    documents = f"{int(block.document_a[0]):016x} / {int(block.document_b[0]):016x}"
+    instance = describe_instance(block, vocabulary)
     return (
-        f"  A: {_join(pieces[1 : middle - 1])}\n"
-        f"  B: {_join(pieces[middle:-1])}\n"
-        f"  label: {label}; documents {documents};"
-        f" {len(pieces)} tokens, {len(block.masked_lm_ids)} masked"
+        f"  A: {_format_runs(instance['a'])}\n"
+        f"  B: {_format_runs(instance['b'])}\n"
+        f"  label: {LABELS[instance['is_random_next']]};"
+        f" documents {instance['document_a']} / {instance['document_b']};"
+        f" {instance['tokens']} tokens, {instance['masked']} masked"
     )
 
 
-def describe_masks(block: Block, mask_id: int) -> dict[str, int]:
-    """What stands at the block's masked positions: [MASK], the token itself, or another one."""
-    starts = np.repeat(block.offsets[:-1], np.diff(block.masked_offsets))
-    shown = block.input_ids[starts + block.masked_lm_positions]
-    is_mask, is_kept = shown == mask_id, shown == block.masked_lm_ids
-    num_mask, num_kept = int(np.count_nonzero(is_mask)), int(np.count_nonzero(is_kept & ~is_mask))
-    return {"mask": num_mask, "kept": num_kept, "random": len(shown) - num_mask - num_kept}
+def format_dropped(examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]) -> Iterator[str]:
+    """The examples of dropped documents in a report, by reason, behind the number that each reason dropped."""
+    kept = examples or ()
+    for name, count in counters.items():
+        if not name.startswith("dropped_"):
+            continue
+        yield f"{name.removeprefix('dropped_')}: {count:,} dropped"
+        yield from (
+            f"  {_printable(each['where'])}\n    {_printable(each['text'])}"
+            for each in kept
+            if each["reason"] == name.removeprefix("dropped_")
+        )
+    if examples is None:
+        yield "no examples: the encoded documents (tokens/), which held them, are gone"
+
+
+def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
+    """One instance as plain data: `a` and `b` are lists of text and, at masked pieces, of {shown, original}."""
+    pieces = [vocabulary.tokens[token] for token in block.input_ids]
+    labels = zip(block.masked_lm_positions.tolist(), block.masked_lm_ids, strict=True)
+    originals = {position: vocabulary.tokens[label] for position, label in labels}
+    middle = int(block.segment_a_length[0])
+    return {
+        "a": _segment_runs(pieces, originals, range(1, middle - 1)),
+        "b": _segment_runs(pieces, originals, range(middle, len(pieces) - 1)),
+        "is_random_next": bool(block.is_random_next[0]),
+        "document_a": f"{int(block.document_a[0]):016x}",
+        "document_b": f"{int(block.document_b[0]):016x}",
+        "tokens": len(pieces),
+        "masked": len(originals),
+    }
+
+
+def _printable(text: str) -> str:
+    """The text on one line, with what would move a terminal's cursor or turn its direction as an escape."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: range) -> list[Any]:
+    """Pieces joined to words: text as strings, with a {shown, original} for every masked piece in between."""
+    runs: list[Any] = []
+    text = ""
+    for position in positions:
+        piece = originals.get(position, pieces[position])
+        is_first = position == positions.start
+        if piece.startswith(CONTINUATION):
+            text += CONTINUATION if is_first else ""  # the cut went through a word
+        else:
+            text += "" if is_first else " "
+        if position in originals:
+            runs += [text] if text else []
+            runs.append({"shown": pieces[position], "original": piece})
+            text = ""
+        else:
+            text += piece.removeprefix(CONTINUATION)
+    return runs + ([text] if text else [])
+
+
+def _format_runs(runs: Sequence[Any]) -> str:
+    return "".join(run if isinstance(run, str) else _mark(run["shown"], run["original"]) for run in runs)
 
 
 def _mark(shown: str, original: str) -> str:
-    prefix = _CONTINUATION if original.startswith(_CONTINUATION) else ""
-    return (
-        f"{prefix}[{original.removeprefix(_CONTINUATION)}]"
-        if shown == original
-        else (f"{prefix}[{shown}>{original.removeprefix(_CONTINUATION)}]")
-    )
-
-
-def _join(pieces: list[str]) -> str:
-    text = " ".join(pieces)
-    return text.replace(f" {_CONTINUATION}", "")
+    word = original.removeprefix(CONTINUATION)
+    return f"[{word}]" if shown == original else f"[{shown}>{word}]"

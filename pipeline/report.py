@@ -1,33 +1,57 @@
-"""What a dataset holds, in numbers: counts, drops by reason, lengths, fill, masks. As report.json and as text."""
+"""What a dataset holds, in numbers: counts, drops by reason, lengths, fill, masks. As report.json and as text.
 
+report.json is the only source: the text here and the page in pipeline.report_html show what stands in it.
+"""
+
+import io
 import json
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
+import pyarrow.parquet as pq
 
-from pipeline.inspect import describe_masks, read_blocks
+from pipeline.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Group
+from pipeline.shards.manifest import Group, json_bytes
+from pipeline.shards.storage import open_filesystem, write_atomic
 
 REPORT = "report.json"
+SOURCES = "sources.parquet"
+TOKENS_FOLDER = "tokens"
 STAGES = ("vocabulary", "tokens", "shards")
-MASK_KINDS = ("mask", "kept", "random")
-SAMPLE_BLOCKS = 64
-_NUM_BINS = 8
+REPORT_VERSION = 2
+_NUM_SOURCES = 50
 
 
-def summarize_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Totals of the whole dataset, and shares measured on the first blocks of every split and length."""
+def summarize_dataset(
+    dataset: Dataset, tokens: str | None = None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Totals of the whole dataset, and what a bounded sample of it shows.
+
+    Args:
+        dataset: A finished one.
+        tokens: Folder or URL of its encoded documents; by default below the dataset.
+        options: Of the filesystem of `tokens`.
+    """
     manifest = dataset.manifest
+    filesystem, folder = dataset.filesystem, f"{dataset.root}/{TOKENS_FOLDER}"
+    if tokens is not None:
+        filesystem, folder = open_filesystem(tokens, options)
     return {
+        "report_version": REPORT_VERSION,
         "root_hash": manifest.root_hash,
+        "settings_hash": manifest.settings_hash,
+        "vocab_sha256": manifest.vocab_sha256,
+        "format_version": manifest.format_version,
+        "software": dict(manifest.software),
         "settings": dict(manifest.settings),
         "vocab_size": manifest.vocab_size,
         "counters": dict(manifest.counters),
         "unknown_rate": _share(manifest.counters.get("unknown_tokens", 0), manifest.counters.get("tokens", 0)),
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
+        "sources": _summarize_sources(dataset),
+        "documents": measure_documents(filesystem, folder, manifest),
         "groups": [asdict(group) | _summarize_group(dataset, group) for group in manifest.groups],
     }
 
@@ -35,7 +59,10 @@ def summarize_dataset(dataset: Dataset) -> dict[str, Any]:
 def format_report(report: dict[str, Any]) -> str:
     """report.json for people."""
     dataset, build = report["dataset"], report.get("build", {})
-    lines = [f"root hash   {dataset['root_hash']}", f"vocabulary  {dataset['vocab_size']:,} entries", "documents"]
+    lines = [f"root hash   {dataset['root_hash']}", f"vocabulary  {dataset['vocab_size']:,} entries"]
+    if sources := dataset["sources"]:
+        lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
+    lines.append("documents")
     lines += [f"  {name.replace('_', ' '):<22} {count:>14,}" for name, count in dataset["counters"].items()]
     lines.append(f"  {'unknown tokens':<22} {dataset['unknown_rate']:>14.4%}")
     for group in dataset["groups"]:
@@ -46,42 +73,54 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def read_report(dataset: Dataset) -> dict[str, Any]:
-    """report.json; made anew, without timings, where the dataset has none."""
+    """report.json; made anew where the dataset has none, or one of another content or of an earlier version."""
+    found = load_report(dataset)
+    if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
+        found["dataset"] = summarize_dataset(dataset, found.get("build", {}).get("settings", {}).get("tokens"))
+    return found
+
+
+def load_report(dataset: Dataset) -> dict[str, Any]:
+    """report.json as it stands; empty where there is none, or one of another content."""
     if not dataset.filesystem.exists(f"{dataset.root}/{REPORT}"):
-        return {"dataset": summarize_dataset(dataset)}
-    report: dict[str, Any] = json.loads(dataset.read_file(REPORT))
-    return report
+        return {}
+    found: dict[str, Any] = json.loads(dataset.read_file(REPORT))
+    return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
+
+
+def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
+    """Writes report.json into the dataset."""
+    write_atomic(dataset.filesystem, f"{dataset.root}/{REPORT}", json_bytes(report))
 
 
 def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
-    masks: Counter[str] = Counter()
-    lengths = np.zeros(0, np.int64)
-    sampled = 0
-    for shard in dataset.shards(group.split, group.seq_len, 0):
-        for block in read_blocks(dataset, shard):
-            if sampled == SAMPLE_BLOCKS:
-                break
-            sampled += 1
-            masks.update(describe_masks(block, dataset.manifest.special_ids["mask"]))
-            lengths = np.concatenate([lengths, np.diff(block.offsets)])
-    counts, edges = np.histogram(lengths, bins=_NUM_BINS, range=(0, group.seq_len))
     return {
         "mean_length": round(group.tokens / max(1, group.instances), 2),
         "fill": _share(group.tokens, group.instances * group.seq_len),
         "random_next_share": _share(group.random_next, group.instances),
         "masked_share": _share(group.masked, group.tokens),
-        "sampled_masks": {kind: _share(masks[kind], masks.total()) for kind in MASK_KINDS},
-        "sampled_lengths": {"up_to": edges[1:].astype(int).tolist(), "instances": counts.tolist()},
+        **measure_group(dataset, group),
     }
 
 
+def _summarize_sources(dataset: Dataset) -> dict[str, Any] | None:
+    """Number and bytes of the input files, and the largest of them with whatever else the table says of each."""
+    if not dataset.filesystem.exists(f"{dataset.root}/{SOURCES}"):
+        return None
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(dataset.read_file(SOURCES))).to_pylist()
+    largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
+    return {"files": len(rows), "bytes": sum(row["bytes"] for row in rows), "largest": largest}
+
+
 def _format_group(group: dict[str, Any]) -> list[str]:
-    masks = ", ".join(f"{kind} {group['sampled_masks'][kind]:.1%}" for kind in MASK_KINDS)
-    sample = group["sampled_lengths"]
-    most = max(1, *sample["instances"])
+    masks, positions, sample = group["masks"], group["mask_positions"], group["sample"]
+    shares = ", ".join(f"{kind} {masks['shares'][kind]:.1%}" for kind in MASK_KINDS)
+    spread = "not tested" if positions["p"] is None else f"p = {positions['p']:.2g}"
+    lengths = group["lengths"]
+    most = max(1, *lengths["counts"])
     bars = [
         f"    <= {edge:>4} {'#' * round(40 * count / most):<40} {count:,}"
-        for edge, count in zip(sample["up_to"], sample["instances"], strict=True)
+        for edge, count in zip(lengths["up_to"], lengths["counts"], strict=True)
     ]
     return [
         f"{group['split']} L{group['seq_len']}",
@@ -89,8 +128,9 @@ def _format_group(group: dict[str, Any]) -> list[str]:
         f" ({group['masked_share']:.2%}); {group['passes']} pass(es), {group['shards']} shard(s)",
         f"  mean length {group['mean_length']} (fill {group['fill']:.1%}),"
         f" random next {group['random_next_share']:.1%}",
-        f"  at masked positions: {masks}",
-        "  lengths of the first instances",
+        f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks, {sample['instances']:,} instances",
+        f"  at masked positions: {shares}; 80/10/10 p = {masks['p']:.2g}, even over positions {spread}",
+        "  lengths of the sampled instances",
         *bars,
     ]
 

@@ -14,33 +14,50 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from tqdm import tqdm
+
+from pipeline.exchange import ExchangeMode
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
+LOCAL_RUNNERS = {"FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner"}
+_REFUSED_RUNNERS = {
+    "DaskRunner": "it groups by Python's hash, which differs between processes, and knows four transforms only",
+}
 
 
 def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOptions:
     """Options of the runner: the user's own arguments, or local worker processes.
 
     Raises:
-        ValueError: An argument that Beam does not know.
+        ValueError: An argument that Beam does not know, or a runner that cannot keep the result the same.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         mode = "in_memory" if workers == 1 else "multi_processing"
         local = ["--runner=FnApiRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
         beam_arguments = [*local, *beam_arguments]
     options = PipelineOptions(list(beam_arguments))
+    runner = str(options.view_as(StandardOptions).runner).rsplit(".", maxsplit=1)[-1]
+    if runner in _REFUSED_RUNNERS:
+        raise ValueError(f"--runner={runner} is refused: {_REFUSED_RUNNERS[runner]}; docs/runners.md names others")
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
         raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
     return options
+
+
+def choose_exchange(wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions) -> ExchangeMode:
+    """How buckets come together on this runner: local ones hold a shuffle in memory, several times over."""
+    if wanted != "auto":
+        return wanted
+    runner = str(options.view_as(StandardOptions).runner)
+    return "files" if runner.rsplit(".", maxsplit=1)[-1] in LOCAL_RUNNERS else "shuffle"
 
 
 def run_graph(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pipeline.shards.storage import parse_storage_options
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor"]
+TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class BuildSettings:
         input: Files, folders or globs of text, at any fsspec URL.
         output: Folder or URL of the dataset.
         format: Layout of the input; auto looks at each file's extension and first bytes.
-        text_field: Field of a JSONL object that holds the text.
+        text_field: Field of a JSONL object or column of a Parquet file that holds the text.
+        wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
         on_bad_document: stop at malformed input, or skip and count it by reason.
         language: Language code of the text, for sentence splitting.
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
+        num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -36,6 +38,8 @@ class BuildSettings:
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Input that one task reads at a time; changes speed and memory, never content.
+        exchange: How a bucket's documents come together: files (read from token parts), shuffle (Beam's GroupByKey), or
+            auto: files on this machine, shuffle on other runners. Never changes content.
         workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
         storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
     """
@@ -44,10 +48,12 @@ class BuildSettings:
     input: list[str] = field(default_factory=list)
     format: TextFormat = "auto"
     text_field: str = "text"
+    wrapping: Literal["auto", "none", "blank-lines", "hard"] = "auto"
     on_bad_document: Literal["stop", "skip"] = "stop"
     language: str = "en"
     vocab: str | None = None
     vocab_size: int = 30_522
+    num_unused: int = 0
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -60,6 +66,7 @@ class BuildSettings:
     num_buckets: int | None = None
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
+    exchange: Literal["auto", "files", "shuffle"] = "auto"
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     storage_options: str | None = None
 
@@ -74,6 +81,7 @@ class BuildSettings:
             "part_bytes": self.part_bytes >= 1024,
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
+            "num_unused": self.num_unused >= 0,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:
@@ -106,6 +114,7 @@ class BuildSettings:
             "language": self.language,
             "format": self.format,
             "text_field": self.text_field,
+            "wrapping": self.wrapping,
         }
 
     def content(self, vocab_sha256: str, documents_hash: str) -> dict[str, Any]:

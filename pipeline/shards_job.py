@@ -1,67 +1,56 @@
-"""The shards job: buckets of token parts to shards of instances, one task a (split, length, pass, bucket).
+"""The shards job: buckets of encoded documents to shards of instances, one a (split, length, pass, bucket).
 
-    ShardTask | BuildShards
+    ExchangeByBucket | BuildShards
 
-A finished task leaves its shard and, last, a small record under _tasks/; running again skips tasks that have both.
+A finished shard leaves, last, a small record under _tasks/; running again skips shards that have both.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 
-from pipeline.buckets import Bucket
-from pipeline.build_bucket import InstanceRule, build_bucket
+from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, gather_documents
+from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
-from pipeline.shards.manifest import BlockTable, Shard, shard_name
+from pipeline.shards.manifest import BlockTable, Shard
 from pipeline.shards.storage import open_filesystem, write_atomic
-from pipeline.token_index import read_bucket
+from pipeline.token_parts import TokenizedDocument
 
 RECORDS = "_tasks"
 
 
 @dataclass(frozen=True)
-class ShardTask:
-    """One shard to build."""
-
-    seq_len: int
-    pass_index: int
-    bucket: Bucket
-
-    @property
-    def name(self) -> str:
-        """The shard's path relative to the dataset."""
-        return shard_name(self.bucket.split, self.seq_len, self.pass_index, self.bucket.number)
-
-
-@dataclass(frozen=True)
 class ShardBuilder:
-    """Builds one shard after the other; what a worker needs to know.
+    """Builds the shards of one bucket after the other; what a worker needs to know.
 
     Attributes:
         output: Folder or URL of the dataset.
-        tokens: Folder or URL of the token parts.
-        part_names: Of the token parts to read; no other file there is looked at.
-        token_dtype: uint16 or uint32.
         rules: How instances are made, by length.
-        storage_options: Of the filesystems.
+        storage_options: Of the output's filesystem.
     """
 
     output: str
-    tokens: str
-    part_names: tuple[str, ...]
-    token_dtype: str
     rules: Mapping[int, InstanceRule]
     storage_options: Mapping[str, Any] | None = None
 
-    def build(self, task: ShardTask) -> str:
-        """Writes one shard, then the record that says it is whole; returns the record's name."""
-        source, folder = open_filesystem(self.tokens, self.storage_options)
-        documents = read_bucket(source, folder, self.part_names, task.bucket, np.dtype(self.token_dtype))
+    def build(self, tasks: Sequence[ShardTask], documents: Iterable[TokenizedDocument]) -> Iterator[str]:
+        """Writes those of a bucket's shards that have no record yet; yields the names of their records.
+
+        A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice.
+        """
+        filesystem, root = open_filesystem(self.output, self.storage_options)
+        missing = [each for each in tasks if not filesystem.exists(f"{root}/{record_name(each.name)}")]
+        if missing:
+            gathered = gather_documents(documents)
+            for task in missing:
+                yield self._write_shard(task, gathered)
+
+    def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> str:
         blocks = build_bucket(documents, self.rules[task.seq_len], task.pass_index, task.bucket.name)
         tar, shard, table = pack_shard(blocks, task.bucket.split, task.seq_len, task.pass_index, task.name)
         filesystem, root = open_filesystem(self.output, self.storage_options)
@@ -71,25 +60,14 @@ class ShardBuilder:
 
 
 class BuildShards(beam.PTransform):  # type: ignore[misc]
-    """Builds the shard of each ShardTask and yields the name of its record."""
+    """Builds the shards of each (tasks of one bucket, its documents) and yields the names of their records."""
 
     def __init__(self, builder: ShardBuilder) -> None:
         super().__init__()
         self._builder = builder
 
-    def expand(self, tasks: beam.PCollection) -> beam.PCollection:
-        return tasks | beam.Map(self._builder.build)
-
-
-def plan_tasks(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[ShardTask]:
-    """Every shard of the dataset, passes in order; validation has pass 0 only."""
-    return [
-        ShardTask(seq_len, pass_index, bucket)
-        for pass_index in range(passes)
-        for seq_len in seq_lens
-        for bucket in buckets
-        if bucket.split == "train" or pass_index == 0
-    ]
+    def expand(self, buckets: beam.PCollection) -> beam.PCollection:
+        return buckets | beam.FlatMapTuple(self._builder.build)
 
 
 def record_name(name: str) -> str:

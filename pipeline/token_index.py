@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, PREFIX_BITS, Bucket
-from pipeline.shards.storage import read_range
+from pipeline.shards.storage import read_file, read_range
 from pipeline.token_parts import (
+    ID_BYTES,
     INDEX_DTYPE,
     INDEX_HEAD_BYTES,
     NUM_INDEX_GROUPS,
@@ -105,6 +106,19 @@ def read_bucket(
         for document in unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path):
             if bucket.first_id <= document.id <= bucket.last_id:
                 yield document
+
+
+def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+    """The ids of a part's documents, ascending, from its `.index` file, and their bounds in its `.tokens` file.
+
+    Returns:
+        [D] ids, and [D + 1] offsets in bytes.
+    """
+    rows = np.frombuffer(read_file(filesystem, path)[INDEX_HEAD_BYTES:], INDEX_DTYPE)
+    ids = _id_bytes(rows)
+    ends = rows["offset"][-1:].astype(np.int64) + rows["size"][-1:]
+    offsets = np.concatenate([rows["offset"].astype(np.int64), ends])
+    return [ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES)], offsets
 
 
 def _read_groups(

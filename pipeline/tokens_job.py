@@ -6,8 +6,10 @@ Every stage between reading and writing takes and gives a DocumentList, so a tra
 two. A finished list leaves two files and, last, a small record; running again skips parts whose records are all there.
 """
 
+import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +23,7 @@ from pipeline.document_lists import (
     group_documents,
     split_documents,
 )
-from pipeline.documents import Document
+from pipeline.documents import EXAMPLES_PER_REASON, Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.shards.manifest import json_bytes
@@ -30,6 +32,8 @@ from pipeline.token_parts import TokenizedDocument, pack_documents
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
 
+_EXAMPLES = "examples"  # the one key of a record that is no count
+_EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
 _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
 
 
@@ -120,14 +124,16 @@ def read_lists(
 ) -> Iterator[DocumentList[Document]]:
     """A part's lists, read lazily one after the other."""
     malformed: dict[str, int] = {}
+    examples: list[DroppedDocument] = []
     documents = read_part(
         part,
         text_field=text_field,
         on_bad_document=on_bad_document,
         skipped=malformed,
         storage_options=storage_options,
+        examples=examples,
     )
-    return group_documents(part.key, documents, malformed, max_characters)
+    return group_documents(part.key, documents, malformed, max_characters, examples)
 
 
 def write_token_part(
@@ -140,7 +146,7 @@ def write_token_part(
     write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
     write_atomic(filesystem, f"{folder}/{name}.index", index)
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
-    write_atomic(filesystem, f"{folder}/{record}", json_bytes(dict(documents.counters)))
+    write_atomic(filesystem, f"{folder}/{record}", json_bytes(_record_of(documents)))
     return record
 
 
@@ -167,6 +173,26 @@ def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[
     """Sums the counters of all records."""
     totals: dict[str, int] = {}
     for data in filesystem.cat([f"{folder}/{record}" for record in records]).values() if records else ():
-        for name, count in json.loads(data).items():
+        counters = json.loads(data)
+        counters.pop(_EXAMPLES, None)
+        for name, count in counters.items():
             totals[name] = totals.get(name, 0) + count
     return dict(sorted(totals.items()))
+
+
+def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, str]]:
+    """A few dropped documents of each reason, the first by the records' names: reason, where and text."""
+    kept: list[dict[str, str]] = []
+    numbers: Counter[str] = Counter()
+    found = filesystem.cat([f"{folder}/{record}" for record in records]) if records else {}
+    for _, data in sorted(found.items()):
+        for example in json.loads(data).get(_EXAMPLES, ()):
+            numbers[example["reason"]] += 1
+            if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:
+                kept.append(example)
+    return sorted(kept, key=lambda example: example["reason"])
+
+
+def _record_of(documents: DocumentList[TokenizedDocument]) -> dict[str, Any]:
+    examples = [dataclasses.asdict(each) for each in documents.dropped]
+    return dict(documents.counters) | ({_EXAMPLES: examples} if examples else {})

@@ -24,7 +24,7 @@ prepare_environment() {
         echo "installing into $VENV (once)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV"
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "$ROOT[pipeline,trainer,dev]"
+            --constraint "$ROOT/constraints.txt" --editable "$ROOT[pipeline,sources,trainer,dev]"
         echo "$wanted" >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python

@@ -1,52 +1,109 @@
-"""Learns a WordPiece vocabulary from texts.
+"""Learns a WordPiece vocabulary from word counts: the same counts give the same vocabulary, whatever their order.
 
-May import the standard library, tokenizers, and this room's `export` and `vocab`.
+May import the standard library, numpy, and this room's `merges`, `vocab` and `wordpiece`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.trainers import WordPieceTrainer
+import numpy as np
+from numpy.typing import NDArray
 
-from tokenizer.export import build_normalizer, build_pre_tokenizer
+from tokenizer.merges import BOUNDARY, PairMerger
 from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK, Vocabulary
+from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 MAX_ALPHABET = 1000
-"""Characters kept, the commonest first; a word with another one is [UNK]."""
+"""Characters kept, the commonest first, then by code point; a word with another one is [UNK], and not learned from."""
+
+_NEWLINE = ord("\n")
+_OTHER = -1
+Array = NDArray[Any]
 
 
-def learn_vocabulary(texts: Iterable[str], vocab_size: int, lower_case: bool, num_unused: int = 0) -> Vocabulary:
+def learn_vocabulary(
+    words: Sequence[str], counts: Sequence[int] | Array, vocab_size: int, num_unused: int = 0
+) -> Vocabulary:
     """Vocabulary of `vocab_size` tokens in the order of BERT's: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
 
-    The merges are byte-pair encoding's, by the trainer of `tokenizers`, which breaks ties between equally common
-    pairs differently from run to run. Special tokens' strings in the texts are plain text.
+    Pieces are the alphabet by code point; the characters that continue words, with "##", by code point; then what
+    byte-pair merges make, in order: the commonest pair of neighbouring pieces becomes one wherever it stands, again and
+    again. Of equally common pairs the first by code points of the left piece, then of the right one, is taken.
 
     Args:
-        texts: Raw text in any pieces, read once, as a stream.
-        vocab_size: Number of tokens; a text too small to have so many distinct pieces gives fewer: look at `len`.
-        lower_case: Whether the vocabulary is for text without case and accents.
+        words: Distinct words as the normaliser and the pre-tokeniser yield them, in any order. One longer than
+            MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
+        counts: How often each occurs, 1 or more.
+        vocab_size: Number of tokens; words that hold fewer distinct pieces give fewer: look at `len`.
         num_unused: Number of [unusedN] tokens to set aside (BERT's published vocabularies have 99 there).
 
     Raises:
-        ValueError: `vocab_size` does not hold the special tokens, the unused ones and the texts' alphabet.
+        ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words' alphabet.
     """
     specials = [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
-    tokenizer = Tokenizer(WordPiece(unk_token=UNK))
-    tokenizer.normalizer = build_normalizer(lower_case)
-    tokenizer.pre_tokenizer = build_pre_tokenizer()
-    trainer = WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        limit_alphabet=MAX_ALPHABET,
-        continuing_subword_prefix=CONTINUATION,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    ids = tokenizer.get_vocab(with_added_tokens=False)
-    if len(ids) > vocab_size:
+    merger = _start_merging(words, np.asarray(counts, np.int64))
+    num_fixed = len(specials) + len(merger.pieces)
+    if num_fixed > vocab_size:
         raise ValueError(
-            f"vocab_size={vocab_size} is too small: {len(specials)} special and unused tokens and the texts' alphabet "
-            f"alone make {len(ids)}; raise vocab_size or lower num_unused={num_unused}"
+            f"vocab_size={vocab_size} is too small: {len(specials)} special and unused tokens and the text's alphabet "
+            f"alone make {num_fixed}; raise vocab_size or lower num_unused={num_unused}"
         )
-    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)))
+    merger.merge_until(vocab_size - len(specials))
+    return Vocabulary((*specials, *merger.pieces))
+
+
+def _start_merging(words: Sequence[str], counts: Array) -> PairMerger:
+    """The words as single characters; P positions: a boundary, then every word and a boundary after it."""
+    codes_P, weights_P = _lay_out(words, counts)
+    alphabet, characters_P = _choose_alphabet(codes_P, weights_P)
+    codes_P, weights_P, characters_P = _keep_words(characters_P == _OTHER, codes_P, weights_P, characters_P)
+    is_boundary_P = codes_P == _NEWLINE
+    continues_P = ~is_boundary_P
+    continues_P[1:] &= continues_P[:-1]
+    continuing = np.unique(characters_P[continues_P])
+    # Ids of first characters are their places in the alphabet, those of continuing ones follow.
+    continuation_ids = np.zeros(len(alphabet), np.int32)
+    continuation_ids[continuing] = len(alphabet) + np.arange(len(continuing))
+    symbols_P = characters_P.astype(np.int32)
+    symbols_P[continues_P] = continuation_ids[characters_P[continues_P]]
+    symbols_P[is_boundary_P] = BOUNDARY
+    pieces = [*alphabet, *(CONTINUATION + alphabet[index] for index in continuing)]
+    return PairMerger(symbols_P, weights_P, pieces)
+
+
+def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
+    """[P] code points of all words, a newline first and after each; [P] the count of the word at each position."""
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    is_kept = lengths <= MAX_WORD_CHARACTERS
+    kept = [word for word, keep in zip(words, is_kept.tolist(), strict=True) if keep]
+    text = "\n".join(["", *kept, ""])
+    codes_P = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    weights_P = np.concatenate([[0], np.repeat(counts[is_kept], lengths[is_kept] + 1)])
+    if len(kept) == 0:
+        codes_P, weights_P = np.array([_NEWLINE], np.uint32), weights_P[:1]
+    assert len(codes_P) == len(weights_P), "a word holds a newline"
+    return codes_P, weights_P
+
+
+def _choose_alphabet(codes_P: Array, weights_P: Array) -> tuple[list[str], Array]:
+    """The MAX_ALPHABET commonest characters by code point; [P] each position's place among them, or _OTHER."""
+    is_character_P = codes_P != _NEWLINE
+    codes, inverse = np.unique(codes_P[is_character_P], return_inverse=True)
+    # Float sums are exact below 2^53, far beyond the characters of any sample.
+    totals = np.bincount(inverse, weights_P[is_character_P], minlength=len(codes))
+    chosen = np.sort(np.lexsort((codes, -totals))[:MAX_ALPHABET])
+    places = np.full(len(codes), _OTHER, np.int32)
+    places[chosen] = np.arange(len(chosen))
+    characters_P = np.zeros(len(codes_P), np.int32)
+    characters_P[is_character_P] = places[inverse]
+    return list(map(chr, codes[chosen].tolist())), characters_P
+
+
+def _keep_words(is_bad_P: Array, codes_P: Array, *arrays_P: Array) -> tuple[Array, ...]:
+    """The arrays without the words, and their last boundaries, that have a bad position."""
+    if not is_bad_P.any():
+        return codes_P, *arrays_P
+    starts = np.concatenate([[0], np.flatnonzero(codes_P == _NEWLINE)[:-1] + 1])
+    lengths = np.diff(starts, append=len(codes_P))
+    is_kept_P = np.repeat(~np.logical_or.reduceat(is_bad_P, starts), lengths)
+    return tuple(array[is_kept_P] for array in (codes_P, *arrays_P))

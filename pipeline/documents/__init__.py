@@ -1,7 +1,8 @@
 """Input files of any layout and place to documents: found, cut into parts, read as a stream.
 
-`parts` says which bytes a task reads, `read` reads them; `formats` knows the layouts and `files` bytes and lines. May
-import: stdlib, zstandard, pipeline.shards.storage (fsspec).
+`parts` says which bytes a task reads and `read` reads them: `files` and `compression` give blocks, `encoding` and
+`lines` lines of UTF-8, one module a layout records of them, and `formats` puts these together. May import: stdlib,
+zstandard, pipeline.shards.storage (fsspec).
 """
 
 from dataclasses import dataclass
@@ -18,3 +19,33 @@ class Document:
 
     text: str
     where: str
+
+
+EXAMPLES_PER_REASON = 3
+_EXAMPLE_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class DroppedDocument:
+    """An example of what was left out, for people to look at; it enters no hash.
+
+    Attributes:
+        reason: As in the counters, without "dropped_".
+        where: The document's place in the input, and what was wrong with it where that is known.
+        text: How it begins.
+    """
+
+    reason: str
+    where: str
+    text: str
+
+
+def add_example(examples: list[DroppedDocument], reason: str, where: str, text: str) -> None:
+    """Appends an example, unless there are enough of its reason."""
+    if sum(each.reason == reason for each in examples) < EXAMPLES_PER_REASON:
+        examples.append(DroppedDocument(reason, *(_begin(each) for each in (where, text))))
+
+
+def _begin(text: str) -> str:
+    """The first characters; a lone surrogate, which no file can hold, becomes a question mark."""
+    return text[:_EXAMPLE_CHARACTERS].encode(errors="replace").decode()

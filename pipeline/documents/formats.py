@@ -1,177 +1,91 @@
-"""The layouts of text: how a file's lines become records, a record a text, and which range a document belongs to.
+"""The layouts of text: how a file becomes records, a record a text, and which range a document belongs to.
 
 - text: a file is a document.
 - text-blank-lines: blank lines end a document. It belongs to the range in which the last blank line before it starts,
   the first one of a file to the range that starts at 0.
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
+- mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
+- parquet: a row is a document, a column its text. Rows belong to the range their row group starts in.
 
-So any cut of a file into ranges gives every document once. May import: stdlib, pipeline.documents.files.
+A zip archive holds files of these: a member belongs to the range its header starts in.
+So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.
+May import: stdlib, pipeline.documents.
 """
 
-import html
-import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
 
-from pipeline.documents.files import FileRange, Line, StorageOptions, is_compressed, read_lines, read_text_bytes
+from pipeline.documents.compression import is_compressed, plain_name
+from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
+from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
+from pipeline.documents.jsonl import parse_jsonl, split_jsonl
+from pipeline.documents.lines import read_lines, read_whole, split_file
+from pipeline.documents.mediawiki import ROOT_TAG, read_pages
+from pipeline.documents.parquet import MAGIC, read_rows
+from pipeline.documents.plain_text import split_blank_lines
+from pipeline.documents.records import Line, Record
+from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
+from pipeline.documents.wikitext import parse_wikitext
+from pipeline.documents.wrapping import unwrap
+from pipeline.documents.zip_archive import SUFFIX as ZIP
+from pipeline.documents.zip_archive import Member, read_members
 
-_TITLE = re.compile('title="(.*)"')
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
-
-
-@dataclass(frozen=True)
-class Record:
-    """The bytes of one document.
-
-    Attributes:
-        number: Line it starts at, counted from the first line read.
-        offset: Its first byte in the decompressed file.
-        data: Its lines.
-        error: What is wrong with it, if its lines already show that.
-    """
-
-    number: int
-    offset: int
-    data: bytes
-    error: "BadDocumentError | None" = None
-
-
-class BadDocumentError(ValueError):
-    """A document that cannot be read.
-
-    Attributes:
-        reason: To count it by.
-        line: At fault, counted from 0 at the record's first line.
-    """
-
-    def __init__(self, reason: str, message: str, line: int = 0) -> None:
-        super().__init__(message)
-        self.reason, self.line = reason, line
-
-
-def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """A record a line; blank lines are no records."""
-    for number, offset, data in lines:
-        if offset >= file_range.last_offset:
-            return
-        if data.strip():
-            yield Record(number, offset, data)
-
-
-def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Runs of lines that are not blank; lines before the range's first blank line belong to the range before."""
-    is_ours = file_range.start == 0
-    gathered: list[Line] = []
-    for line in lines:
-        if line.data.strip():
-            if is_ours:
-                gathered.append(line)
-            continue
-        if gathered:
-            yield _join(gathered)
-            gathered = []
-        if line.offset >= file_range.last_offset:
-            return
-        is_ours = True
-    if gathered:
-        yield _join(gathered)
-
-
-def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Lines from `<doc ...>` on, without the closing one. Stray text belongs with the document before it."""
-    opened: list[Line] = []
-    is_ours = file_range.start == 0
-    for line in lines:
-        if line.data.startswith(b"<doc "):
-            if opened:
-                yield _join(opened, _unclosed(f"another one starts {line.number - opened[0].number} lines below"))
-            if line.offset >= file_range.last_offset:
-                return
-            opened, is_ours = [line], True
-        elif opened and line.data.startswith(b"</doc>"):
-            yield _join(opened)
-            opened = []
-        elif opened:
-            opened.append(line)
-        elif is_ours and line.data.strip():
-            yield _join([line], BadDocumentError("text_outside_doc", _OUTSIDE.format(line.data[:40])))
-            is_ours = False  # one complaint up to the next document
-    if opened:
-        yield _join(opened, _unclosed("the file ends"))
-
-
-_OUTSIDE = "found {!r} outside <doc ...> ... </doc>, expected a WikiExtractor file; give the --format it has"
-
-
-def _unclosed(instead: str) -> BadDocumentError:
-    return BadDocumentError("unclosed_doc", f"found <doc ...> without its </doc> line: {instead}")
-
-
-def _join(lines: list[Line], error: BadDocumentError | None = None) -> Record:
-    return Record(lines[0].number, lines[0].offset, b"\n".join(line.data for line in lines), error)
-
-
-def parse_jsonl(text: str, text_field: str) -> str:
-    """The text of one JSON object."""
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadDocumentError("not_json", f"found no JSON ({error}), expected an object in one line") from error
-    if not isinstance(found, dict):
-        raise BadDocumentError("not_an_object", f"found a JSON {type(found).__name__}, expected an object with fields")
-    if text_field not in found:
-        message = (
-            f"found the fields {sorted(found)}, expected {text_field!r} among them; give the field as --text_field"
-        )
-        raise BadDocumentError("no_text_field", message)
-    value = found[text_field]
-    if not isinstance(value, str):
-        message = f"found {type(value).__name__} {str(value)[:40]!r} in the field {text_field!r}, expected a string"
-        raise BadDocumentError("text_not_a_string", message)
-    return value
-
-
-def parse_wikiextractor(text: str) -> str:
-    """The body without the first line, where that is the title."""
-    header, _, body = text.partition("\n")
-    first, _, rest = body.partition("\n")
-    title = _TITLE.search(header)
-    if title and first.strip() in {title[1], html.unescape(title[1])}:
-        return rest
-    return body
-
-
-def decode(data: bytes) -> str:
-    """UTF-8, or an error that knows the line."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        found = (
-            f"found the byte 0x{data[error.start]:02x} ({error.reason}), expected UTF-8; convert the file with iconv"
-        )
-        raise BadDocumentError("not_utf8", found, data.count(b"\n", 0, error.start)) from error
-
-
 _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] = {
     "text-blank-lines": split_blank_lines,
     "jsonl": split_jsonl,
     "wikiextractor": split_wikiextractor,
 }
-FORMATS = ("text", *_SPLITTERS)
+LINE_FORMATS = ("text", *_SPLITTERS)
+FORMATS = (*LINE_FORMATS, "parquet", "mediawiki")
 
 
-def read_records(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
+def read_records(
+    file_range: FileRange, text_field: str = "text", storage_options: StorageOptions = None
+) -> Iterator[Record]:
     """The records that belong to a range, lazily."""
+    if file_range.url.endswith(ZIP):
+        return (
+            record
+            for member in read_members(file_range, storage_options)
+            for record in _read_member(member, file_range.format)
+        )
     if file_range.format == "text":
-        return iter([Record(1, 0, read_text_bytes(file_range, storage_options))])
+        return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
+    if file_range.format == "parquet":
+        return read_rows(file_range, text_field, storage_options)
+    if file_range.format == "mediawiki":
+        return read_pages(file_range, storage_options)
+    if file_range.num_bytes < file_range.size and is_utf16(
+        read_head(file_range.url, file_range.size, storage_options, MARK_BYTES)
+    ):
+        if file_range.start > 0:
+            return iter(())
+        file_range = replace(file_range, end=file_range.size)
     return _SPLITTERS[file_range.format](read_lines(file_range, storage_options), file_range)
 
 
-def parse_record(record: Record, text_format: str, text_field: str) -> str:
+def _read_member(member: Member, text_format: str) -> Iterator[Record]:
+    """The records of a file in an archive."""
+    if text_format == "auto":
+        head = next(filter(None, member.blocks()), b"")
+        text_format = detect_format(member.where, head)
+    if text_format not in LINE_FORMATS or member.where.endswith(ZIP):
+        kind = "zip archive" if member.where.endswith(ZIP) else text_format
+        raise ValueError(f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive")
+    whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
+    if text_format == "text":
+        records = iter([read_whole(member.blocks(), member.where)])
+    else:
+        records = _SPLITTERS[text_format](split_file(member.blocks(), member.where), whole)
+    return (replace(record, member=member.info.filename, format=text_format) for record in records)
+
+
+def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     """The text of a record.
 
     Raises:
@@ -179,25 +93,35 @@ def parse_record(record: Record, text_format: str, text_field: str) -> str:
     """
     if record.error:
         raise record.error
-    text = decode(record.data)
+    text, text_format = decode(record.data), record.format or file_range.format
+    if text_format == "text":
+        return unwrap(text, file_range.wrapping)
     if text_format == "jsonl":
         return parse_jsonl(text, text_field)
+    if text_format == "mediawiki":
+        return parse_wikitext(text)
     return parse_wikiextractor(text) if text_format == "wikiextractor" else text
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
     """Whether ranges of a file can be read on their own."""
-    return text_format != "text" and not is_compressed(url)
+    if text_format == "mediawiki" and url.endswith(".bz2"):
+        return True
+    return url.endswith(ZIP) or (text_format != "text" and not is_compressed(url))
 
 
 def detect_format(url: str, head: bytes) -> str:
-    """What "auto" means for a file: jsonl by its name; jsonl or wikiextractor by its first bytes; text otherwise.
+    """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
 
     Plain text never counts as text-blank-lines: nothing tells blank lines between documents from those between
     paragraphs.
     """
-    name = PurePosixPath(url.removesuffix(".zst"))
-    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    name = PurePosixPath(plain_name(url))
+    if name.suffix == ".parquet" or head.startswith(MAGIC):
+        return "parquet"
+    first = head_to_utf8(head).lstrip()
+    if ROOT_TAG in first[:1000]:
+        return "mediawiki"
     if name.suffix in {".jsonl", ".ndjson"} or _LOOKS_LIKE_JSON.match(first):
         return "jsonl"
     return "wikiextractor" if first.startswith(b"<doc ") else "text"

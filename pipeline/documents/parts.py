@@ -8,8 +8,11 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.documents.files import FileRange, StorageOptions, is_compressed, read_head
+from pipeline.documents.compression import is_compressed
+from pipeline.documents.files import FileRange, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
+from pipeline.documents.wrapping import WRAPPINGS
+from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.shards.storage import call_patiently, is_local, open_filesystem
 
 _NUM_DETECTING_THREADS = 16
@@ -58,7 +61,11 @@ def find_inputs(patterns: Sequence[str], storage_options: StorageOptions = None)
 
 
 def plan_parts(
-    files: Sequence[InputFile], text_format: str, part_bytes: int, storage_options: StorageOptions = None
+    files: Sequence[InputFile],
+    text_format: str,
+    part_bytes: int,
+    storage_options: StorageOptions = None,
+    wrapping: str = "auto",
 ) -> list[Part]:
     """Cuts files into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
 
@@ -69,13 +76,18 @@ def plan_parts(
         text_format: One of `FORMATS`, or "auto" to look at each file's name and first bytes.
         part_bytes: Changes speed and memory, never the documents.
         storage_options: Of the input's filesystem; "auto" reads.
+        wrapping: How lines of plain text become paragraphs.
 
     Raises:
-        ValueError: No such format.
+        ValueError: No such format or wrapping.
     """
+    if wrapping not in WRAPPINGS:
+        raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
     ordered = sorted(files, key=_by_url)
     formats = _choose_formats(ordered, text_format, storage_options)
-    ranges = (r for file, found in zip(ordered, formats, strict=True) for r in _cut_file(file, found, part_bytes))
+    ranges = (
+        r for file, found in zip(ordered, formats, strict=True) for r in _cut_file(file, found, part_bytes, wrapping)
+    )
     parts: list[Part] = []
     gathered: list[FileRange] = []
     num_bytes = 0
@@ -90,7 +102,11 @@ def plan_parts(
 
 
 def _estimate_text_bytes(file_range: FileRange) -> int:
-    return file_range.num_bytes * (_COMPRESSION_RATIO if is_compressed(file_range.url) else 1)
+    return file_range.num_bytes * _ratio(file_range.url)
+
+
+def _ratio(url: str) -> int:
+    return _COMPRESSION_RATIO if is_compressed(url) or url.endswith(ZIP) else 1
 
 
 def _by_url(file: InputFile) -> str:
@@ -128,12 +144,15 @@ def _choose_formats(files: Sequence[InputFile], text_format: str, storage_option
         raise ValueError(f"format is {text_format!r}, expected auto or one of {', '.join(FORMATS)}")
     with ThreadPoolExecutor(_NUM_DETECTING_THREADS) as threads:
         heads = threads.map(lambda file: read_head(file.url, file.size, storage_options), files)
-        return [detect_format(file.url, head) for file, head in zip(files, heads, strict=True)]
+        return [
+            text_format if file.url.endswith(ZIP) else detect_format(file.url, head)
+            for file, head in zip(files, heads, strict=True)
+        ]
 
 
-def _cut_file(file: InputFile, text_format: str, part_bytes: int) -> Iterator[FileRange]:
+def _cut_file(file: InputFile, text_format: str, part_bytes: int, wrapping: str) -> Iterator[FileRange]:
     """Equal ranges of at most `part_bytes`, or the whole file."""
-    num_ranges = max(1, -(-file.size // part_bytes)) if may_be_cut(text_format, file.url) else 1
+    num_ranges = max(1, -(-file.size * _ratio(file.url) // part_bytes)) if may_be_cut(text_format, file.url) else 1
     bounds = [file.size * i // num_ranges for i in range(num_ranges + 1)]
     for start, end in pairwise(bounds):
-        yield FileRange(file.url, start, end, file.size, text_format)
+        yield FileRange(file.url, start, end, file.size, text_format, wrapping)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, MutableMapping
 
-from pipeline.documents import Document
-from pipeline.documents.files import FileRange, StorageOptions, count_line_ends
-from pipeline.documents.formats import BadDocumentError, Record, parse_record, read_records
+from pipeline.documents import Document, DroppedDocument, add_example
+from pipeline.documents.files import FileRange, StorageOptions
+from pipeline.documents.formats import parse_record, read_records
+from pipeline.documents.lines import count_line_ends
 from pipeline.documents.parts import Part
+from pipeline.documents.records import BadDocumentError, Record
 
 ON_BAD_DOCUMENT = ("stop", "skip")
 
@@ -17,6 +19,7 @@ def read_part(
     on_bad_document: str = "stop",
     skipped: MutableMapping[str, int] | None = None,
     storage_options: StorageOptions = None,
+    examples: list[DroppedDocument] | None = None,
 ) -> Iterator[Document]:
     """Yields a part's documents in the order of its files; memory is that of the longest document.
 
@@ -26,6 +29,7 @@ def read_part(
         on_bad_document: stop with an error at a malformed document, or skip it.
         skipped: Counts skipped documents by reason, while the stream is read.
         storage_options: Of the input's filesystem.
+        examples: Takes a few of the skipped documents, while the stream is read.
 
     Raises:
         ValueError: A malformed document, named by file and line; a file that changed or is broken, also when skipping.
@@ -33,10 +37,11 @@ def read_part(
     if on_bad_document not in ON_BAD_DOCUMENT:
         raise ValueError(f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}")
     counts = {} if skipped is None else skipped
+    kept = [] if examples is None else examples
     return (
         document
         for file_range in part.ranges
-        for document in _read_range(file_range, text_field, on_bad_document, counts, storage_options)
+        for document in _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept)
     )
 
 
@@ -46,29 +51,43 @@ def _read_range(
     on_bad_document: str,
     skipped: MutableMapping[str, int],
     storage_options: StorageOptions,
+    examples: list[DroppedDocument],
 ) -> Iterator[Document]:
-    for record in read_records(file_range, storage_options):
+    for record in read_records(file_range, text_field, storage_options):
+        if record.dropped:
+            skipped[record.dropped] = skipped.get(record.dropped, 0) + 1
+            continue
         try:
-            text = parse_record(record, file_range.format, text_field)
+            text = parse_record(record, file_range, text_field)
         except BadDocumentError as error:
             if on_bad_document == "stop":
-                line = _find_line(file_range, record, storage_options) + error.line
+                place = _find_fault(file_range, record, error.line, storage_options)
                 hint = "repair it, or give --on_bad_document skip to count and skip such documents"
-                raise ValueError(f"{file_range.url}:{line}: {error}; {hint}") from error
+                raise ValueError(f"{place}: {error}; {hint}") from error
             skipped[error.reason] = skipped.get(error.reason, 0) + 1
+            text = record.data[:1000].decode(errors="replace")
+            add_example(examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text)
         else:
             yield Document(text, _describe_place(file_range, record))
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:
-    if file_range.format == "text":
-        return file_range.url
-    if file_range.start:  # counting lines would need all bytes before
+    if record.place:
+        return f"{file_range.url}, {record.place}"
+    url = f"{file_range.url}/{record.member}" if record.member else file_range.url
+    if (record.format or file_range.format) == "text":
+        return url
+    if file_range.start and not record.member:  # counting lines would need all bytes before
         return f"{file_range.url}, byte {record.offset}"
-    return f"{file_range.url}:{record.number}"
+    return f"{url}:{record.number}"
 
 
-def _find_line(file_range: FileRange, record: Record, storage_options: StorageOptions) -> int:
+def _find_fault(file_range: FileRange, record: Record, line: int, storage_options: StorageOptions) -> str:
+    """FILE:LINE or FILE, PLACE of what is wrong; `line` counts from the record's first."""
+    if record.place:
+        return f"{file_range.url}, {record.place}"
+    if record.member:
+        return f"{file_range.url}/{record.member}:{record.number + line}"
     if file_range.start:
-        return count_line_ends(file_range, record.offset, storage_options) + 1
-    return record.number
+        return f"{file_range.url}:{count_line_ends(file_range, record.offset, storage_options) + 1 + line}"
+    return f"{file_range.url}:{record.number + line}"

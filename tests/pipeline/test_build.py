@@ -77,7 +77,15 @@ def test_passes_differ_in_masks_and_pairs(built):
     assert [shard.content_hash for shard in first] != [shard.content_hash for shard in second]
 
 
-@pytest.mark.parametrize("arguments", [("--part_bytes", 2048), ("--workers", 2)], ids=["parts", "workers"])
+HOW_WORK_IS_CUT = {
+    "parts": ("--part_bytes", 2048),
+    "workers": ("--workers", 2),
+    "shuffle": ("--exchange", "shuffle", "--part_bytes", 2048),
+    "shuffle among workers": ("--exchange", "shuffle", "--part_bytes", 2048, "--workers", 2),
+}
+
+
+@pytest.mark.parametrize("arguments", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
 def test_the_root_hash_does_not_depend_on_how_work_is_cut(built, corpus, vocab_file, tmp_path, arguments):
     assert build(corpus, vocab_file, tmp_path / "data", *arguments) == 0
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == built.manifest.root_hash

@@ -192,3 +192,14 @@ def test_renamed_and_regrouped_files_hold_the_same_documents(shared_data, tmp_pa
     sets = [{document.text for part in parts for document in read_part(part)} for parts in (first, second)]
     assert sets[0] == sets[1]
     assert len(sets[0]) == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=lines_of(['{"text": "a"}\n', '{"text": "力力力力"}\r\n', "\n", "bad\n"]),
+    cuts=cuts,
+    encoding=st.sampled_from(["utf-16-le", "utf-16-be"]),
+)
+def test_any_cut_of_utf16_gives_the_documents_of_utf8(data, cuts, encoding):
+    text = "\ufeff" + data.decode().removeprefix("\ufeff")
+    assert list(read_cut(text.encode(encoding), "jsonl", cuts)) == list(read_cut(data, "jsonl", []))

@@ -1,0 +1,140 @@
+"""The vocabulary stage: reuses a vocabulary from a file, or learns one from a bounded sample of the input's documents.
+
+The words of the sample stay in word_counts.parquet. vocab.json beside vocab.txt says what the vocabulary was made of,
+so that running again reuses it and other input is refused.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+from tqdm import tqdm
+
+from pipeline.documents.parts import InputFile, Part
+from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.settings import BuildSettings
+from pipeline.shards.manifest import json_bytes
+from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters
+from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
+from pipeline.word_counts import join_tables, read_commonest, sample_bits
+from tokenizer.export import tokenizer_json
+from tokenizer.learn import learn_vocabulary
+from tokenizer.vocab import Vocabulary, parse_vocab
+
+VOCAB = "vocab.txt"
+TOKENIZER = "tokenizer.json"
+ORIGIN = "vocab.json"
+WORD_COUNTS = "word_counts.parquet"
+_COUNTING = "_words"  # what the job leaves while it runs
+
+
+def prepare_vocabulary(
+    settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part], beam_arguments: Sequence[str]
+) -> Vocabulary:
+    """Reuses the dataset's vocabulary, or makes it and writes vocab.txt, tokenizer.json and vocab.json.
+
+    Raises:
+        ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT vocabulary, the input is
+            malformed or without words, or vocab_size does not hold its alphabet.
+    """
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    origin = _origin(settings, files)
+    if file_exists(filesystem, f"{root}/{ORIGIN}"):
+        found = json.loads(read_file(filesystem, f"{root}/{ORIGIN}"))
+        if found != origin:
+            raise ValueError(
+                f"{settings.output} holds a vocabulary made otherwise: {_differences(found, origin)};"
+                " give the same settings and input, or another --output"
+            )
+        return parse_vocab(read_file(filesystem, f"{root}/{VOCAB}"), f"{settings.output}/{VOCAB}")
+    _remove_counting(filesystem, root)  # a killed build may have left some
+    vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, filesystem, root, beam_arguments)
+    write_atomic(filesystem, f"{root}/{VOCAB}", vocabulary.to_text().encode())
+    write_atomic(filesystem, f"{root}/{TOKENIZER}", tokenizer_json(vocabulary, settings.lower_case).encode())
+    write_atomic(filesystem, f"{root}/{ORIGIN}", json_bytes(origin))
+    return vocabulary
+
+
+def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
+    """What decides the vocabulary: the given file, or the input and how it is learned."""
+    if settings.vocab:
+        return {"vocab_sha256": _read_given(settings).sha256, "lower_case": settings.lower_case}
+    listing = "".join(f"{file.url} {file.size}\n" for file in files)
+    return {
+        "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
+        "vocab_size": settings.vocab_size,
+        "num_unused": settings.num_unused,
+        "lower_case": settings.lower_case,
+        "format": settings.format,
+        "text_field": settings.text_field,
+        "wrapping": settings.wrapping,
+    }
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+    return ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} now" for key in keys)
+
+
+def _read_given(settings: BuildSettings) -> Vocabulary:
+    assert settings.vocab is not None
+    filesystem, path = open_filesystem(settings.vocab, settings.filesystem_options())
+    if not filesystem.isfile(path):
+        raise FileNotFoundError(f"--vocab {settings.vocab}: no such file")
+    return parse_vocab(read_file(filesystem, path), settings.vocab)
+
+
+def _learn(
+    settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
+) -> Vocabulary:
+    counters, table = _count_words(settings, parts, filesystem, root, beam_arguments)
+    write_atomic(filesystem, f"{root}/{WORD_COUNTS}", table)
+    words, counts = read_commonest(table)
+    sampled = f"{counters.get('documents_counted', 0):,} of {counters.get('documents_read', 0):,} documents"
+    if not words:
+        raise ValueError(f"no word was found in {sampled}; expected text to learn from, or --vocab FILE")
+    tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
+    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused)
+    if len(vocabulary) < settings.vocab_size:
+        tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
+    return vocabulary
+
+
+def _count_words(
+    settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
+) -> tuple[Mapping[str, int], bytes]:
+    """Runs the job from its beginning: what was read and counted, and the table of all words."""
+    folder, folder_url = f"{root}/{_COUNTING}", f"{settings.output.rstrip('/')}/{_COUNTING}"
+    options = settings.filesystem_options()
+    num_bits = sample_bits(sum(part.text_bytes for part in parts))
+    largest_first = sorted(parts, key=lambda part: -part.text_bytes)  # runners deal parts out in turn
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = (
+            pipeline
+            | "Parts" >> beam.Create(largest_first, reshuffle=True)
+            | ReadDocuments(settings.text_field, settings.on_bad_document, settings.part_bytes, options)
+            | CleanDocuments()
+            | SampleDocuments(num_bits)
+            | CountWords(settings.lower_case, folder_url, options)
+            | AddCounts()
+            | WriteCounts(folder_url, options)
+        )
+
+    def count() -> int:
+        return len(finished_parts(list_files(filesystem, folder), parts))
+
+    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments), len(parts), count)
+    names = list_files(filesystem, folder)
+    records = [record for found in finished_parts(names, parts).values() for record in found]
+    counters = read_counters(filesystem, folder, records)
+    table = join_tables(filesystem, [f"{folder}/{name}" for name in names if name.endswith(".parquet")])
+    _remove_counting(filesystem, root)
+    return counters, table
+
+
+def _remove_counting(filesystem: Any, root: str) -> None:
+    remove_files(filesystem, root, [f"{_COUNTING}/{name}" for name in list_files(filesystem, f"{root}/{_COUNTING}")])

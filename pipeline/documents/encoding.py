@@ -1,0 +1,58 @@
+"""Bytes of text in UTF-8, or in UTF-16 where a byte order mark says so. May import: stdlib, pipeline.documents."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+
+from pipeline.documents.records import BadDocumentError
+
+UTF8_MARK = codecs.BOM_UTF8
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+MARK_BYTES = 2
+
+
+def is_utf16(head: bytes) -> bool:
+    """Whether the first two bytes of a file mark it as UTF-16."""
+    return head[:MARK_BYTES] in _UTF16
+
+
+def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
+    """A whole file's blocks, UTF-16 as UTF-8 without its mark; anything else as it is.
+
+    Halves of surrogate pairs become bytes that are no UTF-8, so that `decode` names their line.
+
+    Raises:
+        ValueError: UTF-16 of an odd number of bytes.
+    """
+    stream = iter(blocks)
+    head = b""
+    for block in stream:
+        head += block
+        if len(head) >= MARK_BYTES:
+            break
+    if not is_utf16(head):
+        yield head
+        yield from stream
+        return
+    decoder = codecs.getincrementaldecoder(_UTF16[head[:MARK_BYTES]])("surrogatepass")
+    yield decoder.decode(head[MARK_BYTES:]).encode("utf-8", "surrogatepass")
+    for block in stream:
+        yield decoder.decode(block).encode("utf-8", "surrogatepass")
+    if decoder.getstate()[0]:
+        raise ValueError(f"{url}: the UTF-16 text ends in the middle of a character; fetch or write the file again")
+
+
+def head_to_utf8(head: bytes) -> bytes:
+    """The first bytes of a file as UTF-8 without a mark."""
+    encoding = _UTF16.get(head[:MARK_BYTES])
+    return head[MARK_BYTES:].decode(encoding, "ignore").encode() if encoding else head.removeprefix(UTF8_MARK)
+
+
+def decode(data: bytes) -> str:
+    """UTF-8, or an error that knows the line."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        found = (
+            f"found the byte 0x{data[error.start]:02x} ({error.reason}), expected UTF-8; convert the file with iconv"
+        )
+        raise BadDocumentError("not_utf8", found, data.count(b"\n", 0, error.start)) from error

@@ -1,0 +1,16 @@
+"""Parsers of the optional extra `sources`: imported only by the function that needs them. Stdlib only."""
+
+import importlib
+from typing import Any
+
+
+def import_extra(name: str, what: str) -> Any:
+    """A module of the extra.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"{what} need {name}, which is not installed: pip install 'beambert[sources]'") from error

@@ -1,0 +1,39 @@
+"""JSONL: a line is an object with a field of text. Stdlib and pipeline.documents."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.documents.files import FileRange
+from pipeline.documents.records import BadDocumentError, Line, Record, too_long
+
+
+def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
+    """A record a line; blank lines are no records."""
+    for number, offset, data, is_too_long in lines:
+        if offset >= file_range.last_offset:
+            return
+        if is_too_long:
+            yield Record(number, offset, b"", too_long())
+        elif data.strip():
+            yield Record(number, offset, data)
+
+
+def parse_jsonl(text: str, text_field: str) -> str:
+    """The text of one JSON object."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadDocumentError("not_json", f"found no JSON ({error}), expected an object in one line") from error
+    if not isinstance(found, dict):
+        raise BadDocumentError("not_an_object", f"found a JSON {type(found).__name__}, expected an object with fields")
+    if text_field not in found:
+        message = (
+            f"found the fields {sorted(found)}, expected {text_field!r} among them; give the field as --text_field"
+        )
+        raise BadDocumentError("no_text_field", message)
+    value = found[text_field]
+    if not isinstance(value, str):
+        message = f"found {type(value).__name__} {str(value)[:40]!r} in the field {text_field!r}, expected a string"
+        raise BadDocumentError("text_not_a_string", message)
+    return value

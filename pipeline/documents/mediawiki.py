@@ -1,0 +1,168 @@
+"""MediaWiki XML dumps: every article is a document, the last of its revisions. Stdlib and pipeline.documents.
+
+A page belongs to the range its `<page>` starts in; in bzip2, to the range the stream that holds this tag starts in.
+Text escapes "<", so the tags are found without parsing; each page is then parsed by itself, and no dump needs a DTD:
+one that declares entities is refused.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from xml.parsers import expat
+
+from pipeline.documents import records
+from pipeline.documents.bzip2_streams import read_streams
+from pipeline.documents.compression import is_compressed
+from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
+from pipeline.documents.records import BadDocumentError, Record, too_long
+
+ROOT_TAG = b"<mediawiki"
+_TAG = re.compile(rb"</?page>")
+_OPEN, _CLOSE = b"<page>", b"</page>"
+_DECLARATION = re.compile(rb"<!(DOCTYPE|ENTITY)")
+_FIELDS = {"page/title", "page/ns", "page/id", "page/revision/text", "page/revision/model"}
+
+Blocks = Iterable[tuple[bytes, bool]]
+
+
+def read_pages(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
+    """A record of wikitext a page, lazily; redirects and pages that are no articles are only counted.
+
+    Raises:
+        ValueError: The dump declares entities, or is broken.
+    """
+    for offset, data, error in split_pages(_read_range(file_range, storage_options), file_range.url):
+        place = f"page at byte {offset} of the text from byte {file_range.start} on"
+        yield Record(1, offset, b"", error, place) if error else make_record(data, offset, place)
+
+
+def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
+    """Text from the start of a range, and whether what starts in it belongs to the range."""
+    if file_range.url.endswith(".bz2"):
+        stored = _without_first(read_stored(file_range, storage_options), file_range.start)
+        yield from read_streams(stored, file_range.start, file_range.end, file_range.url)
+        return
+    offset = file_range.start
+    for block in _without_first(read_blocks(file_range, storage_options), file_range.start):
+        num_ours = len(block) if is_compressed(file_range.url) else max(0, file_range.end - offset)
+        yield block[:num_ours], True
+        if num_ours < len(block):
+            yield block[num_ours:], False
+        offset += len(block)
+
+
+def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
+    """Ranges are read from one byte before their start."""
+    if start > 0:
+        yield next(blocks, b"")[1:]
+    yield from blocks
+
+
+def split_pages(blocks: Blocks, url: str) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
+    """Offset, bytes and error of every page that starts in blocks that are ours."""
+    data, base, scan = bytearray(), 0, 0
+    limit: int | None = None
+    is_inside = is_too_long = False
+    for block, is_ours in blocks:
+        if not is_ours and limit is None:
+            limit = base + len(data)
+        data += block
+        while tag := _TAG.search(data, scan):
+            at, found = tag.start(), tag[0]
+            del tag  # it locks the buffer
+            if is_inside:
+                end = at + len(_CLOSE) if found == _CLOSE else at
+                yield (
+                    base,
+                    bytes(data[:end]),
+                    _page_error(found == _CLOSE, is_too_long or end > records.MAX_DOCUMENT_BYTES),
+                )
+            else:
+                _refuse_declarations(data[:at], url)
+                end = at
+            is_inside, is_too_long = found == _OPEN and not (limit is not None and base + at >= limit), False
+            if found == _OPEN and not is_inside:
+                return
+            scan = len(_OPEN) if found == _OPEN else 0
+            end = end if found == _OPEN else at + len(_CLOSE)
+            del data[:end]
+            base += end
+        if not is_inside:
+            _refuse_declarations(data, url)
+            if limit is not None and base + len(data) - len(_CLOSE) >= limit:
+                return
+        is_too_long = is_too_long or (is_inside and len(data) > records.MAX_DOCUMENT_BYTES)
+        if not is_inside or is_too_long:
+            num_dropped = max(0, len(data) - 16)  # a tag or a declaration may go on in the next block
+            del data[:num_dropped]
+            base += num_dropped
+            scan = 0 if not (is_inside and num_dropped == 0) else scan
+        else:
+            scan = max(scan, len(data) - len(_CLOSE))
+    if is_inside:
+        yield base, bytes(data), _page_error(False, is_too_long)
+
+
+def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
+    if not is_closed:
+        return BadDocumentError(
+            "unclosed_page", "found <page> without its </page> before the next one or the file's end"
+        )
+    return too_long() if is_too_long else None
+
+
+def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
+    if found := _DECLARATION.search(data):
+        raise ValueError(
+            f"{url}: found {bytes(found[0]).decode()}, expected a MediaWiki dump, which declares no entities"
+        )
+
+
+def make_record(data: bytes, offset: int, place: str) -> Record:
+    """The record of one page."""
+    try:
+        page = parse_page(data)
+    except BadDocumentError as error:
+        return Record(1, offset, b"", error, place)
+    place = f"page {page.get('page/id', '')} {page.get('page/title', '')!r}"
+    dropped = ""
+    if page.get("page/ns", "0") != "0" or page.get("page/revision/model", "wikitext") != "wikitext":
+        dropped = "not_an_article"
+    elif "page/redirect" in page or page.get("page/revision/text", "").lstrip()[:9].upper() == "#REDIRECT":
+        dropped = "redirect"
+    return Record(1, offset, page.get("page/revision/text", "").encode(), None, place, dropped)
+
+
+def parse_page(data: bytes) -> dict[str, str]:
+    """Text of a page's elements by their path; of the last revision where there are several.
+
+    Raises:
+        BadDocumentError: Not well-formed, or with declarations.
+    """
+    found: dict[str, str] = {}
+    path: list[str] = []
+
+    def start(name: str, _: dict[str, str]) -> None:
+        path.append(name)
+        where = "/".join(path)
+        if where in _FIELDS or where == "page/redirect":
+            found[where] = ""
+
+    def text(value: str) -> None:
+        where = "/".join(path)
+        if where in _FIELDS:
+            found[where] += value
+
+    def refuse(*_: Any) -> None:
+        raise BadDocumentError("declaration", "found a document type or an entity declaration in a page")
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.CharacterDataHandler = start, text
+    parser.EndElementHandler = lambda _: path.pop()
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise BadDocumentError("bad_xml", f"found no well-formed XML ({error})") from error
+    return found

@@ -1,0 +1,77 @@
+"""Parquet: a row is a document, its text a column. May import: stdlib, pipeline.documents; pyarrow inside functions.
+
+A row group belongs to the range its first byte lies in.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.documents import records
+from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.documents.records import BadDocumentError, Record, too_long
+
+MAGIC = b"PAR1"
+_BATCH_ROWS = 256
+
+
+def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOptions = None) -> Iterator[Record]:
+    """A record a row, lazily, some rows at a time; rows are counted from 1 in the whole file.
+
+    Raises:
+        ValueError: Not a Parquet file, broken, or without a column of text.
+    """
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    filesystem, path = open_sized(file_range, storage_options)
+    with filesystem.open(path, "rb") as file:
+        try:
+            table = ParquetFile(file)
+            _check_column(table, text_field, file_range.url)
+            for group, first_row in _own_groups(table.metadata, file_range):
+                batches = table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=[text_field])
+                yield from _read_batches(batches, first_row)
+        except (ArrowException, OSError) as error:
+            message = f"{file_range.url}: cannot be read as Parquet ({error}); fetch or write the file again"
+            raise ValueError(message) from error
+
+
+def _check_column(table: Any, text_field: str, url: str) -> None:
+    names = table.schema_arrow.names
+    if text_field not in names:
+        raise ValueError(
+            f"{url}: found the columns {names}, expected {text_field!r} among them; give the column as --text_field"
+        )
+
+
+def _own_groups(metadata: Any, file_range: FileRange) -> Iterator[tuple[int, int]]:
+    """Number and first row, from 1, of every row group that starts in the range."""
+    row = 1
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(i) for i in range(group.num_columns)]
+        start = min(
+            offset for c in columns for offset in (c.dictionary_page_offset or c.data_page_offset, c.data_page_offset)
+        )
+        if file_range.start <= start < file_range.end:
+            yield number, row
+        row += group.num_rows
+
+
+def _read_batches(batches: Iterator[Any], row: int) -> Iterator[Record]:
+    for batch in batches:
+        for value in batch.column(0).to_pylist():
+            yield _make_record(value, row)
+            row += 1
+
+
+def _make_record(value: Any, row: int) -> Record:
+    place = f"row {row}"
+    if not isinstance(value, str):
+        reason = "text_is_null" if value is None else "text_not_a_string"
+        message = f"found {type(value).__name__} {str(value)[:40]!r} in the column of text, expected a string"
+        return Record(row, 0, b"", BadDocumentError(reason, message), place)
+    data = value.encode("utf-8", "surrogatepass")
+    if len(data) > records.MAX_DOCUMENT_BYTES:
+        return Record(row, 0, b"", too_long(), place)
+    return Record(row, 0, data, None, place)

@@ -1,0 +1,79 @@
+"""Wikitext to paragraphs: only the text passages, no lists, tables and headers (BERT paper, section 3.1).
+
+References, templates, files, categories and comments go too. May import: stdlib, pipeline.documents; mwparserfromhell
+inside functions.
+"""
+
+import re
+from typing import Any
+
+from pipeline.documents.extras import import_extra
+from pipeline.documents.records import BadDocumentError
+
+_LIST_MARK = "\0"
+_DROPPED_TAGS = {
+    "ref", "references", "table", "gallery", "math", "chem", "score", "timeline", "imagemap", "syntaxhighlight",
+    "source", "graph", "hiero", "categorytree", "inputbox", "templatedata", "mapframe", "style", "script",
+}  # fmt: skip
+_NOT_SHOWN = re.compile(
+    r"\s*(?:file|image|media|category|datei|bild|kategorie|fichier|catégorie|archivo|categoría|文件|分类|分類)\s*:"
+    r"|[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$",
+    re.IGNORECASE,
+)
+_QUOTES = re.compile("'{2,}")
+_BEHAVIOUR = re.compile("__[A-Z]+__")
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)")
+_LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
+
+
+def parse_wikitext(text: str) -> str:
+    """Paragraphs, one a line.
+
+    Raises:
+        BadDocumentError: The parser gives up.
+        ValueError: mwparserfromhell is not installed.
+    """
+    parser = import_extra("mwparserfromhell", "MediaWiki dumps")
+    try:
+        rendered = _render(parser.parse(text, skip_style_tags=True), parser.nodes)
+    except (parser.parser.ParserError, RecursionError) as error:
+        raise BadDocumentError("bad_wikitext", f"found wikitext that cannot be parsed ({error})") from error
+    rendered = _EMPTY_BRACKETS.sub("", _BEHAVIOUR.sub("", _QUOTES.sub("", rendered)))
+    paragraphs: list[list[str]] = [[]]
+    for line in map(str.strip, rendered.split("\n")):
+        if line and not line.startswith((_LIST_MARK, *_LINE_MARKS)):
+            paragraphs[-1].append(line)
+        elif paragraphs[-1]:
+            paragraphs.append([])
+    return "\n".join(" ".join(lines) for lines in paragraphs if lines)
+
+
+def _render(code: Any, nodes: Any) -> str:
+    return "".join(_render_node(node, nodes) for node in code.nodes)
+
+
+def _render_node(node: Any, nodes: Any) -> str:
+    if isinstance(node, nodes.Text):
+        return str(node.value)
+    if isinstance(node, nodes.Wikilink):
+        if _NOT_SHOWN.match(str(node.title)):
+            return ""
+        return _render(node.text or node.title, nodes).lstrip(":")
+    if isinstance(node, nodes.ExternalLink):
+        return _render(node.title, nodes) if node.title else ""
+    if isinstance(node, nodes.HTMLEntity):
+        return str(node.normalize())
+    if isinstance(node, nodes.Heading):
+        return "\n\n"
+    return _render_tag(node, nodes) if isinstance(node, nodes.Tag) else ""
+
+
+def _render_tag(node: Any, nodes: Any) -> str:
+    name = str(node.tag).strip().lower()
+    if node.wiki_markup in {"*", "#", ":", ";"}:
+        return _LIST_MARK
+    if name in {"li", "dd", "dt"}:
+        return f"\n{_LIST_MARK}\n"
+    if name in _DROPPED_TAGS or node.contents is None:
+        return "\n" if name == "br" else ""
+    return _render(node.contents, nodes)

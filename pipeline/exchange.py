@@ -1,0 +1,159 @@
+"""ExchangeByBucket brings the encoded documents of each bucket together, in two modes with one result.
+
+`files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read once and cut at the
+buckets' bounds, and Beam's GroupByKey moves the pieces. A value of the shuffle is the bytes of all documents that one
+part holds of one bucket, each behind its own checksum: few elements, explicit coders, nothing pickled.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import apache_beam as beam
+import numpy as np
+
+from pipeline.buckets import Bucket
+from pipeline.shards.manifest import shard_name
+from pipeline.shards.storage import open_filesystem, read_range
+from pipeline.token_index import part_ids, read_bucket
+from pipeline.token_parts import TokenizedDocument, unpack_documents
+
+ExchangeMode = Literal["files", "shuffle"]
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to build."""
+
+    seq_len: int
+    pass_index: int
+    bucket: Bucket
+
+    @property
+    def name(self) -> str:
+        """The shard's path relative to the dataset."""
+        return shard_name(self.bucket.split, self.seq_len, self.pass_index, self.bucket.number)
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    """Token parts, as a worker reads them.
+
+    Attributes:
+        url: Folder or URL.
+        token_dtype: uint16 or uint32.
+        storage_options: Of its filesystem.
+    """
+
+    url: str
+    token_dtype: str
+    storage_options: Mapping[str, Any] | None = None
+
+    def open(self) -> tuple[Any, str]:
+        """The filesystem and the path on it."""
+        return open_filesystem(self.url, self.storage_options)
+
+
+class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
+    """The start of a graph: pairs (tasks of one bucket, an iterable of its documents, copies included)."""
+
+    def __init__(
+        self, mode: ExchangeMode, folder: TokenFolder, part_names: Sequence[str], tasks: Sequence[ShardTask]
+    ) -> None:
+        """Keeps what the graph is made of.
+
+        Args:
+            mode: files gives each task an element of its own, shuffle all tasks of a bucket one.
+            folder: Of the token parts.
+            part_names: No other part there is looked at.
+            tasks: Shards to build.
+        """
+        super().__init__()
+        self._mode, self._folder, self._part_names, self._tasks = mode, folder, list(part_names), list(tasks)
+
+    def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        if self._mode == "files":
+            tasks = pipeline | "Tasks" >> beam.Create(self._tasks, reshuffle=True)
+            return tasks | beam.Map(find_documents, self._folder, tuple(self._part_names))
+        by_bucket = group_tasks(self._tasks)
+        buckets = [found[0].bucket for found in by_bucket.values()]
+        return (
+            pipeline
+            | "TokenParts" >> beam.Create(self._part_names, reshuffle=True)
+            | beam.FlatMap(cut_part, self._folder, buckets).with_output_types(tuple[bytes, bytes])
+            | beam.GroupByKey()
+            | beam.Map(unpack_group, self._folder.token_dtype, by_bucket)
+        )
+
+
+def plan_tasks(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[ShardTask]:
+    """Every shard of the dataset, passes in order; validation has pass 0 only."""
+    return [
+        ShardTask(seq_len, pass_index, bucket)
+        for pass_index in range(passes)
+        for seq_len in seq_lens
+        for bucket in buckets
+        if bucket.split == "train" or pass_index == 0
+    ]
+
+
+def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, list[ShardTask]]:
+    """Tasks by the name of their bucket, which is the key in the shuffle; buckets ascending by id."""
+    groups: dict[bytes, list[ShardTask]] = {}
+    for task in sorted(tasks, key=lambda task: task.bucket.first_id):
+        groups.setdefault(task.bucket.name.encode(), []).append(task)
+    return groups
+
+
+@dataclass(frozen=True)
+class StoredDocuments:
+    """The documents of one bucket, read from token parts whenever it is iterated."""
+
+    folder: TokenFolder
+    part_names: tuple[str, ...]
+    bucket: Bucket
+
+    def __iter__(self) -> Iterator[TokenizedDocument]:
+        filesystem, path = self.folder.open()
+        return read_bucket(filesystem, path, self.part_names, self.bucket, np.dtype(self.folder.token_dtype))
+
+
+@dataclass(frozen=True)
+class GroupedDocuments:
+    """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated."""
+
+    name: str
+    chunks: Iterable[bytes]
+    token_dtype: str
+
+    def __iter__(self) -> Iterator[TokenizedDocument]:
+        for chunk in self.chunks:
+            yield from unpack_documents(chunk, np.dtype(self.token_dtype), self.name)
+
+
+def find_documents(
+    task: ShardTask, folder: TokenFolder, part_names: tuple[str, ...]
+) -> tuple[list[ShardTask], StoredDocuments]:
+    """A task and its bucket's documents; nothing is read yet."""
+    return [task], StoredDocuments(folder, part_names, task.bucket)
+
+
+def cut_part(name: str, folder: TokenFolder, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
+    """The bytes of the documents that a token part holds of each bucket, by the bucket's name; reads one at a time."""
+    filesystem, path = folder.open()
+    ids, offsets = part_ids(filesystem, f"{path}/{name}.index")
+    for bucket in buckets:
+        start = bisect_left(ids, bucket.first_id)
+        stop = bisect_right(ids, bucket.last_id)
+        if stop > start:
+            data = read_range(filesystem, f"{path}/{name}.tokens", int(offsets[start]), int(offsets[stop]))
+            yield bucket.name.encode(), data
+
+
+def unpack_group(
+    group: tuple[bytes, Iterable[bytes]], token_dtype: str, tasks: Mapping[bytes, list[ShardTask]]
+) -> tuple[list[ShardTask], GroupedDocuments]:
+    """The tasks of a bucket and its documents; nothing is unpacked yet."""
+    name, chunks = group
+    return tasks[name], GroupedDocuments(name.decode(), chunks, token_dtype)

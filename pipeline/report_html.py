@@ -1,0 +1,182 @@
+"""report.json as one page: no script, no other file, nothing that the page's own policy would let it load.
+
+`render_page` is a pure function of the report; whatever comes from the data goes through `pipeline.charts.escape`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.charts import bar_rows, escape, short_number
+from pipeline.measure import MASK_KINDS
+from pipeline.report import STAGES
+from pipeline.report_cards import card, format_bytes, histogram, pairs, small
+from pipeline.report_group import anchor, group_section, title_of
+from pipeline.report_style import STYLE
+from pipeline.shards.storage import write_atomic
+
+REPORT_PAGE = "report.html"
+LIKELY = 0.001
+"""Chance below which a test is called failed: a sound dataset with a few groups practically never is."""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def render_page(report: Mapping[str, Any]) -> str:
+    """The whole page; the order of keys in the report changes nothing."""
+    report = json.loads(json.dumps(report, sort_keys=True))
+    dataset, build = report["dataset"], report.get("build", {})
+    groups = dataset["groups"]
+    links = [("documents", "Documents"), *((anchor(group), title_of(group)) for group in groups)]
+    links += [("sources", "Sources"), ("build", "Build and settings")]
+    nav = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in links)
+    parts = [
+        f'<h1>Dataset report</h1><p class="soft">root hash <code>{escape(dataset["root_hash"])}</code></p>',
+        f"<nav>{nav}</nav>{_tiles(dataset)}",
+        f'<div class="card"><h3>Checks</h3><ul class="checks">{"".join(_checks(dataset))}</ul></div>',
+        _documents(dataset),
+        *map(group_section, groups),
+        _sources(dataset["sources"]),
+        _build(dataset, build),
+        "<footer>Every number stands in report.json beside this page. Samples are spread evenly over the dataset;"
+        " what was sampled is said where it is shown.</footer>",
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Dataset report {escape(dataset['root_hash'][:12])}</title><style>{STYLE}</style></head>\n"
+        f"<body><main>\n{body}\n</main></body></html>\n"
+    )
+
+
+def write_page(report: Mapping[str, Any], path: str, filesystem: Any) -> None:
+    """Writes the page of a report."""
+    write_atomic(filesystem, path, render_page(report).encode())
+
+
+def _tiles(dataset: Mapping[str, Any]) -> str:
+    counters, groups = dataset["counters"], dataset["groups"]
+    tiles = [
+        (f"{counters['documents']:,}", "distinct documents"),
+        (format_bytes(counters["cleaned_bytes"]), "cleaned text"),
+        (short_number(counters["distinct_tokens"]), "tokens of text"),
+        (f"{sum(group['instances'] for group in groups):,}", "instances"),
+        (format_bytes(dataset["bytes"]), f"in {sum(group['shards'] for group in groups):,} shard(s)"),
+        (f"{dataset['vocab_size']:,}", "vocabulary entries"),
+    ]
+    cards = "".join(f'<div class="card tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
+    return f'<div class="tiles">{cards}</div>'
+
+
+def _checks(dataset: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for group in dataset["groups"]:
+        title, kinds, positions = title_of(group), group["masks"], group["mask_positions"]
+        shares = " / ".join(f"{100 * kinds['shares'][kind]:.1f}" for kind in MASK_KINDS)
+        lines.append(_check(kinds["p"], f"{title}: masks against 80 / 10 / 10", f"{shares} %"))
+        lines.append(_check(positions["p"], f"{title}: masks evenly over positions", ""))
+    rate = dataset["unknown_rate"]
+    lines.append(_line(rate < 0.01, "Unknown pieces", f"{rate:.3%} of all tokens"))
+    return lines
+
+
+def _check(p: float | None, what: str, found: str) -> str:
+    tested = "whole words are masked together, not tested" if p is None else f"chi-square p = {p:.2g}"
+    return _line(p is None or p >= LIKELY, what, f"{found}; {tested}" if found else tested)
+
+
+def _line(holds: bool, what: str, found: str) -> str:
+    kind, mark = ("good", "✓") if holds else ("warn", "!")
+    said = "" if holds else " — worth a look"
+    return (
+        f'<li><span class="mark {kind}">{mark}</span><span><b>{escape(what)}</b>'
+        f' <span class="soft">{escape(found)}{said}</span></span></li>'
+    )
+
+
+def _documents(dataset: Mapping[str, Any]) -> str:
+    counters = dataset["counters"]
+    dropped = {name: count for name, count in counters.items() if name.startswith("dropped_")}
+    names = ["documents_read", *sorted(dropped), *(["documents_cut"] if "documents_cut" in counters else [])]
+    rows = [(name.replace("_", " "), counters[name], f"{counters[name]:,}") for name in [*names, "documents"]]
+    rows[-1] = ("distinct documents kept", *rows[-1][1:])
+    totals = {
+        "sentences": f"{counters['sentences']:,}",
+        "tokens": f"{counters['tokens']:,}",
+        "unknown tokens": f"{counters.get('unknown_tokens', 0):,} ({dataset['unknown_rate']:.3%})",
+        "tokens a document": f"{counters['distinct_tokens'] / max(1, counters['documents']):,.0f}",
+        "bytes a token": f"{counters['cleaned_bytes'] / max(1, counters['distinct_tokens']):.2f}",
+    }
+    cards = [card("From documents read to documents kept", bar_rows(rows)), card("Text", pairs(totals))]
+    return (
+        f'<section id="documents"><h2>Documents</h2><div class="grid">{"".join(cards)}</div>'
+        f"{_lengths(dataset)}</section>"
+    )
+
+
+def _lengths(dataset: Mapping[str, Any]) -> str:
+    measured = dataset["documents"]
+    if measured is None:
+        return '<p class="soft">Lengths were not measured: the encoded documents (tokens/) are not there any more.</p>'
+    sample = measured["sample"]
+    seen = f"sampled: {sample['documents']:,} of {sample['of_documents']:,} documents"
+    sentences = f"sampled: {measured['sampled_sentences']:,} sentences"
+    cards = [
+        histogram("Tokens of a document", measured["document_tokens"], "tokens, up to", seen),
+        histogram("Tokens of a sentence", measured["sentence_tokens"], "tokens, up to", sentences),
+    ]
+    return f'<div class="grid">{"".join(cards)}</div>{_dropped(measured["dropped_examples"])}'
+
+
+def _dropped(examples: Sequence[Mapping[str, str]]) -> str:
+    if not examples:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(each['reason'].replace('_', ' '))}</td><td><code>{escape(each['where'])}</code></td>"
+        f'<td dir="auto">{escape(each["text"])}</td></tr>'
+        for each in examples
+    )
+    table = f'<table class="stacked"><tr><th>reason</th><th>where</th><th>begins</th></tr>{rows}</table>'
+    return card("Some of the dropped documents", f'<div class="scroll">{table}</div>')
+
+
+def _sources(sources: Mapping[str, Any] | None) -> str:
+    if sources is None:
+        return (
+            '<section id="sources"><h2>Sources</h2><p class="soft">The dataset has no table of sources.</p></section>'
+        )
+    shown = sources["largest"]
+    more = [name for name in (shown[0] if shown else {}) if name not in ("url", "bytes")]
+    head = "".join(f"<th>{escape(name)}</th>" for name in more)
+    rows = "".join(
+        f"<tr><td><code>{escape(row['url'])}</code></td>"
+        + "".join(f"<td>{escape('' if row[name] is None else row[name])}</td>" for name in more)
+        + f'<td class="n">{format_bytes(row["bytes"])}</td></tr>'
+        for row in shown
+    )
+    said = f"{sources['files']:,} file(s), {format_bytes(sources['bytes'])} as stored"
+    said += f"; the {len(shown)} largest:" if len(shown) < sources["files"] else ":"
+    table = f'<table><tr><th>file</th>{head}<th class="n">size</th></tr>{rows}</table>'
+    return (
+        f'<section id="sources"><h2>Sources</h2><div class="card"><p>{said}</p><div class="scroll">{table}</div></div>'
+        "</section>"
+    )
+
+
+def _build(dataset: Mapping[str, Any], build: Mapping[str, Any]) -> str:
+    cards = []
+    if seconds := build.get("seconds"):
+        rows = [(stage, seconds[stage], f"{seconds[stage]:,.1f} s") for stage in STAGES]
+        machine = ", ".join(f"{name} {value}" for name, value in build.get("machine", {}).items())
+        cards.append(card("Time of the run that finished it", bar_rows(rows) + small(machine)))
+    hashes = {name: dataset[name] for name in ("root_hash", "settings_hash", "vocab_sha256")}
+    versions = {"format": dataset["format_version"]} | dict(dataset["software"])
+    cards.append(card("Versions", pairs(versions)))
+    content = [card("Settings that decide the content", pairs(dataset["settings"]))]
+    others = {name: value for name, value in build.get("settings", {}).items() if name not in dataset["settings"]}
+    content += [card("Other settings of the build", pairs(others))] if others else []
+    return (
+        f'<section id="build"><h2>Build and settings</h2><div class="grid">{"".join(cards)}</div>'
+        f'<div class="grid">{card("Hashes", pairs(hashes))}</div><div class="grid">{"".join(content)}</div></section>'
+    )

@@ -1,0 +1,165 @@
+"""Compressed and encoded input: the same documents as plain, in bounded memory, and bombs and broken files named."""
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from pipeline.cleaning import clean_text
+from pipeline.documents import compression, records
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+
+ROOT = Path(__file__).parents[2]
+COMPRESSORS = {".zst": zstandard.compress, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+NAMES = {".zst": "zstd", ".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
+SAMPLES = {
+    "text": b"One.\nTwo.\n",
+    "text-blank-lines": b"One.\n\nTwo.\n",
+    "jsonl": b'{"text": "One."}\n{"text": "Two."}\n',
+    "wikiextractor": b'<doc id="1" title="T">\nT\nOne.\n</doc>\n<doc id="2">\nTwo.\n</doc>\n',
+}
+
+
+def read(data: bytes, text_format: str, name: str = "f", **options):
+    fsspec.filesystem("memory").pipe(f"/compressed/{name}", data)
+    parts = plan_parts(find_inputs([f"memory://compressed/{name}"]), text_format, 2**20)
+    return [document.text for part in parts for document in read_part(part, **options)]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("text_format", SAMPLES)
+def test_every_layout_in_every_compression(text_format, suffix):
+    data = SAMPLES[text_format]
+    frames = b"".join(COMPRESSORS[suffix](data[start : start + 7]) for start in range(0, len(data), 7))
+    assert read(frames, "auto" if text_format != "text-blank-lines" else text_format, f"f.txt{suffix}") == read(
+        data, text_format
+    )
+
+
+def test_zeros_after_the_last_frame_are_padding():
+    assert read(gzip.compress(b"One.") + b"\0" * 9000, "text", "f.gz") == ["One."]
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_broken_streams_are_named_always(suffix, policy):
+    data = bytearray(COMPRESSORS[suffix](b"text " * 1000))
+    with pytest.raises(ValueError, match=rf"f\{suffix}: the {NAMES[suffix]} data ends in the middle of a frame"):
+        read(bytes(data[:-3]), "text", f"f{suffix}", on_bad_document=policy)
+    with pytest.raises(ValueError, match=rf"f\{suffix}: not {NAMES[suffix]} data"):
+        read(b"plain text of some length", "text", f"f{suffix}", on_bad_document=policy)
+    if suffix != ".zst":  # frames of zstd carry no checksum unless asked
+        data[len(data) // 2] ^= 0xFF
+        with pytest.raises(ValueError, match=rf"f\{suffix}: "):
+            read(bytes(data), "text", f"f{suffix}", on_bad_document=policy)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_bombs_are_refused(monkeypatch, suffix):
+    monkeypatch.setattr(compression, "FREE_BYTES", 100_000)
+    bomb = COMPRESSORS[suffix](b"x" * 4_000_000)
+    with pytest.raises(ValueError, match=rf"f\{suffix}: \d+ stored bytes became over \d+ bytes, .* 250 times"):
+        read(bomb, "text", f"f{suffix}")
+    harmless = COMPRESSORS[suffix](b"x" * 90_000)
+    assert read(harmless, "text", f"f{suffix}") == ["x" * 90_000]
+
+
+def test_a_zstd_bomb_stops_before_it_is_unpacked(tmp_path):
+    compressor = zstandard.ZstdCompressor().compressobj()
+    zeros = b"\0" * 2**20
+    path = tmp_path / "bomb.zst"
+    path.write_bytes(b"".join(compressor.compress(zeros) for _ in range(2000)) + compressor.flush())
+    peak, said = read_in_a_process(path)
+    assert "bomb.zst" in said
+    assert "a decompression bomb" in said
+    assert peak < 400 * 2**20
+
+
+def read_in_a_process(path):
+    """Peak memory above that of the imports, in bytes, and what was said."""
+    code = f"""
+import resource, sys
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+said = 0
+try:
+    for part in plan_parts(find_inputs([{str(path)!r}]), "auto", 2**20):
+        for document in read_part(part):
+            said += len(document.text)
+except ValueError as error:
+    said = error
+print(peak() - before)
+print(said)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    peak, said = ran.stdout.split("\n", 1)
+    return int(peak), said.strip()
+
+
+def test_memory_of_a_large_gzip_is_that_of_its_longest_document(tmp_path):
+    line = b'{"text": "' + bytes(range(97, 123)) * 40 + b'"}\n'
+    path = tmp_path / "large.jsonl.gz"
+    compressor = zlib.compressobj(1, wbits=31)
+    with path.open("wb") as file:
+        for _ in range(40):
+            file.write(compressor.compress(line * 1000))
+        file.write(compressor.flush())
+    peak, said = read_in_a_process(path)
+    assert int(said) == 26 * 40 * 40_000
+    assert peak < 50 * 2**20
+
+
+def test_memory_of_a_long_document_is_a_few_times_its_length(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"A line of some length that says little.\n" * 750_000)
+    peak, said = read_in_a_process(path)
+    assert int(said) == 30_000_000
+    assert peak < 6 * 30_000_000
+
+
+@pytest.mark.parametrize("text_format", SAMPLES)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_documents_over_the_limit_are_refused_by_place(monkeypatch, text_format, suffix):
+    monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 60)
+    wrap = {"jsonl": b'{"text": "%s"}\n', "wikiextractor": b'<doc id="3">\n%s\n</doc>\n'}.get(text_format, b"%s\n\n")
+    data = b"".join(wrap % body for body in (b"short", b"long\n" * 20 if text_format != "jsonl" else b"x" * 99, b"end"))
+    data = gzip.compress(data) if suffix else data
+    line = {"text": 1, "text-blank-lines": 3, "jsonl": 2, "wikiextractor": 4}[text_format]
+    with pytest.raises(ValueError, match=f"f{suffix}:{line}: found a document of more than 60 bytes.*cut it"):
+        read(data, text_format, f"f{suffix}")
+    skipped: dict[str, int] = {}
+    found = read(data, text_format, f"f{suffix}", on_bad_document="skip", skipped=skipped)
+    assert skipped == {"too_long": 1}
+    assert [text.strip() for text in found] == ([] if text_format == "text" else ["short", "end"])
+
+
+def test_a_long_line_without_a_full_stop_takes_linear_time():
+    line = b"word " * 400_000
+    [text] = read(line, "text")
+    assert len(clean_text(text)) == len(line) - 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-8"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_byte_order_marks(encoding, suffix):
+    data = '\ufeff{"text": "é力🎓"}\n{"text": "b"}\n'.encode(encoding)
+    data = gzip.compress(data) if suffix else data
+    assert read(data, "auto", f"f{suffix}") == ["é力🎓", "b"]
+
+
+def test_broken_utf16_is_named():
+    lone = '\ufeff{"text": "a"}\n{"text": "\ud800"}\n'.encode("utf-16-le", "surrogatepass")
+    with pytest.raises(ValueError, match=r"f:2: found the byte 0xed"):
+        read(lone, "jsonl")
+    with pytest.raises(ValueError, match="f: the UTF-16 text ends in the middle of a character"):
+        read(b"\xff\xfea\0b", "text")

@@ -1,0 +1,150 @@
+"""Buckets come together through files and through Beam's shuffle: same documents, same shards."""
+
+import itertools
+import shutil
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from apache_beam.coders import BytesCoder, TupleCoder
+from apache_beam.runners.pipeline_context import PipelineContext
+
+from pipeline.buckets import plan_buckets
+from pipeline.build_bucket import gather_documents
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.exchange import ExchangeByBucket, TokenFolder, cut_part, group_tasks, plan_tasks
+from pipeline.run_beam import choose_exchange, pipeline_options
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.token_index import build_index, read_bucket
+from pipeline.token_parts import TokenizedDocument, pack_documents, unpack_documents
+
+
+def make_document(number):
+    lengths = np.array([1 + number % 5, 2], np.uint16)
+    tokens = np.arange(number, number + int(lengths.sum())).astype(np.uint16)
+    return TokenizedDocument((number * 2**120 + number).to_bytes(16, "big"), 10, lengths, tokens)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three parts, one without a document; document n's id begins with byte n; 200 to 209 are in two parts."""
+    filesystem, root = open_filesystem(str(tmp_path))
+    parts = {"one": range(210), "two": range(200, 256), "none": range(0)}
+    for name, numbers in parts.items():
+        for kind, data in zip(("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True):
+            write_atomic(filesystem, f"{root}/{name}.{kind}", data)
+    write_atomic(filesystem, f"{root}/index.parquet", build_index(filesystem, root, list(parts))[1])
+    return TokenFolder(str(tmp_path), "uint16")
+
+
+def numbers_in(data):
+    return [document.id[0] for document in unpack_documents(data, np.uint16, "chunk")]
+
+
+def test_a_part_is_cut_at_the_bounds_of_the_buckets(folder):
+    buckets = plan_buckets(4, make_document(9).id)
+    found = {name.decode(): numbers_in(data) for name, data in cut_part("one", folder, buckets)}
+    assert found == {
+        "validation-00000-of-00001": list(range(10)),
+        "train-00000-of-00004": list(range(10, 64)),
+        "train-00001-of-00004": list(range(64, 128)),
+        "train-00002-of-00004": list(range(128, 192)),
+        "train-00003-of-00004": list(range(192, 210)),
+    }
+    assert list(cut_part("none", folder, buckets)) == []
+    assert [name for name, _ in cut_part("two", folder, buckets[:2])] == []
+
+
+def test_gathered_documents_are_sorted_and_copies_dropped():
+    documents = [make_document(number) for number in (7, 3, 7, 200)]
+    gathered = gather_documents(documents)
+    assert [each[0] for each in gathered.ids] == [3, 7, 200]
+    assert gathered.sentence_lengths.tolist() == [4, 2, 3, 2, 1, 2]
+    assert gathered.sentence_offsets.tolist() == [0, 2, 4, 6]
+    assert gathered.tokens.tolist() == [*range(3, 9), *range(7, 12), *range(200, 203)]
+
+
+def test_tasks_of_a_bucket_stay_together():
+    tasks = plan_tasks(plan_buckets(2, make_document(1).id), [64, 128], 2)
+    groups = group_tasks(reversed(tasks))
+    assert {name.decode(): len(found) for name, found in groups.items()} == {
+        "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["files", "shuffle"])
+def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
+    tasks = plan_tasks(plan_buckets(4, make_document(9).id), [64], 1)
+
+    def write(work):
+        tasks, documents = work
+        once, again = ([document.id.hex() for document in documents] for _ in range(2))
+        assert once == again
+        write_atomic(
+            *open_filesystem(str(tmp_path / f"{tasks[0].bucket.name}.found")), "\n".join(sorted(once)).encode()
+        )
+
+    with beam.Pipeline(options=pipeline_options(1, [])) as pipeline:
+        _ = pipeline | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks) | beam.Map(write)
+    filesystem, root = folder.open()
+    for task in tasks:
+        expected = read_bucket(filesystem, root, ["one", "two", "none"], task.bucket, np.uint16)
+        found = (tmp_path / f"{task.bucket.name}.found").read_text().split()
+        assert found == sorted(document.id.hex() for document in expected)
+
+
+def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
+    tasks = plan_tasks(plan_buckets(4, None), [64], 1)
+    pipeline = beam.Pipeline(options=pipeline_options(1, []))
+    _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks)
+    proto = pipeline.to_runner_api()
+    context = PipelineContext(proto.components)
+    groups = [each for each in proto.components.transforms.values() if each.unique_name.endswith("/GroupByKey")]
+    own = [each for each in groups if "Reshuffle" not in each.unique_name]
+    inputs = [proto.components.pcollections[source] for each in own for source in each.inputs.values()]
+    assert [context.coders[each.coder_id] for each in inputs] == [TupleCoder([BytesCoder(), BytesCoder()])]
+
+
+def build(corpus, vocab_file, output, *arguments):
+    fixed = ("--vocab", vocab_file, "--passes", 2, "--seq_lens", 64, 128, "--num_buckets", 4, "--part_bytes", 4096)
+    words = ("build", "--input", corpus, "--output", output, *fixed, *arguments)
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
+
+
+def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab_file, tmp_path):
+    (tmp_path / "more").mkdir()
+    shutil.copy(corpus / "a.jsonl", tmp_path / "more/copies.jsonl")
+    inputs = (corpus, "--input", corpus, tmp_path / "more")
+    hashes = set()
+    for name, flags in itertools.product(("files", "shuffle"), (("--workers", 1), ("--workers", 2))):
+        output = tmp_path / f"{name}{flags[1]}"
+        assert build(inputs[0], vocab_file, output, *inputs[1:], "--exchange", name, *flags) == 0
+        dataset = open_dataset(str(output))
+        assert dataset.manifest.counters["dropped_duplicate"] == 70
+        hashes.add(dataset.manifest.root_hash)
+        assert len(dataset.shards("train", 64, 0)) == 4
+    assert len(hashes) == 1
+    for lost in dataset.all_shards[::3]:
+        (output / lost.name).unlink()
+    (output / "manifest.json").unlink()
+    assert build(inputs[0], vocab_file, output, *inputs[1:], "--exchange", "files", "--workers", 1) == 0
+    assert {open_dataset(str(output)).manifest.root_hash} == hashes
+
+
+def test_auto_is_files_here_and_shuffle_elsewhere():
+    def chosen(*arguments):
+        return choose_exchange("auto", pipeline_options(2, arguments))
+
+    assert (chosen(), chosen("--direct_num_workers=1"), chosen("--runner=PrismRunner")) == ("files", "files", "files")
+    for runner in ("DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner"):
+        assert chosen(f"--runner={runner}") == "shuffle"
+    assert choose_exchange("files", pipeline_options(2, ["--runner=DataflowRunner"])) == "files"
+
+
+def test_a_runner_that_may_change_the_result_is_refused():
+    with pytest.raises(ValueError, match="DaskRunner is refused: it groups by Python's hash"):
+        pipeline_options(2, ["--runner=DaskRunner"])
+    with pytest.raises(ValueError, match="no_such_option"):
+        pipeline_options(2, ["--no_such_option=1"])

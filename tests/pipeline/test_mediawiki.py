@@ -1,0 +1,164 @@
+"""MediaWiki dumps: articles of literal XML, any cut of plain and bzip2 files, and hostile or broken XML refused."""
+
+import bz2
+import gzip
+from itertools import chain, pairwise
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.documents import Document, records
+from pipeline.documents.extras import import_extra
+from pipeline.documents.files import FileRange
+from pipeline.documents.parts import Part, find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.documents.wikitext import parse_wikitext
+
+HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
+
+
+def page(number, text, ns=0, inside="", model="wikitext"):
+    return (
+        f"  <page>\n    <title>T{number}</title>\n    <ns>{ns}</ns>\n    <id>{number}</id>\n{inside}"
+        f"    <revision><id>9</id><model>{model}</model><text>{text}</text></revision>\n  </page>\n"
+    )
+
+
+PAGES = [
+    page(1, "First &amp; ''only''."),
+    page(2, "x", inside='    <redirect title="T1" />\n'),
+    page(3, "#redirect [[T1]]"),
+    page(4, "Talk.", ns=1),
+    page(5, ".a {}", model="css"),
+    page(6, "Old.</text></revision><revision><text>Second é."),
+    page(7, "Third."),
+]
+DUMP = (HEAD + "".join(PAGES) + "</mediawiki>\n").encode()
+TEXTS = ["First & only.", "Second é.", "Third."]
+
+
+def read(data, name="d.xml", text_format="auto", **options):
+    url = f"memory:///dump/{name}"
+    fsspec.filesystem("memory").pipe(f"/dump/{name}", data)
+    parts = plan_parts(find_inputs([url]), text_format, 2**20)
+    return [document for part in parts for document in read_part(part, **options)]
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"), [("d.xml", bytes), ("d.xml.bz2", bz2.compress), ("d.xml.gz", gzip.compress), ("d", bytes)]
+)
+def test_articles_are_documents_and_the_others_are_counted(name, pack):
+    skipped: dict[str, int] = {}
+    found = read(pack(DUMP), name, skipped=skipped)
+    assert found[0] == Document("First & only.", f"memory:///dump/{name}, page 1 'T1'")
+    assert [document.text for document in found] == TEXTS
+    assert skipped == {"redirect": 2, "not_an_article": 2}
+
+
+def read_cut(data, name, cuts):
+    fsspec.filesystem("memory").pipe(f"/dump/{name}", data)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    skipped: dict[str, int] = {}
+    texts = []
+    for start, end in pairwise(bounds):
+        part = Part((FileRange(f"memory:///dump/{name}", start, end, len(data), "mediawiki"),))
+        texts += [document.text for document in read_part(part, on_bad_document="skip", skipped=skipped)]
+    return texts, skipped
+
+
+BROKEN = DUMP.replace(b"  </page>\n  <page>\n    <title>T7", b"  <page>\n    <title>T7").replace(
+    b"First &amp;", b"First &no;"
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cuts=st.sets(st.integers(1, len(DUMP)), max_size=8), data=st.sampled_from([DUMP, BROKEN, DUMP[:-40]]))
+def test_any_cut_of_plain_xml_gives_the_same_documents(cuts, data):
+    assert read_cut(data, "c.xml", cuts) == read_cut(data, "c.xml", [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    splits=st.sets(st.integers(1, len(DUMP) - 1), max_size=6),
+    cuts=st.sets(st.integers(1, 3000), max_size=8),
+    data=st.sampled_from([DUMP, BROKEN]),
+)
+def test_any_cut_of_any_streams_gives_the_same_documents(splits, cuts, data):
+    bounds = [0, *sorted(splits), len(data)]
+    packed = b"".join(bz2.compress(data[start:end]) for start, end in pairwise(bounds))
+    assert read_cut(packed, "c.xml.bz2", cuts) == read_cut(data, "c.xml", [])
+
+
+def test_several_streams_are_several_parts():
+    texts = [f"Text number {number}." * 200 for number in range(30)]
+    packed = b"".join(bz2.compress(piece.encode()) for piece in [HEAD, *(page(i, t) for i, t in enumerate(texts))])
+    fsspec.filesystem("memory").pipe("/dump/m.xml.bz2", packed)
+    parts = plan_parts(find_inputs(["memory://dump/m.xml.bz2"]), "auto", len(packed))
+    found = [[document.text for document in read_part(part)] for part in parts]
+    assert len(parts) == 4
+    assert all(found)
+    assert list(chain(*found)) == texts
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize("pack", [bytes, bz2.compress])
+def test_entity_bombs_are_refused(policy, pack):
+    bomb = b'<?xml version="1.0"?>\n<!DOCTYPE mediawiki [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>\n' + DUMP
+    with pytest.raises(ValueError, match=r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"):
+        read(pack(bomb), "bomb.xml" + ".bz2" * (pack is bz2.compress), on_bad_document=policy)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "reason"),
+    [
+        ("&b;", "found no well-formed XML .undefined entity", "bad_xml"),
+        ("<b>", "found no well-formed XML .mismatched tag", "bad_xml"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]>', "found no well-formed XML", "bad_xml"),
+        ("x" * 5000, "found a document of more than 2000 bytes", "too_long"),
+    ],
+)
+def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reason):
+    monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 2000)
+    data = (HEAD + PAGES[0] + page(8, text) + PAGES[6]).encode()
+    with pytest.raises(ValueError, match=rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"):
+        read(data)
+    skipped: dict[str, int] = {}
+    assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == [TEXTS[0], TEXTS[2]]
+    assert skipped == {reason: 1}
+
+
+def test_broken_bzip2_is_named():
+    packed = bz2.compress(DUMP)
+    for data, message in ((packed[:-3], "ends in the middle of a stream"), (packed[:60] + b"x" * 90, "or broken")):
+        with pytest.raises(ValueError, match=rf"d\.xml\.bz2: .*{message}"):
+            read(data, "d.xml.bz2", "mediawiki", on_bad_document="skip")
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("'''Bold''' and ''it'' of [[Paris|the city]], [[Rome]].", "Bold and it of the city, Rome."),
+        ("One\nline.\n\nTwo.", "One line.\nTwo."),
+        ("A{{x|{{y}}|z=[[a]]}}b<ref name=\"q\">No.</ref>c<ref name=q />d", "Abcd"),
+        ("Before.\n{|\n! h\n|-\n| cell {{t}}\n|}\nAfter.", "Before.\nAfter."),
+        ("[[File:A.jpg|thumb|A [[caption]].]]Text.\n[[Category:B]]", "Text."),
+        ("== Header ==\nText.\n* item\n# item\nMore.", "Text.\nMore."),
+        ("See [http://a.b the page] &amp; ({{lang|x}}) now.<!-- c -->", "See the page & now."),
+    ],
+)  # fmt: skip
+def test_wikitext(wikitext, text):
+    assert parse_wikitext(wikitext) == text
+
+
+def test_a_missing_parser_names_the_extra():
+    with pytest.raises(ValueError, match=r"dumps need nothing_of_that_name, .*: pip install 'beambert\[sources\]'"):
+        import_extra("nothing_of_that_name", "MediaWiki dumps")
+
+
+def test_real_small_dump(shared_data):
+    skipped: dict[str, int] = {}
+    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_dump/testcorpus.xml.bz2")]), "auto", 2**20)
+    found = list(read_part(part, skipped=skipped))
+    assert len(found) + sum(skipped.values()) == 9

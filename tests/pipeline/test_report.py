@@ -1,0 +1,296 @@
+"""The report: measures on literal blocks, a page that is report.json and nothing else, and hostile text in it."""
+
+import json
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.charts import column_chart, escape, nice_ceiling, short_number
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.inspect import read_blocks
+from pipeline.measure import (
+    SAMPLE_BLOCKS,
+    chi_square_p,
+    choose_blocks,
+    count_lengths,
+    measure_mask_kinds,
+    measure_mask_positions,
+)
+from pipeline.report import REPORT_VERSION, format_report, read_report
+from pipeline.report_html import render_page
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.manifest import Shard
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
+
+
+def run(*arguments):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+
+
+def shard(name, instances, seq_len=128):
+    return Shard("train", seq_len, 0, name, 1, "", "", instances, 1, 1, 0)
+
+
+def one_length_block(lengths, masked, shown=5, label=9):
+    """Instances of the given lengths, segment A half of each, the given positions masked."""
+    offsets = np.cumsum([0, *lengths]).astype(np.int32)
+    masked_offsets = np.cumsum([0, *map(len, masked)]).astype(np.int32)
+    positions = np.array([each for row in masked for each in row], np.uint16)
+    input_ids = np.full(offsets[-1], 7, np.uint16)
+    input_ids[np.repeat(offsets[:-1], np.diff(masked_offsets)) + positions] = shown
+    return Block(
+        input_ids=input_ids,
+        offsets=offsets,
+        segment_a_length=np.array(lengths, np.uint16) // 2,
+        masked_lm_positions=positions,
+        masked_lm_ids=np.full(len(positions), label, np.uint16),
+        masked_offsets=masked_offsets,
+        is_random_next=np.zeros(len(lengths), bool),
+        document_a=np.zeros(len(lengths), np.uint64),
+        document_b=np.zeros(len(lengths), np.uint64),
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, texts, vocab_file):
+    """A dataset from text with markup, through the whole builder."""
+    folder = tmp_path_factory.mktemp("report")
+    vocab = folder / "vocab.txt"
+    vocab.write_text(vocab_file.read_text() + "<\n>\n/\nscript\nalert\n(\n)\n")
+    lines = [{"text": f"<script>alert(1)</script> {text} <script>alert(2)</script>\u202e."} for text in texts]
+    (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[0], {"text": " "}]))
+    fixed = ("--vocab", vocab, "--passes", 2, "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--input", folder / "in.jsonl", "--output", folder / "data", *fixed) == 0
+    return open_dataset(str(folder / "data"))
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    shutil.copytree(built.root, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("statistic", "degrees", "p"),
+    [(0, 3, 1.0), (3.8415, 1, 0.05), (5.9915, 2, 0.05), (24.9958, 15, 0.05), (37.6973, 15, 0.001), (23.2093, 10, 0.01)],
+)
+def test_chi_square_as_in_printed_tables(statistic, degrees, p):
+    assert chi_square_p(statistic, degrees) == pytest.approx(p, rel=1e-3)
+
+
+def test_a_hopeless_statistic_has_no_chance():
+    assert chi_square_p(1e6, 2) == chi_square_p(1e6, 15) == 0.0
+
+
+def test_histograms_count_up_to_their_edges():
+    counted = count_lengths(np.array([1, 8, 8, 9, 16, 17, 400]), (8, 16, None))
+    assert counted["counts"] == [3, 2, 2]
+    assert counted["up_to"] == [8, 16, None]
+    assert counted["quantiles"] == {"5%": 1, "50%": 9, "95%": 400}
+    assert counted["mean"] == 65.57
+
+
+def test_sampled_blocks_are_spread_over_all_shards():
+    shards = [shard("a", 1024), shard("b", 513), shard("c", 1)]
+    assert [(each.name, block) for each, block in choose_blocks(shards, 32)] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)
+    ]  # fmt: skip
+    many = choose_blocks([shard("a", 512 * 10**6), shard("b", 512 * 10**6)], SAMPLE_BLOCKS)
+    assert len(many) == SAMPLE_BLOCKS
+    assert [each.name for each, _ in many] == ["a"] * 16 + ["b"] * 16
+    assert many[1] == (many[0][0], 62_500)
+
+
+def test_mask_kinds_are_counted_and_tested():
+    rows = [one_length_block([12], [[1, 2]], shown) for shown in (5,) * 80 + (9,) * 10 + (8,) * 10]
+    counts = [measure_mask_kinds(row, mask_id=5, vocab_size=10**9) for row in (rows[0], rows[80], rows[90])]
+    assert [each["counts"] for each in counts] == [
+        {"mask": 2, "kept": 0, "random": 0}, {"mask": 0, "kept": 2, "random": 0}, {"mask": 0, "kept": 0, "random": 2}
+    ]  # fmt: skip
+    assert counts[0]["chi_square"] == pytest.approx(0.5)  # (2 - 1.6)^2 / 1.6 + 0.2 + 0.2
+    assert counts[2]["p"] == pytest.approx(np.exp(-9), rel=1e-3)  # 1.6 + 0.2 + 1.8^2 / 0.2 = 18
+    # In a vocabulary of 10 a tenth of the random pieces is [MASK], another the word itself.
+    expected = measure_mask_kinds(rows[0], mask_id=5, vocab_size=10)["expected"]
+    assert expected == {"mask": 0.81, "kept": 0.11, "random": 0.08}
+
+
+def test_mask_positions_leave_out_specials_and_expect_each_instances_own_share():
+    # Length 8, A of 4: [CLS] 1 2 [SEP] 4 5 6 [SEP]: five maskable; length 16: thirteen.
+    found = measure_mask_positions(one_length_block([8, 16], [[1], [8, 14]]), 16, whole_words=False)
+    share, long = 1 / 5, 2 / 13
+    assert found["expected"] == pytest.approx(
+        [None, (share + long) / 2, (share + long) / 2, long, (share + long) / 2, (share + long) / 2,
+         (share + long) / 2, None, *[long] * 7, None],
+        abs=1e-6,
+    )  # fmt: skip
+    assert found["shares"] == [None, 0.5, 0, 0, 0, 0, 0, None, 1, 0, 0, 0, 0, 0, 1, None]
+    assert measure_mask_positions(one_length_block([8, 16], [[1], [8, 14]]), 16, whole_words=True)["p"] is None
+
+
+def test_masks_that_prefer_the_front_are_found():
+    even = one_length_block([64] * 500, [[1 + (7 * row + 6 * each) % 30 for each in range(4)] for row in range(500)])
+    assert measure_mask_positions(even, 64, whole_words=False)["p"] < 1e-6
+
+
+def test_the_report_measures_what_the_shards_hold(built):
+    report = json.loads(built.read_file("report.json"))["dataset"]
+    assert report["report_version"] == REPORT_VERSION
+    assert (report["counters"]["documents_read"], report["counters"]["documents"]) == (122, 120)
+    assert (report["counters"]["dropped_duplicate"], report["counters"]["dropped_empty"]) == (1, 1)
+    assert report["sources"]["files"] == 1
+    assert report["documents"]["sample"] == {"documents": 121, "of_documents": 120}  # a copy is stored, and sampled
+    train = report["groups"][0]
+    blocks = [block for each in built.all_shards if each.split == "train" for block in read_blocks(built, each)]
+    lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
+    assert train["sample"] == {"blocks": len(blocks), "of_blocks": len(blocks), "instances": len(lengths)}
+    assert sum(train["lengths"]["counts"]) == train["instances"] == len(lengths)
+    assert train["lengths"]["counts"][-1] == np.count_nonzero(lengths > 60)
+    assert sum(train["masks"]["counts"].values()) == train["masked"]
+    assert train["masks"]["p"] > 0.001
+    assert train["mask_positions"]["p"] > 0.001
+    assert {each["is_random_next"] for each in train["sample_instances"]} == {False, True}
+
+
+def test_the_page_is_the_report_and_nothing_else(built):
+    report = json.loads(built.read_file("report.json"))
+    page = built.read_file("report.html").decode()
+    assert render_page(report) == page
+    assert built.manifest.root_hash in page
+    for word in ("<script", "src=", "url(", "@import", "<link", "http:", "https:"):
+        assert word not in page
+    assert "default-src 'none'" in page
+    assert '<div class="label">&lt;</div>' in page  # among the most frequent pieces
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, sorted(name for name, _ in attrs)))
+
+
+def tags_of(page):
+    parser = Tags()
+    parser.feed(page)
+    return parser.found
+
+
+def poison(value):
+    """Hostile text behind every string; keys of settings and counters are hostile too."""
+    if isinstance(value, str):
+        return value + HOSTILE
+    if isinstance(value, list):
+        return [poison(each) for each in value]
+    return {key: poison(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def test_text_of_the_data_is_harmless_wherever_it_stands(built):
+    report = json.loads(built.read_file("report.json"))
+    hostile = poison(report)
+    hostile["dataset"]["settings"][HOSTILE] = HOSTILE
+    page = render_page(hostile)
+    assert {tag for tag, _ in tags_of(page)} == {tag for tag, _ in tags_of(render_page(report))}
+    assert {name for _, names in tags_of(page) for name in names}.isdisjoint({"src", "onerror"})
+    assert not set(page) & set("\u202e\u2066\x1b\ud800")
+    assert "⟨U+202E⟩gnp.exe" in page
+    page.encode()
+
+
+def test_escape_keeps_what_people_write():
+    assert escape("naïve 日本語 שלום क्‍ष 👩‍👩‍👧") == "naïve 日本語 שלום क्‍ष 👩‍👩‍👧"
+    assert escape("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
+    assert escape("\u202eab\u2028") == "⟨U+202E⟩ab⟨U+2028⟩"
+
+
+def test_charts_are_drawn_from_zero():
+    svg = column_chart("Lengths", ["8", "16"], [1, 4], ["one", "four"], "tokens", line=[2.0, None])
+    assert svg.count("<rect") == 2
+    assert svg.count('class="expected"') == 1
+    assert 'height="150.0"' in svg
+    assert 'height="37.5"' in svg
+    assert [nice_ceiling(each) for each in (0, 0.153, 1, 13_243)] == pytest.approx([1, 0.16, 1, 16_000])
+    assert [short_number(each) for each in (0, 950, 17_705, 2_522_451)] == ["0", "950", "17.7k", "2.52M"]
+
+
+def test_report_makes_a_page_anywhere(copy, tmp_path, capsys):
+    (copy / "report.html").unlink()
+    assert run("report", copy, "--html", tmp_path / "elsewhere.html") == 0
+    assert f"page        {tmp_path / 'elsewhere.html'}" in capsys.readouterr().out
+    assert not (copy / "report.html").exists()
+    assert run("report", copy) == 0
+    assert (copy / "report.html").read_bytes() == (tmp_path / "elsewhere.html").read_bytes()
+
+
+def test_a_report_of_another_content_is_not_shown(copy):
+    path = copy / "report.json"
+    report = json.loads(path.read_text())
+    stale = report | {"dataset": report["dataset"] | {"root_hash": "0" * 64, "bytes": 1}}
+    path.write_text(json.dumps(stale))
+    fresh = read_report(open_dataset(str(copy)))
+    assert fresh == {"dataset": report["dataset"]}
+    old = report | {"dataset": {"root_hash": report["dataset"]["root_hash"]}}
+    path.write_text(json.dumps(old))
+    assert read_report(open_dataset(str(copy))) == report
+
+
+def test_without_the_encoded_documents_the_rest_is_shown(copy):
+    shutil.rmtree(copy / "tokens")
+    (copy / "report.json").unlink()
+    (copy / "sources.parquet").unlink()
+    report = read_report(open_dataset(str(copy)))
+    assert (report["dataset"]["documents"], report["dataset"]["sources"]) == (None, None)
+    page = render_page(report)
+    assert "Lengths were not measured" in page
+    assert "The dataset has no table of sources" in page
+    assert "time " not in format_report(report)
+
+
+def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
+    before = json.loads((copy / "report.json").read_text())
+    vocab, text = Path(built.root).parent / "vocab.txt", Path(built.root).parent / "in.jsonl"
+    fixed = ("--vocab", vocab, "--passes", 2, "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--input", text, "--output", copy, *fixed) == 0
+    assert json.loads((copy / "report.json").read_text()) == before
+
+
+def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys):
+    bad = ["no json \u202e", "[1]", '{"text": 7}', *["{"] * 50, '{"text": "\\ud800"}', '{"text": " \\u2028 "}']
+    good = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "in.jsonl").write_text("\n".join([*bad, *good, good[0], json.dumps({"text": "\u200b" * 5000})]) + "\n")
+    flags = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1, "--on_bad_document", "skip")
+    output = tmp_path / "data"
+    assert run("build", "--input", tmp_path / "in.jsonl", "--output", output, *flags) == 0
+    numbers = json.loads((output / "report.json").read_text())["dataset"]
+    examples = numbers["documents"]["dropped_examples"]
+    reasons = {each["reason"] for each in examples}
+    dropped = {name.removeprefix("dropped_") for name in numbers["counters"] if name.startswith("dropped_")}
+    assert reasons == dropped - {"duplicate"}
+    assert len(reasons) == 4
+    assert max(Counter(each["reason"] for each in examples).values()) == 3
+    assert max(len(each["text"]) for each in examples) == 200
+    assert "⟨U+202E⟩" in (output / "report.html").read_text()
+    capsys.readouterr()
+    assert run("inspect", output, "--dropped", "true") == 0
+    printed = capsys.readouterr().out
+    assert "duplicate: 1 dropped" in printed
+    assert f"{tmp_path}/in.jsonl:1: " in printed
+    assert "    no json \\u202e" in printed
+    shutil.rmtree(output / "tokens")
+    (output / "report.json").unlink()
+    assert run("inspect", output, "--dropped", "true") == 0
+    assert "no examples: the encoded documents (tokens/), which held them, are gone" in capsys.readouterr().out
+
+
+def test_the_page_does_not_enter_the_dataset(copy, built):
+    Path(copy, "report.html").write_text("changed")
+    assert run("verify", copy) == 0
+    assert open_dataset(str(copy)).manifest.root_hash == built.manifest.root_hash

@@ -1,0 +1,184 @@
+"""The vocabulary stage: words counted on Beam, learned the same whatever the workers, parts, names and hash seeds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import word_counts
+from pipeline.cleaning import document_id
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.document_lists import DocumentList
+from pipeline.documents import Document
+from pipeline.inspect import read_blocks
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.verify import verify_dataset
+from pipeline.word_counts import (
+    MAX_SAMPLE_BYTES,
+    add_packed,
+    count_list,
+    counts_table,
+    pack_counts,
+    read_commonest,
+    sample_bits,
+    sample_documents,
+)
+from tokenizer.vocab import parse_vocab
+from tokenizer.words import count_words
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ("--vocab_size", "150", "--num_unused", "3")
+
+
+def run(*arguments):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def learned(corpus, tmp_path_factory):
+    """The folder of a vocabulary learned by one worker."""
+    output = tmp_path_factory.mktemp("learned") / "data"
+    assert run("vocab", "--input", corpus, "--output", output, "--workers", 1, *FLAGS) == 0
+    return output
+
+
+def read_counts(path):
+    return dict(zip(*pq.read_table(path).to_pydict().values(), strict=True))
+
+
+def test_the_counts_are_those_of_all_documents(learned, texts):
+    counts = read_counts(learned / "word_counts.parquet")
+    assert counts == count_words(texts, lower_case=True)
+    assert list(counts) == sorted(counts)
+    assert sorted(path.name for path in learned.iterdir()) == [
+        "tokenizer.json", "vocab.json", "vocab.txt", "word_counts.parquet"
+    ]  # fmt: skip
+
+
+def test_the_vocabulary_has_berts_layout(learned):
+    vocab = parse_vocab((learned / "vocab.txt").read_bytes(), "vocab.txt")
+    assert vocab.tokens[:8] == ("[PAD]", *(f"[unused{n}]" for n in range(3)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert len(vocab) == 150
+    assert "history" in vocab.ids
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_the_same_bytes_with_other_workers_parts_names_and_hash_seeds(learned, texts, tmp_path, hash_seed):
+    for number, start in enumerate(range(0, len(texts), 40)):
+        rows = [json.dumps({"text": text}) + "\n" for text in texts[start : start + 40]]
+        (tmp_path / f"{9 - number}.jsonl").write_text("".join(rows))
+    flags = ["--part_bytes", "4096", "--workers", "2"] if hash_seed == "1" else ["--workers", "1"]
+    command = ["vocab", "--input", f"{tmp_path}/*.jsonl", "--output", f"{tmp_path}/data", *FLAGS, *flags]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pipeline", *command],
+        cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    for name in ("word_counts.parquet", "vocab.txt", "tokenizer.json"):
+        assert (tmp_path / "data" / name).read_bytes() == (learned / name).read_bytes(), name
+
+
+def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus, capsys):
+    before = (learned / "vocab.txt").stat().st_mtime_ns
+    flags = ("vocab", "--input", corpus, "--output", learned, "--workers", 1)
+    assert run(*flags, *FLAGS) == 0
+    assert (learned / "vocab.txt").stat().st_mtime_ns == before
+    assert run(*flags, *FLAGS[:2]) == 2
+    assert "num_unused 3 there, 0 now" in capsys.readouterr().err
+
+
+def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(corpus, vocab_file, tmp_path):
+    (tmp_path / "_words").mkdir()
+    (tmp_path / "_words/words-00000.parquet").write_bytes(b"of a killed build")
+    assert run("vocab", "--input", corpus, "--output", tmp_path, "--vocab", vocab_file) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "vocab.json", "vocab.txt"]
+
+
+def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_path):
+    (tmp_path / "_words").mkdir()
+    (tmp_path / "_words/words-00099.parquet").write_bytes(counts_table(pack_counts({"leftover": 9})))
+    assert run("vocab", "--input", corpus, "--output", tmp_path, "--workers", 1, *FLAGS) == 0
+    assert (tmp_path / "vocab.txt").read_bytes() == (learned / "vocab.txt").read_bytes()
+    assert not (tmp_path / "_words").exists()
+
+
+def test_input_without_words_is_refused(tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
+    assert run("vocab", "--input", tmp_path / "empty.jsonl", "--output", tmp_path / "data", "--workers", 1) == 2
+    assert "no word was found in 0 of 1 documents" in capsys.readouterr().err
+
+
+def test_malformed_input_names_file_and_line(tmp_path, capsys):
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": 3}\n')
+    assert run("vocab", "--input", tmp_path / "bad.jsonl", "--output", tmp_path / "data", "--workers", 1) == 2
+    assert "bad.jsonl:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "num_bits"),
+    [(1, 0), (MAX_SAMPLE_BYTES, 0), (MAX_SAMPLE_BYTES + 1, 1), (2 * MAX_SAMPLE_BYTES, 1), (5 * MAX_SAMPLE_BYTES, 3)],
+)
+def test_the_sample_is_the_largest_power_of_two_that_fits(text_bytes, num_bits):
+    assert sample_bits(text_bytes) == num_bits
+
+
+def test_the_sample_is_the_documents_with_the_highest_ids(texts):
+    documents = DocumentList("part", 0, True, [Document(text, "here") for text in texts])
+    assert sample_documents(documents, 0).documents == documents.documents
+    sample = sample_documents(documents, 2)
+    assert [each.text for each in sample.documents] == [text for text in texts if document_id(text)[0] >= 0xC0]
+    assert sample.counters == {"documents_counted": len(sample.documents)}
+    assert 15 <= len(sample.documents) <= 45  # 30 of 120 are expected
+
+
+@pytest.mark.parametrize("part_bytes", [2048, 2**20])
+def test_only_the_sample_is_counted_however_the_input_is_cut(corpus, texts, tmp_path, monkeypatch, part_bytes):
+    input_bytes = sum(path.stat().st_size for path in corpus.iterdir())
+    monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", input_bytes // 3)  # a quarter is sampled
+    flags = ("--workers", 1, "--part_bytes", part_bytes, *FLAGS)
+    assert run("vocab", "--input", corpus, "--output", tmp_path, *flags) == 0
+    sample = [text for text in texts if document_id(text)[0] >= 0xC0]
+    assert read_counts(tmp_path / "word_counts.parquet") == count_words(sample, lower_case=True)
+
+
+def test_packed_counts_add_up():
+    assert pack_counts({"b": 1, "é": 2, "a": 258}) == (
+        "a\nb\né\n".encode(),
+        b"\x02\x01\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",
+    )
+    assert add_packed({"a": 1}, pack_counts({"b": 1, "a": 258})) == {"a": 259, "b": 1}
+    documents = DocumentList("part", 0, True, [Document("b a b", "1"), Document("B, c", "2")])
+    total = {}
+    for _, packed in count_list(documents, lower_case=True):
+        add_packed(total, packed)
+    assert total == {"a": 1, "b": 3, ",": 1, "c": 1}
+
+
+def test_only_the_commonest_words_are_learned_from(monkeypatch):
+    monkeypatch.setattr(word_counts, "MAX_LEARNED_WORDS", 3)
+    table = counts_table(pack_counts({"rare": 1, "often": 9, "c": 2, "b": 2, "d": 2}))
+    assert read_commonest(table) == (["b", "c", "often"], [2, 2, 9])
+
+
+def test_a_vocabulary_of_more_than_65536_entries_goes_through_the_whole_build(corpus, vocab_file, tmp_path):
+    tokens = vocab_file.read_text().split("\n")[:-1]
+    words = tokens[6:]
+    wide = [*tokens[:6], *(f"filler{n}" for n in range(65_600)), *words]
+    (tmp_path / "wide.txt").write_text("".join(f"{token}\n" for token in wide))
+    flags = ("--vocab", tmp_path / "wide.txt", "--passes", 1, "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--input", corpus, "--output", tmp_path / "data", *flags) == 0
+    dataset = open_dataset(str(tmp_path / "data"))
+    assert dataset.manifest.vocab_size == len(wide)
+    assert verify_dataset(dataset) == []
+    blocks = [block for shard in dataset.shards("train", 64, 0) for block in read_blocks(dataset, shard)]
+    assert {block.input_ids.dtype for block in blocks} == {np.dtype(np.uint32)}
+    labels = np.concatenate([block.masked_lm_ids for block in blocks])
+    # Masked tokens as they stood in the text: the full stop, or words above the fillers.
+    assert set(labels[labels < 65_606].tolist()) <= {5}
+    assert np.count_nonzero(labels >= 65_606) > 0.5 * len(labels)
