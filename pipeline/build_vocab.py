@@ -16,7 +16,7 @@ from pipeline.documents.parts import InputFile, Part
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.manifest import json_bytes
-from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
@@ -42,7 +42,7 @@ def prepare_vocabulary(
     """
     filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
     origin = _origin(settings, files)
-    if filesystem.exists(f"{root}/{ORIGIN}"):
+    if file_exists(filesystem, f"{root}/{ORIGIN}"):
         found = json.loads(read_file(filesystem, f"{root}/{ORIGIN}"))
         if found != origin:
             raise ValueError(
