@@ -20,8 +20,8 @@ from pipeline.build_tokens import make_tokens, read_store
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
 from pipeline.plan import format_plan, make_plan
-from pipeline.report import SOURCES, load_report, summarize_dataset, write_report
-from pipeline.report_html import REPORT_PAGE, write_page
+from pipeline.report.page import REPORT_PAGE, write_page
+from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.run_beam import stopwatch
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset

@@ -115,7 +115,7 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
 
 def _print_dropped(dataset: "Dataset") -> None:
     from pipeline.inspect import format_dropped
-    from pipeline.report import read_report
+    from pipeline.report.summary import read_report
 
     numbers = read_report(dataset)["dataset"]
     examples = (numbers["documents"] or {}).get("dropped_examples")
@@ -124,8 +124,8 @@ def _print_dropped(dataset: "Dataset") -> None:
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
-    from pipeline.report import format_report, load_report, read_report, write_report
-    from pipeline.report_html import REPORT_PAGE, write_page
+    from pipeline.report.page import REPORT_PAGE, write_page
+    from pipeline.report.summary import format_report, load_report, read_report, write_report
     from pipeline.shards.storage import open_filesystem
 
     dataset = _open(settings)

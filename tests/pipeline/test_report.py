@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.charts import column_chart, escape, nice_ceiling, short_number
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.inspect import read_blocks
-from pipeline.measure import (
+from pipeline.report.charts import column_chart, escape, nice_ceiling, short_number
+from pipeline.report.measure import (
     SAMPLE_BLOCKS,
     chi_square_p,
     choose_blocks,
@@ -21,8 +21,8 @@ from pipeline.measure import (
     measure_mask_kinds,
     measure_mask_positions,
 )
-from pipeline.report import REPORT_VERSION, format_report, read_report
-from pipeline.report_html import render_page
+from pipeline.report.page import render_page
+from pipeline.report.summary import REPORT_VERSION, format_report, read_report
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import Shard

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.charts import bar_rows, column_chart, escape
 from pipeline.inspect import LABELS
-from pipeline.measure import MASK_KINDS
-from pipeline.report_cards import card, histogram, pairs, small
+from pipeline.report.cards import card, histogram, pairs, small
+from pipeline.report.charts import bar_rows, column_chart, escape
+from pipeline.report.measure import MASK_KINDS
 from tokenizer.vocab import CONTINUATION, MASK
 
 _KIND_NAMES = {"mask": MASK, "kept": "the word itself", "random": "a random piece"}

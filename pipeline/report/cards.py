@@ -1,9 +1,9 @@
-"""The pieces that the report page is laid out of. All text goes through `pipeline.charts.escape`."""
+"""The pieces that the report page is laid out of. All text goes through `pipeline.report.charts.escape`."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.charts import column_chart, escape, short_number
+from pipeline.report.charts import column_chart, escape, short_number
 
 
 def histogram(title: str, measured: Mapping[str, Any], axis: str, said: str) -> str:

@@ -1,6 +1,6 @@
 """What a dataset holds, in numbers: counts, drops by reason, lengths, fill, masks. As report.json and as text.
 
-report.json is the only source: the text here and the page in pipeline.report_html show what stands in it.
+report.json is the only source: the text here and the page in pipeline.report.page show what stands in it.
 """
 
 import io
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.measure import MASK_KINDS, measure_documents, measure_group
+from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic

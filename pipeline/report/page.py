@@ -1,18 +1,18 @@
 """report.json as one page: no script, no other file, nothing that the page's own policy would let it load.
 
-`render_page` is a pure function of the report; whatever comes from the data goes through `pipeline.charts.escape`.
+`render_page` is a pure function of the report; what comes from the data goes through `charts.escape`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.charts import bar_rows, escape, short_number
-from pipeline.measure import MASK_KINDS
-from pipeline.report import STAGES
-from pipeline.report_cards import card, format_bytes, histogram, pairs, small
-from pipeline.report_group import anchor, group_section, title_of
-from pipeline.report_style import STYLE
+from pipeline.report.cards import card, format_bytes, histogram, pairs, small
+from pipeline.report.charts import bar_rows, escape, short_number
+from pipeline.report.group import anchor, group_section, title_of
+from pipeline.report.measure import MASK_KINDS
+from pipeline.report.style import STYLE
+from pipeline.report.summary import STAGES
 from pipeline.shards.storage import write_atomic
 
 REPORT_PAGE = "report.html"
