@@ -49,7 +49,7 @@ def expected(long_corpus, tmp_path_factory):
 
 def workers_below(pid):
     """Pids of Beam's workers among the descendants of a process."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()]
     family = {pid}
     for _ in range(4):

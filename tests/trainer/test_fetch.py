@@ -174,9 +174,10 @@ def test_a_lasting_fault_is_named(folder, fault, cause):
 
 def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):
     dataset, store = over_faulty_store(folder, [wrong_byte], lasting=True)
-    with pytest.raises(ShardReadError, match=r"shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"):
+    said = r"after 3 attempts .*shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"
+    with pytest.raises(ShardReadError, match=said):
         read_all(window_over(dataset, ReadSettings(num_threads=1)))
-    assert store.shard_reads == 3
+    assert store.shard_reads >= 3  # the thread may have gone on to the next read
 
 
 def test_one_wrong_byte_on_disk_names_its_block(folder):
