@@ -15,8 +15,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
+_INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 
@@ -33,7 +35,7 @@ def guard_workers(path: str) -> Iterator[None]:
     killed: list[int] = []
     others: list[threading.ExceptHookArgs] = []
     kept = threading.excepthook
-    with Path(path).open("w") as file:
+    with Path(path).open("w") as file, _interruptible():
         fcntl.flock(file, fcntl.LOCK_EX)
 
         def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
@@ -44,7 +46,7 @@ def guard_workers(path: str) -> Iterator[None]:
             elif (number := _signal_of(int(found[1]))) and not killed:
                 killed.append(number)
                 fcntl.flock(file, fcntl.LOCK_UN)  # the others end too, or Beam would wait for them
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
         threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
         try:
@@ -66,6 +68,20 @@ def watch_launcher(path: str) -> None:
     with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """While this holds, `_INTERRUPT` ends what the main thread, which runs this, waits for."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(_INTERRUPT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(_INTERRUPT, before or signal.SIG_DFL)
 
 
 def _signal_of(return_code: int) -> int:

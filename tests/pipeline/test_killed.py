@@ -79,7 +79,13 @@ def wait_until(condition, seconds=60):
 def start_until(stage, corpus, output):
     """A running build of which the stage has finished something, but not all."""
     process = subprocess.Popen(
-        command(corpus, output), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(corpus, output),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As nohup and background jobs of shells start programs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509  (no threads here)
     )
     pattern = {"tokens": "tokens/*.json", "shards": "_tasks/train/**/*.json"}[stage]
     least = {"tokens": 3, "shards": 1}[stage]
