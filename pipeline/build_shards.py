@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
-from pipeline.build_tokens import TokenStore, describe_changes
+from pipeline.build_tokens import TokenStore
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
 from pipeline.masking import MaskingRule
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
-from pipeline.settings import BuildSettings
+from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,

@@ -13,7 +13,7 @@ import apache_beam as beam
 
 from pipeline.documents.parts import Part
 from pipeline.run_beam import pipeline_options, run_graph
-from pipeline.settings import BuildSettings
+from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import Totals, build_index
@@ -108,12 +108,6 @@ def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, 
     found = json.loads(read_file(filesystem, path))
     if changed := describe_changes(found, content):
         raise ValueError(f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder")
-
-
-def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The keys whose values differ, with both values; empty where none does."""
-    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"{key} was {found.get(key)} and is now {wanted.get(key)}" for key in keys)
 
 
 def _run_job(

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from pipeline.documents.parts import InputFile, Part
 from pipeline.run_beam import pipeline_options, run_graph
-from pipeline.settings import BuildSettings
+from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters
@@ -46,7 +46,7 @@ def prepare_vocabulary(
         found = json.loads(read_file(filesystem, f"{root}/{ORIGIN}"))
         if found != origin:
             raise ValueError(
-                f"{settings.output} holds a vocabulary made otherwise: {_differences(found, origin)};"
+                f"{settings.output} holds a vocabulary made otherwise: {describe_changes(found, origin)};"
                 " give the same settings and input, or another --output"
             )
         return parse_vocab(read_file(filesystem, f"{root}/{VOCAB}"), f"{settings.output}/{VOCAB}")
@@ -72,11 +72,6 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "text_field": settings.text_field,
         "wrapping": settings.wrapping,
     }
-
-
-def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} now" for key in keys)
 
 
 def _read_given(settings: BuildSettings) -> Vocabulary:

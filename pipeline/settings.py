@@ -134,3 +134,9 @@ class BuildSettings:
             "validation_fraction": self.validation_fraction,
             "num_buckets": self.num_buckets,
         }
+
+
+def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The keys whose values differ, with both values; empty where none does."""
+    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+    return ", ".join(f"{key} was {found.get(key)} and is now {wanted.get(key)}" for key in keys)

@@ -90,7 +90,7 @@ def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus
     assert run(*flags, *FLAGS) == 0
     assert (learned / "vocab.txt").stat().st_mtime_ns == before
     assert run(*flags, *FLAGS[:2]) == 2
-    assert "num_unused 3 there, 0 now" in capsys.readouterr().err
+    assert "num_unused was 3 and is now 0" in capsys.readouterr().err
 
 
 def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(corpus, vocab_file, tmp_path):
