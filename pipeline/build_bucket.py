@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.masking import MaskingRule, mask_run
-from pipeline.pairs import Pairs, gather_pairs, make_pairs
+from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
 from pipeline.token_parts import TokenizedDocument
@@ -32,6 +32,7 @@ class InstanceRule:
         cls_id: Id of [CLS].
         sep_id: Id of [SEP].
         masking: What to mask, and with what.
+        nsp_balance: Whether random nexts are as many as the reference makes, or exactly half.
     """
 
     seq_len: int
@@ -40,6 +41,7 @@ class InstanceRule:
     cls_id: int
     sep_id: int
     masking: MaskingRule
+    nsp_balance: NspBalance = "reference"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: 
     purpose = f"pairs-L{rule.seq_len}"
     seeds = [seed_for(rule.seed, purpose, pass_index, each.hex()) for each in documents.ids]
     lengths, offsets = documents.sentence_lengths, documents.sentence_offsets
-    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob)
+    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rule.nsp_balance)
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
 

@@ -227,7 +227,7 @@ def _find_vocabulary(settings: BuildSettings, texts: Sequence[str]) -> Vocabular
 def _plan_length(sample: Sample, rule: InstanceRule, scale: float) -> LengthPlan:
     start = time.perf_counter()
     blocks = build_bucket(gather_documents(sample.documents), rule, 0, "plan")
-    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan")
+    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id)
     seconds = time.perf_counter() - start
     each = max(1, shard.instances)
     return LengthPlan(rule.seq_len, round(scale * shard.instances), len(tar) / each, seconds / each)

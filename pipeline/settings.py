@@ -1,4 +1,4 @@
-"""Every setting of a build, its default and its meaning, and which of them change content. Imports storage."""
+"""Every setting of a build, its default and meaning, and which of them change content. Imports storage and pairs."""
 
 import math
 import os
@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.pairs import NspBalance
 from pipeline.shards.storage import parse_storage_options
 
 TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
+
+# Later settings, whose value here means what builds did before them: left out of content, so that hashes stay.
+_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class BuildSettings:
         masked_lm_prob: Share of an instance's tokens that are masked.
         max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
         whole_word_masking: Mask all pieces of a word together.
+        nsp_balance: Random second segments: as many as the reference makes (reference, some 56 %), or half (exact).
         validation_fraction: Share of documents held out, at least 2 and at most 1.28 M tokens; 0 for none.
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
@@ -63,6 +68,7 @@ class BuildSettings:
     masked_lm_prob: float = 0.15
     max_predictions: int | None = None
     whole_word_masking: bool = False
+    nsp_balance: NspBalance = "reference"
     validation_fraction: float = 0.005
     num_buckets: int | None = None
     tokens: str | None = None
@@ -124,7 +130,7 @@ class BuildSettings:
 
         Lengths and passes are left out, because more of either may be added to a dataset.
         """
-        return self.tokens_content(vocab_sha256) | {
+        content = self.tokens_content(vocab_sha256) | {
             "documents_hash": documents_hash,
             "seed": self.seed,
             "short_seq_prob": self.short_seq_prob,
@@ -133,10 +139,13 @@ class BuildSettings:
             "whole_word_masking": self.whole_word_masking,
             "validation_fraction": self.validation_fraction,
             "num_buckets": self.num_buckets,
+            "nsp_balance": self.nsp_balance,
         }
+        return {key: value for key, value in content.items() if key not in _UNSAID or value != _UNSAID[key]}
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The keys whose values differ, with both values; empty where none does."""
-    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"{key} was {found.get(key)} and is now {wanted.get(key)}" for key in keys)
+    before, now = {**_UNSAID, **found}, {**_UNSAID, **wanted}
+    keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    return ", ".join(f"{key} was {before.get(key)} and is now {now.get(key)}" for key in keys)

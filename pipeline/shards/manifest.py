@@ -37,6 +37,8 @@ SHARDS_SCHEMA = pa.schema(
         ("tokens", pa.int64()),
         ("masked", pa.int64()),
         ("random_next", pa.int64()),
+        ("masked_as_mask", pa.int64()),
+        ("masked_kept", pa.int64()),
     ]
 )
 BLOCKS_SCHEMA = pa.schema(
@@ -53,7 +55,11 @@ BLOCKS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Shard:
-    """One row of shards.parquet. `name` is relative to the dataset, `num_bytes` counts the whole tar file."""
+    """One row of shards.parquet.
+
+    `name` is relative to the dataset, `num_bytes` counts the whole tar file. Of the `masked` positions,
+    `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens.
+    """
 
     split: str
     seq_len: int
@@ -66,6 +72,8 @@ class Shard:
     tokens: int
     masked: int
     random_next: int
+    masked_as_mask: int
+    masked_kept: int
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ class Group:
     tokens: int
     masked: int
     random_next: int
+    masked_as_mask: int
+    masked_kept: int
 
 
 @dataclass(frozen=True)
@@ -207,6 +217,8 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
             tokens=sum(shard.tokens for shard in rows),
             masked=sum(shard.masked for shard in rows),
             random_next=sum(shard.random_next for shard in rows),
+            masked_as_mask=sum(shard.masked_as_mask for shard in rows),
+            masked_kept=sum(shard.masked_kept for shard in rows),
         )
         for (split, seq_len), rows in sorted(members.items())
     )
