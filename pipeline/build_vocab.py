@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from pipeline.documents.parts import InputFile, Part
 from pipeline.run_beam import pipeline_options, run_graph
-from pipeline.settings import BuildSettings, describe_changes
+from pipeline.settings import BuildSettings, describe_changes, without_unsaid
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters
@@ -63,7 +63,7 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
     if settings.vocab:
         return {"vocab_sha256": _read_given(settings).sha256, "lower_case": settings.lower_case}
     listing = "".join(f"{file.url} {file.size}\n" for file in files)
-    return {
+    origin = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
         "vocab_size": settings.vocab_size,
         "num_unused": settings.num_unused,
@@ -71,7 +71,9 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "format": settings.format,
         "text_field": settings.text_field,
         "wrapping": settings.wrapping,
+        "alphabet_size": settings.alphabet_size,
     }
+    return without_unsaid(origin)
 
 
 def _read_given(settings: BuildSettings) -> Vocabulary:
@@ -92,7 +94,7 @@ def _learn(
     if not words:
         raise ValueError(f"no word was found in {sampled}; expected text to learn from, or --vocab FILE")
     tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
-    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused)
+    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
     if len(vocabulary) < settings.vocab_size:
         tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
     return vocabulary

@@ -221,7 +221,8 @@ def _find_vocabulary(settings: BuildSettings, texts: Sequence[str]) -> Vocabular
         if filesystem.exists(path):
             return parse_vocab(read_file(filesystem, path), url)
     counts = count_words(texts, settings.lower_case)
-    return learn_vocabulary(list(counts), list(counts.values()), settings.vocab_size, settings.num_unused)
+    limits = settings.vocab_size, settings.num_unused, settings.alphabet_size
+    return learn_vocabulary(list(counts), list(counts.values()), *limits)
 
 
 def _plan_length(sample: Sample, rule: InstanceRule, scale: float) -> LengthPlan:

@@ -1,4 +1,4 @@
-"""Every setting of a build, its default and meaning, and which of them change content. Imports storage and pairs."""
+"""Every setting of a build, its default and meaning, and which of them change content."""
 
 import math
 import os
@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from pipeline.pairs import NspBalance
 from pipeline.shards.storage import parse_storage_options
+from tokenizer.learn import ALPHABET_SIZE
 
 TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
 
-# Later settings, whose value here means what builds did before them: left out of content, so that hashes stay.
-_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference"}
+# Later settings at the value of builds from before them: not written down, so that hashes stay.
+_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference", "alphabet_size": ALPHABET_SIZE}
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class BuildSettings:
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
         num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
+        alphabet_size: Most characters of a learned vocabulary; words with a rarer one are [UNK] (Chinese: some 8,000).
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -60,6 +62,7 @@ class BuildSettings:
     vocab: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
+    alphabet_size: int = ALPHABET_SIZE
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -90,6 +93,7 @@ class BuildSettings:
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
             "num_unused": self.num_unused >= 0,
+            "alphabet_size": self.alphabet_size >= 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:
@@ -141,7 +145,12 @@ class BuildSettings:
             "num_buckets": self.num_buckets,
             "nsp_balance": self.nsp_balance,
         }
-        return {key: value for key, value in content.items() if key not in _UNSAID or value != _UNSAID[key]}
+        return without_unsaid(content)
+
+
+def without_unsaid(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings to write down and hash: all but later ones at the value of builds from before them."""
+    return {key: value for key, value in content.items() if key not in _UNSAID or value != _UNSAID[key]}
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
