@@ -12,7 +12,7 @@ STANDARD = set(sys.stdlib_module_names)
 
 # Module prefix -> what it may import besides the standard library and its own room; the longest prefix that fits rules.
 ALLOWED = {
-    "tokenizer": {"numpy", "regex", "tokenizers"},
+    "tokenizer": {"numpy", "pyarrow", "regex", "tokenizers"},
     "pipeline": {
         "tokenizer", "apache_beam", "numpy", "pyarrow", "fsspec", "sentencex", "zstandard", "webdataset",
         "jsonargparse", "tqdm",
