@@ -6,8 +6,8 @@ torch in where there is one. May import: stdlib, numpy, pipeline.shards.
 
 import hashlib
 import io
-from collections import Counter
 import tarfile
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
