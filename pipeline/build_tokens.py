@@ -17,6 +17,7 @@ from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
+from pipeline.token_parts import LAYOUT
 from pipeline.tokens_job import (
     CleanDocuments,
     EncodeDocuments,
@@ -34,8 +35,6 @@ from tokenizer.vocab import Vocabulary
 STORE = "tokens.json"
 SETTINGS = "settings.json"
 INDEX = "index.parquet"
-LAYOUT = 2
-"""Of the files of token parts, told in the folder's settings: parts of another layout are refused."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +165,6 @@ def add_tokens_graph(
 
 def _remove_other_parts(filesystem: Any, folder: str, stems: Sequence[str]) -> None:
     """Removes parts of an earlier input or cut, and what an interrupted task left."""
-    endings = (".tokens", ".index", ".json", "-last.json")
+    endings = (".tokens", ".index", ".places", ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX} | {f"{stem}{ending}" for stem in stems for ending in endings}
     remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])

@@ -28,7 +28,16 @@ from pipeline.token_parts import (
     unpack_documents,
 )
 
-INDEX_SCHEMA = pa.schema([("prefix", pa.uint16()), ("part", pa.int32()), ("offset", pa.int64()), ("size", pa.int64())])
+INDEX_SCHEMA = pa.schema(
+    [
+        ("prefix", pa.uint16()),
+        ("part", pa.int32()),
+        ("offset", pa.int64()),  # bytes of the part's tokens
+        ("size", pa.int64()),
+        ("row", pa.int64()),  # rows of its index
+        ("rows", pa.int32()),
+    ]
+)
 _ROWS_PER_GROUP = 1 << 16
 
 
@@ -82,8 +91,8 @@ def build_index(filesystem: Any, folder: str, names: Sequence[str], num_sources:
     lowest_tokens: list[int] = []
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
-        for rows, parts in _read_groups(filesystem, folder, names):
-            _write_ranges(writer, rows, parts)
+        for rows, parts, numbers in _read_groups(filesystem, folder, names):
+            _write_ranges(writer, rows, parts, numbers)
             distinct = _distinct_rows(rows)
             digest.update(_id_bytes(distinct) if num_sources == 1 else _labelled_id_bytes(distinct))
             counts += _count_by_source(rows, distinct, num_sources)
@@ -123,6 +132,16 @@ def read_bucket(
                 yield document
 
 
+def find_prefix_rows(
+    filesystem: Any, folder: str, names: Sequence[str], prefixes: Sequence[int]
+) -> list[tuple[str, int, int]]:
+    """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
+    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
+        table = pq.read_table(file, columns=["part", "row", "rows"], filters=[("prefix", "in", prefixes)])
+    columns = (table.column(name).to_pylist() for name in table.column_names)
+    return [(names[part], row, row + rows) for part, row, rows in zip(*columns, strict=True)]
+
+
 def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
     """The ids of a part's documents, ascending, from its `.index` file, and their bounds in its `.tokens` file.
 
@@ -138,23 +157,25 @@ def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.in
 
 def _read_groups(
     filesystem: Any, folder: str, names: Sequence[str]
-) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int32]]]:
-    """Index rows of all parts whose ids share their top byte, sorted by id and source, with the part each is in."""
+) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    """Index rows of all parts whose ids share their top byte, by id and source; with its part and number in it."""
     paths = [f"{folder}/{name}.index" for name in names]
     bounds = [index_group_bounds(read_range(filesystem, path, 0, INDEX_HEAD_BYTES)) for path in paths]
     for group in range(NUM_INDEX_GROUPS):
         found = [
-            _read_rows(filesystem, path, int(bound[group]), int(bound[group + 1]))
+            read_index_rows(filesystem, path, int(bound[group]), int(bound[group + 1]))
             for path, bound in zip(paths, bounds, strict=True)
         ]
         rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
         parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
         order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
+        numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*bound[group : group + 2]) for bound in bounds)])
         if len(rows):
-            yield rows[order], parts[order]
+            yield rows[order], parts[order], numbers[order]
 
 
-def _read_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray[np.void]:
+def read_index_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray[np.void]:
+    """Rows first to last - 1 of an `.index` file, by one ranged read."""
     if first == last:
         return np.zeros(0, INDEX_DTYPE)
     start, stop = (INDEX_HEAD_BYTES + row * INDEX_DTYPE.itemsize for row in (first, last))
@@ -203,13 +224,19 @@ def _labelled_id_bytes(rows: npt.NDArray[np.void]) -> bytes:
     return labelled.tobytes()
 
 
-def _write_ranges(writer: pq.ParquetWriter, rows: npt.NDArray[np.void], parts: npt.NDArray[np.int32]) -> None:
-    """Appends (prefix, part, offset, size), one row for each prefix that a part holds."""
+def _write_ranges(
+    writer: pq.ParquetWriter,
+    rows: npt.NDArray[np.void],
+    parts: npt.NDArray[np.int32],
+    numbers: npt.NDArray[np.int64],
+) -> None:
+    """Appends (prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
     keys = _prefixes(rows) << 32 | parts
     order = np.lexsort((rows["offset"], keys))
-    keys, rows = keys[order], rows[order]
+    keys, rows, numbers = keys[order], rows[order], numbers[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     sizes = np.add.reduceat(rows["size"].astype(np.int64), starts)
-    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes)
+    num_rows = np.diff(starts, append=len(rows))
+    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes, numbers[starts], num_rows)
     arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
     writer.write_table(pa.table(arrays, schema=INDEX_SCHEMA), row_group_size=_ROWS_PER_GROUP)

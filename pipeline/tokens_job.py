@@ -3,7 +3,7 @@
     Part | ReadDocuments | CleanDocuments | SplitSentences | EncodeDocuments | WriteTokenParts
 
 Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits between any
-two. A finished list leaves two files and, last, a small record; running again skips parts whose records are all there.
+two. A finished list leaves three files and, last, a small record; running again skips parts whose records are there.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from pipeline.document_lists import (
 from pipeline.documents import EXAMPLES_PER_REASON, Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
+from pipeline.provenance import pack_places
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
@@ -142,12 +143,13 @@ def read_lists(
 def write_token_part(
     documents: DocumentList[TokenizedDocument], folder_url: str, storage_options: Mapping[str, Any] | None = None
 ) -> str:
-    """Writes a list's two files, then the record that says they are whole; returns the record's name."""
+    """Writes a list's three files, then the record that says they are whole; returns the record's name."""
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
     write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
     write_atomic(filesystem, f"{folder}/{name}.index", index)
+    write_atomic(filesystem, f"{folder}/{name}.places", pack_places(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     write_atomic(filesystem, f"{folder}/{record}", _format_record(documents))
     return record
