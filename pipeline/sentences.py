@@ -12,8 +12,8 @@ _LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 _MAX_UTF8_BYTES = 4  # of a character
 # `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and years begin many.
 _WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
-_STOP_BEFORE_DIGIT = re.compile(r"(?<=[。！？])(?=\d)")
-_OPENING, _CLOSING = "「『“（《", "」』”）》"
+_STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
+_OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
 
 
 def split_sentences(text: str, language: str = "en", max_characters: int = 1000) -> list[str]:
