@@ -32,6 +32,8 @@ class BuildSettings:
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
         num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
+        alphabet_size: Characters of a learned vocabulary, the commonest; words with another one are [UNK]. Chinese has
+            some 8,000.
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -62,6 +64,7 @@ class BuildSettings:
     vocab: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
+    alphabet_size: int = 1000
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -91,6 +94,7 @@ class BuildSettings:
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
             "num_unused": self.num_unused >= 0,
+            "alphabet_size": self.alphabet_size >= 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:

@@ -76,7 +76,8 @@ def test_word_counts_are_multiplied_by_the_smallest_whole_numbers():
     assert count_factors([UNIT]) == count_factors([7 * UNIT]) == [1]
     assert count_factors([UNIT, UNIT]) == [1, 1]
     assert count_factors([UNIT, UNIT // 2, 3 * UNIT // 2]) == [2, 1, 3]
-    assert count_factors([UNIT, 333_333]) == [1_000_000, 333_333]
+    assert count_factors([UNIT, 333_333]) == [1000, 333]
+    assert count_factors([100 * UNIT, 1]) == [100_000, 1]
 
 
 def test_buckets_are_planned_from_what_a_pass_uses():
