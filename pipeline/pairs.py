@@ -65,17 +65,21 @@ class _Balance:
     So it hardly depends on where a chunk stands, and what a long document is off by is spread over all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_tokens: int, max_tokens: int) -> None:
+        """Of all documents to come, each as often as it is used; of both segments of a pair."""
         self.chance = 0.5
+        self._tokens_left = num_tokens
+        self._max_tokens = max_tokens
         self._num_pairs = self._num_forced = self._excess = 0
 
-    def count(self, is_random_next: bool, is_forced: bool, num_pairs_left: int) -> float:
-        """The chance after one more pair."""
+    def count(self, is_random_next: bool, is_forced: bool, num_tokens: int) -> float:
+        """The chance after one more pair, which went over so many tokens of its document."""
+        self._tokens_left -= num_tokens
         self._num_pairs += 1
         self._num_forced += is_forced
         self._excess += 1 if is_random_next else -1
         forced = self._num_forced / (self._num_pairs + _FREE_PAIRS)
-        wanted = 0.5 - self._excess / (2 * max(1, num_pairs_left))
+        wanted = 0.5 - self._excess / (2 * max(1, self._tokens_left // self._max_tokens))
         self.chance = (wanted - forced) / (1 - forced)
         return self.chance
 
@@ -95,17 +99,20 @@ def make_pairs(
     seq_len: int,
     short_seq_prob: float = 0.1,
     nsp_balance: NspBalance = "reference",
+    rows: Sequence[int] | None = None,
 ) -> Pairs:
-    """Pairs of every document of a bucket, in document order (docs/parity.md 1.2-1.8).
+    """Pairs of the documents of a bucket, in document order (docs/parity.md 1.2-1.8).
 
     Args:
         sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
         sentence_offsets: [D + 1], first sentence of each document and S; every document has one at least.
         seeds: [D], one seed per document; no draw of one document shifts those of another, nor, but for an exact
-            balance, its pairs.
+            balance, its pairs. With rows, one per row.
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: Share of documents cut to a random shorter target.
         nsp_balance: reference draws as the reference does, or exact: half random, half actual nexts (docs/parity.md 5).
+        rows: Documents to make pairs of, any of them any number of times; by default each once. A random B comes from
+            all documents of the bucket but A's own.
 
     Raises:
         ValueError: Fewer than two documents: a random B must come from another one.
@@ -116,14 +123,17 @@ def make_pairs(
             f"next sentence prediction takes a random B from another document: found {num_documents} document(s) "
             "in the bucket, expected at least 2; add text, or use fewer buckets"
         )
-    assert len(seeds) == num_documents, f"{len(seeds)} seeds for {num_documents} documents"
+    rows = range(num_documents) if rows is None else rows
+    assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} documents"
     sentences = _find_sentences(sentence_lengths, sentence_offsets)
     spans = array("q")
-    balance = _Balance() if nsp_balance == "exact" else None
-    for document, seed in enumerate(seeds):
+    token_offsets = np.asarray(sentences.bounds, np.int64)[sentence_offsets]
+    balance = None
+    if nsp_balance == "exact":
+        balance = _Balance(int(np.diff(token_offsets)[rows].sum()), seq_len - NUM_SPECIAL_TOKENS)
+    for document, seed in zip(rows, seeds, strict=True):
         rng = Random(seed)
         _pair_document(sentences, document, seq_len - NUM_SPECIAL_TOKENS, short_seq_prob, rng, spans, balance)
-    token_offsets = np.asarray(sentences.bounds, np.int64)[sentence_offsets]
     return _as_columns(spans, token_offsets)
 
 
@@ -152,6 +162,7 @@ def _pair_document(
     random_chance = 0.5 if balance is None else balance.chance
     rows: list[int] = []
     bounds, sentence, end = sentences.bounds, sentences.firsts[document], sentences.firsts[document + 1]
+    walked = bounds[sentence]
     while sentence < end:
         a_start = bounds[sentence]
         chunk_end = bisect_left(bounds, a_start + target, sentence + 1, end)
@@ -172,7 +183,8 @@ def _pair_document(
             a_start, a_stop, b_start, b_stop = _truncate(a_start, a_stop, b_start, b_stop, num_cuts, getrandbits)
         rows += (a_start, a_stop, b_start, b_stop, is_random_next)
         if balance is not None:
-            random_chance = balance.count(is_random_next, is_forced, (bounds[-1] - bounds[sentence]) // max_tokens)
+            random_chance = balance.count(is_random_next, is_forced, bounds[sentence] - walked)
+            walked = bounds[sentence]
     spans.fromlist(rows)  # twice as fast as array.extend
 
 

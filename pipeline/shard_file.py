@@ -41,5 +41,19 @@ def pack_shard(
     offset, size, instances, tokens, crc32 = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
     sha256 = hashlib.sha256(tar).hexdigest()
-    shard = Shard(split, seq_len, pass_index, name, len(tar), sha256, content_hash(digests), **totals)
+    shard = Shard(
+        split,
+        seq_len,
+        pass_index,
+        name,
+        len(tar),
+        sha256,
+        content_hash(digests),
+        instances=totals["instances"],
+        tokens=totals["tokens"],
+        masked=totals["masked"],
+        random_next=totals["random_next"],
+        masked_as_mask=totals["masked_as_mask"],
+        masked_kept=totals["masked_kept"],
+    )
     return tar, shard, table

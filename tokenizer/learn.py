@@ -13,8 +13,9 @@ from tokenizer.merges import BOUNDARY, PairMerger
 from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
-ALPHABET_SIZE = 1000
-"""Characters kept, the commonest first, then by code point; a word with another one is [UNK], and not learned from."""
+MAX_ALPHABET = 1000
+"""Characters kept by default, the commonest first, then by code point; a word with another one is [UNK], and not
+learned from."""
 
 _NEWLINE = ord("\n")
 _OTHER = -1
@@ -26,7 +27,7 @@ def learn_vocabulary(
     counts: Sequence[int] | Array,
     vocab_size: int,
     num_unused: int = 0,
-    alphabet_size: int = ALPHABET_SIZE,
+    alphabet_size: int = MAX_ALPHABET,
 ) -> Vocabulary:
     """Vocabulary of `vocab_size` tokens in the order of BERT's: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
 
@@ -40,7 +41,7 @@ def learn_vocabulary(
         counts: How often each occurs, 1 or more.
         vocab_size: Number of tokens; words that hold fewer distinct pieces give fewer: look at `len`.
         num_unused: Number of [unusedN] tokens to set aside (BERT's published vocabularies have 99 there).
-        alphabet_size: Most characters kept; words with a rarer one are [UNK].
+        alphabet_size: Characters kept at most.
 
     Raises:
         ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words' alphabet.
@@ -51,7 +52,8 @@ def learn_vocabulary(
     if num_fixed > vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: {len(specials)} special and unused tokens and the text's alphabet "
-            f"alone make {num_fixed}; raise vocab_size or lower num_unused={num_unused} or {alphabet_size=}"
+            f"alone make {num_fixed}; raise vocab_size, or lower num_unused={num_unused} or "
+            f"alphabet_size={alphabet_size}"
         )
     merger.merge_until(vocab_size - len(specials))
     return Vocabulary((*specials, *merger.pieces))
@@ -91,7 +93,7 @@ def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
 
 
 def _choose_alphabet(codes_P: Array, weights_P: Array, alphabet_size: int) -> tuple[list[str], Array]:
-    """The `alphabet_size` commonest characters by code point; [P] each position's place among them, or _OTHER."""
+    """The commonest characters by code point; [P] each position's place among them, or _OTHER."""
     is_character_P = codes_P != _NEWLINE
     codes, inverse = np.unique(codes_P[is_character_P], return_inverse=True)
     # Float sums are exact below 2^53, far beyond the characters of any sample.

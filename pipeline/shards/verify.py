@@ -122,6 +122,8 @@ def _check_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
     for name, count in counts.items():
         if count != getattr(shard, name):
             yield Finding(where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table")
+    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
+        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")

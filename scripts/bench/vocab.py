@@ -25,7 +25,7 @@ from tokenizers.trainers import WordPieceTrainer
 from scripts.bench.measured import print_result
 from tokenizer.encode import Encoder
 from tokenizer.export import build_normalizer, build_pre_tokenizer
-from tokenizer.learn import ALPHABET_SIZE, learn_vocabulary
+from tokenizer.learn import MAX_ALPHABET, learn_vocabulary
 from tokenizer.vocab import SPECIAL_TOKENS, UNK, Vocabulary, parse_vocab
 from tokenizer.words import count_words
 
@@ -61,7 +61,7 @@ def run_peer(paths: Sequence[str], vocab_size: int) -> Result:
     tokenizer = Tokenizer(WordPiece(unk_token=UNK))
     tokenizer.normalizer, tokenizer.pre_tokenizer = build_normalizer(lower_case=True), build_pre_tokenizer()
     trainer = WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), limit_alphabet=ALPHABET_SIZE, show_progress=False
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), limit_alphabet=MAX_ALPHABET, show_progress=False
     )
     start = time.process_time()
     tokenizer.train_from_iterator(lines, trainer)
