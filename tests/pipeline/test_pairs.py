@@ -151,6 +151,14 @@ def test_an_exact_balance_is_half_in_every_bucket(num_documents):
         assert abs(2 * int(is_random.sum()) - len(is_random)) <= 12, "one-sentence chunks may come last"
 
 
+def test_an_exact_balance_of_documents_that_are_used_several_times():
+    lengths, offsets = np.array([5, 20, 30, 60] * 60), np.arange(9) * 30
+    rows = [0, 0, 0, 2, 3, 3, 7, 7, 7, 7]
+    seeds = list(range(len(rows)))
+    is_random = make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact", rows=rows).is_random_next
+    assert abs(2 * int(is_random.sum()) - len(is_random)) <= 4
+
+
 def test_an_exact_balance_of_real_articles(shared_data):
     """Of 100,000 instances and more half is random, in every pass; random means another document."""
     [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_en/wiki_en_0[01].txt.zst")]), "auto", 2**30)
