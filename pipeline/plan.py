@@ -21,7 +21,7 @@ from pipeline.documents.read import read_part
 from pipeline.settings import BuildSettings
 from pipeline.shard_file import pack_shard
 from pipeline.shards.block import block_instances
-from pipeline.shards.storage import open_filesystem, read_file
+from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.token_parts import TokenizedDocument, pack_documents
 from tokenizer.encode import Encoder
 from tokenizer.learn import learn_vocabulary
@@ -218,7 +218,7 @@ def _choose_places(settings: BuildSettings, files: Sequence[InputFile]) -> list[
 def _find_vocabulary(settings: BuildSettings, texts: Sequence[str]) -> Vocabulary:
     for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
         filesystem, path = open_filesystem(url, settings.filesystem_options())
-        if filesystem.exists(path):
+        if file_exists(filesystem, path):
             return parse_vocab(read_file(filesystem, path), url)
     counts = count_words(texts, settings.lower_case)
     return learn_vocabulary(list(counts), list(counts.values()), settings.vocab_size, settings.num_unused)

@@ -1,7 +1,7 @@
 """The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
 
 Read group by group (ids with the same top byte), so memory is the largest group and not the corpus. May import:
-stdlib, numpy, pyarrow, pipeline.token_parts, buckets and pipeline.shards.storage.
+stdlib, numpy, pyarrow, pipeline.token_parts, buckets, and of pipeline.shards storage and ranged_file.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, PREFIX_BITS, Bucket
+from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import read_file, read_range
 from pipeline.token_parts import (
     ID_BYTES,
@@ -95,7 +96,7 @@ def read_bucket(
     filesystem: Any, folder: str, names: Sequence[str], bucket: Bucket, token_dtype: Any
 ) -> Iterator[TokenizedDocument]:
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read."""
-    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
+    with open_ranged(filesystem, f"{folder}/index.parquet") as file:
         first, last = bucket.prefixes[0], bucket.prefixes[-1]
         table = pq.read_table(file, filters=[("prefix", ">=", first), ("prefix", "<=", last)])
     part, offset, size = (table.column(name).to_numpy() for name in ("part", "offset", "size"))

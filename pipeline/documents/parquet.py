@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.documents import records
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.documents.records import BadDocumentError, Record, too_long
+from pipeline.shards.ranged_file import open_ranged
 
 MAGIC = b"PAR1"
 _BATCH_ROWS = 256
@@ -24,7 +25,7 @@ def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOp
     from pyarrow.parquet import ParquetFile
 
     filesystem, path = open_sized(file_range, storage_options)
-    with filesystem.open(path, "rb") as file:
+    with open_ranged(filesystem, path) as file:
         try:
             table = ParquetFile(file)
             _check_column(table, text_field, file_range.url)

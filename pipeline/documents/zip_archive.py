@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.documents.compression import check_ratio, decompress, is_compressed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.shards.ranged_file import open_ranged
 
 _BLOCK_BYTES = 256 * 2**10
 SUFFIX = ".zip"
@@ -57,7 +58,7 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
         ValueError: Not a zip archive; a name that leaves the archive's folder; members that share their bytes.
     """
     filesystem, path = open_sized(file_range, storage_options)
-    with filesystem.open(path, "rb") as file:
+    with open_ranged(filesystem, path) as file:
         with _broken_zip(file_range.url):
             archive = zipfile.ZipFile(file)
         members = [info for info in archive.infolist() if not info.is_dir()]

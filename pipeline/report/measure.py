@@ -17,7 +17,7 @@ from pipeline.inspect import describe_instance, read_block, read_vocabulary
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, Shard
-from pipeline.shards.storage import read_file, read_range
+from pipeline.shards.storage import file_exists, read_file, read_range
 from pipeline.token_parts import INDEX_DTYPE, INDEX_HEAD_BYTES, NUM_INDEX_GROUPS, index_group_bounds, unpack_documents
 
 SAMPLE_BLOCKS = 32
@@ -138,7 +138,7 @@ def chi_square_p(statistic: float, degrees: int) -> float:
 
 def measure_documents(filesystem: Any, folder: str, manifest: Any, store_name: str = "tokens.json") -> Any:
     """Lengths of documents and sentences in tokens, from the token parts; None where those of this dataset are gone."""
-    if not filesystem.exists(f"{folder}/{store_name}"):
+    if not file_exists(filesystem, f"{folder}/{store_name}"):
         return None
     store = json.loads(read_file(filesystem, f"{folder}/{store_name}"))
     if store["totals"]["documents_hash"] != manifest.settings.get("documents_hash"):

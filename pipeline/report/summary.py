@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, json_bytes
-from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.shards.storage import file_exists, open_filesystem, write_atomic
 
 REPORT = "report.json"
 SOURCES = "sources.parquet"
@@ -82,7 +82,7 @@ def read_report(dataset: Dataset) -> dict[str, Any]:
 
 def load_report(dataset: Dataset) -> dict[str, Any]:
     """report.json as it stands; empty where there is none, or one of another content."""
-    if not dataset.filesystem.exists(f"{dataset.root}/{REPORT}"):
+    if not file_exists(dataset.filesystem, f"{dataset.root}/{REPORT}"):
         return {}
     found: dict[str, Any] = json.loads(dataset.read_file(REPORT))
     return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
@@ -105,7 +105,7 @@ def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
 def _summarize_sources(dataset: Dataset) -> dict[str, Any] | None:
     """Number and bytes of the input files, and the largest of them with whatever else the table says of each."""
-    if not dataset.filesystem.exists(f"{dataset.root}/{SOURCES}"):
+    if not file_exists(dataset.filesystem, f"{dataset.root}/{SOURCES}"):
         return None
     rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(dataset.read_file(SOURCES))).to_pylist()
     largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
