@@ -4,6 +4,8 @@ A member belongs to the range of the archive its header starts in. Names that be
 folders; only the line layouts are read from archives.
 """
 
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -17,6 +19,11 @@ from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.shards.ranged_file import open_ranged
 
 _BLOCK_BYTES = 256 * 2**10
+# What zipfile raises where lengths, offsets, names or methods lie.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error, OverflowError, OSError,
+    ValueError, MemoryError,
+)  # fmt: skip
 SUFFIX = ".zip"
 
 
@@ -84,5 +91,7 @@ def _check_name(name: str, url: str) -> None:
 def _broken_zip(where: str) -> Iterator[Any]:
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _ZIP_ERRORS as error:
+        if str(error).startswith(where):  # our own, which says more
+            raise
         raise ValueError(f"{where}: cannot be read as zip ({error}); fetch or pack the archive again") from error

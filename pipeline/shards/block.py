@@ -139,12 +139,12 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
         batch.validate()  # or columns longer than their buffers would be read past the end
     except (ValueError, pa.ArrowException, OSError, StopIteration) as error:
         raise ValueError(f"{where}: not an Arrow block: {error}") from error
-    token_dtype = (
-        np.uint32 if pa.types.is_list(kind := batch.schema.types[0]) and kind.value_type == pa.uint32() else np.uint16
-    )
+    kind = batch.schema.types[0] if batch.num_columns else pa.null()
+    token_dtype = np.uint32 if pa.types.is_list(kind) and kind.value_type == pa.uint32() else np.uint16
     schema = block_schema(token_dtype)
     if not batch.schema.equals(schema):  # the message alone would cost a fifth of the decoding
-        _expect(False, where, f"schema is\n{batch.schema}\nexpected\n{schema}")
+        found = repr(batch.schema.types)  # names may be no text
+        _expect(False, where, f"schema is\n{found}\nexpected\n{schema}")
     offsets, input_ids = _list_parts(batch, "input_ids", where)
     masked_offsets, positions = _list_parts(batch, "masked_lm_positions", where)
     label_offsets, labels = _list_parts(batch, "masked_lm_ids", where)

@@ -318,5 +318,5 @@ def _read_parquet(source: bytes, schema: pa.Schema, where: str) -> pq.ParquetFil
 def _named_damage(where: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
         raise ValueError(f"{where}: a damaged Parquet table: {error}; restore or rebuild the dataset") from error

@@ -117,9 +117,10 @@ def make_target(name: str, folder: str) -> Callable[[bytes], object]:
     """The function under test: readers get the bytes as a file, codecs as they are."""
     from pipeline.shards import block, manifest
 
+    rows = manifest.parse_shards_table(_shards(), PLACE)
+
     def read_tables(data: bytes) -> None:
         """Every row group of a block table, against a shard that it may describe."""
-        rows = manifest.parse_shards_table(_shards(), PLACE)
         file = manifest.open_blocks_table(data, len(rows), PLACE)
         for index, shard in enumerate(rows):
             manifest.read_block_table(file, index, shard, PLACE)
