@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--child", nargs=2, metavar=("TARGET", "FOLDER"), help=argparse.SUPPRESS)
     own, rest = parser.parse_known_args()
     if own.child:
-        fuzz_here(*own.child, rest)
+        fuzz_here(own.child[0], own.child[1], rest)
         return 0
     names = own.targets or list(seed_inputs())
     rows = [fuzz_target(name, own.seconds // len(names), own.findings) for name in names]
@@ -135,8 +135,9 @@ def make_target(name: str, folder: str) -> Callable[[bytes], object]:
 
 
 def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
-    """Reads all documents of a file, whole and cut in two, both with malformed documents skipped."""
+    """Reads all documents of a file, whole and its second half where it may be cut; malformed ones are skipped."""
     from pipeline.documents.files import FileRange
+    from pipeline.documents.formats import may_be_cut
     from pipeline.documents.parts import Part
     from pipeline.documents.read import read_part
 
@@ -146,7 +147,8 @@ def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        for bounds in ((0, len(data)), (len(data) // 2, len(data))):
+        bounds_of_parts = [(0, len(data)), (len(data) // 2, len(data))]
+        for bounds in bounds_of_parts if may_be_cut(text_format, str(path)) else bounds_of_parts[:1]:
             part = Part((FileRange(str(path), *bounds, len(data), text_format),))
             for _ in read_part(part, on_bad_document="skip"):
                 pass
