@@ -22,7 +22,7 @@ _BLOCK_BYTES = 256 * 2**10
 # What zipfile raises where lengths, offsets, names or methods lie.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error, OverflowError, OSError,
-    ValueError, MemoryError,
+    ValueError, LookupError, MemoryError,
 )  # fmt: skip
 SUFFIX = ".zip"
 
@@ -68,7 +68,7 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
     with open_ranged(filesystem, path) as file:
         with _broken_zip(file_range.url):
             archive = zipfile.ZipFile(file)
-        members = [info for info in archive.infolist() if not info.is_dir()]
+            members = [info for info in archive.infolist() if not info.is_dir()]
         for info in members:
             _check_name(info.filename, file_range.url)
         if sum(info.compress_size for info in members) > file_range.size:

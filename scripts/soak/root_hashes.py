@@ -46,7 +46,7 @@ class Way:
 
     name: str
     arguments: tuple[str, ...] = ("--workers", "1")
-    write: Writer = field(default=lambda lines, folder: write_files(lines, folder))
+    write: Writer = field(default_factory=lambda: write_files)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -122,7 +122,7 @@ def ways() -> list[Way]:
         *(Way(f"PYTHONHASHSEED={seed}", environment={"PYTHONHASHSEED": seed}) for seed in ("0", "1", "random")),
     ]
     if all(map(importlib.util.find_spec, ("dask", "distributed"))):
-        runner = ("--", "--runner=DaskRunner", "--dask_npartitions=8")
+        runner = ("--", "--runner=DaskRunner")
         found += [
             Way(f"DaskRunner, {exchange}", ("--exchange", exchange, *small, *runner))
             for exchange in ("files", "shuffle")

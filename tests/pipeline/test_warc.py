@@ -56,6 +56,9 @@ HTML = (
     [
         (HTML.encode(), b"Content-Type: text/html; charset=utf-8"),
         (HTML.encode("latin-1"), b"Content-Type: text/html; charset=iso-8859-1"),
+        (HTML.encode(), b"Content-Type: text/html; charset=uf-t8"),
+        (HTML.encode(), b"Content-Type: text/html; charset=hex"),
+        (HTML.encode(), b"Content-Type: text/html; charset=undefined"),
         (gzip.compress(HTML.encode()), b"Content-Type: text/html; charset=utf-8\r\nContent-Encoding: gzip"),
         (
             b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(HTML.encode()) - 5, HTML.encode()[5:]),
