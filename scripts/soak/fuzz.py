@@ -76,10 +76,10 @@ def fuzz_target(name: str, seconds: int, findings: Path) -> dict[str, Any]:
     row = {
         "target": name,
         "seconds": round(time.monotonic() - began, 1),
-        "executions": _number(r"number_of_executed_units: (\d+)", run.stderr),
+        "executions": _number(r"(?:#|number_of_executed_units:\s+)(\d+)", run.stderr),
         "inputs_kept": inputs,
-        "coverage": _number(r"cov: (\d+)(?!.*cov: )", run.stderr),
-        "peak_mb": _number(r"peak_rss_mb: (\d+)", run.stderr),
+        "coverage": _number(r"cov: (\d+)", run.stderr),
+        "peak_mb": _number(r"(?:rss: |peak_rss_mb:\s+)(\d+)", run.stderr),
         "finding": "" if run.returncode == 0 else _describe(run.stdout + run.stderr),
     }
     print(json.dumps(row), flush=True)
@@ -177,7 +177,8 @@ def _describe(said: str) -> str:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.findall(pattern, text, re.DOTALL)
+    """The last number that the pattern finds; 0 where none is."""
+    found = re.findall(pattern, text)
     return int(found[-1]) if found else 0
 
 

@@ -122,7 +122,7 @@ def ways() -> list[Way]:
         *(Way(f"PYTHONHASHSEED={seed}", environment={"PYTHONHASHSEED": seed}) for seed in ("0", "1", "random")),
     ]
     if all(map(importlib.util.find_spec, ("dask", "distributed"))):
-        runner = ("--", "--runner=DaskRunner")
+        runner = ("--", "--runner=apache_beam.runners.dask.dask_runner.DaskRunner")
         found += [
             Way(f"DaskRunner, {exchange}", ("--exchange", exchange, *small, *runner))
             for exchange in ("files", "shuffle")

@@ -56,9 +56,6 @@ HTML = (
     [
         (HTML.encode(), b"Content-Type: text/html; charset=utf-8"),
         (HTML.encode("latin-1"), b"Content-Type: text/html; charset=iso-8859-1"),
-        (HTML.encode(), b"Content-Type: text/html; charset=uf-t8"),
-        (HTML.encode(), b"Content-Type: text/html; charset=hex"),
-        (HTML.encode(), b"Content-Type: text/html; charset=undefined"),
         (gzip.compress(HTML.encode()), b"Content-Type: text/html; charset=utf-8\r\nContent-Encoding: gzip"),
         (
             b"5;x=y\r\n<html\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(HTML.encode()) - 5, HTML.encode()[5:]),
@@ -78,6 +75,13 @@ def test_html(body, header):
     assert [line for line in document.text.split("\n") if line.strip()] == ["One bold caf\u00e9.", "Two."]
     assert document.where == "memory:///warc/f.warc, record 2"
     assert skipped == {"not_a_page": 3}
+
+
+@pytest.mark.parametrize("charset", [b"uf-t8", b"hex", b"undefined", b'"', b"idna", b"utf-7"])
+def test_a_charset_that_does_not_exist_is_guessed(charset):
+    body = HTML.replace("caf\u00e9", "cafe").encode()
+    [document] = read(response(body, b"Content-Type: text/html; charset=" + charset))
+    assert document.text.split() == ["One", "bold", "cafe.", "Two."]
 
 
 @pytest.mark.parametrize(
