@@ -131,7 +131,7 @@ def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file,
 
 
 def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_path):
-    """A build that was killed before tokens.json goes on with parts cut otherwise: what is left of the old is poison."""
+    """A build killed before tokens.json goes on with parts cut otherwise: what is left of the old ones is poison."""
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output, "--part_bytes", 4096) == 0
     shutil.rmtree(output / "train")
