@@ -128,7 +128,7 @@ def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
     """
     if shares.masked and (chi_square := _chi_square(shares, vocab_size)) > MAX_CHI_SQUARE:
         yield (
-            f"masked positions show {describe_masks(shares)}, expected 80, 10 and 10 %:"
+            f"masked positions show {_describe_masks(shares)}, expected 80, 10 and 10 %:"
             f" chi-square {chi_square:.1f}, at most {MAX_CHI_SQUARE:.1f} is chance"
         )
     deviations = (shares.instances / 2 - shares.random_next) / math.sqrt(max(1, shares.instances) / 4)
@@ -143,23 +143,20 @@ def describe_shares(shares: Shares, vocab_size: int) -> str:
     """One line for people."""
     random_next = 100 * shares.random_next / max(1, shares.instances)
     return (
-        f"masked positions show {describe_masks(shares)} (chi-square {_chi_square(shares, vocab_size):.2f}"
+        f"masked positions show {_describe_masks(shares)} (chi-square {_chi_square(shares, vocab_size):.2f}"
         f" of 2 degrees of freedom, at most {MAX_CHI_SQUARE:.1f}); {random_next:.2f} % of pairs are random"
     )
 
 
-def describe_masks(shares: Shares) -> str:
+def _describe_masks(shares: Shares) -> str:
     """[MASK], the token itself and other tokens, in percent."""
     mask, original, other = (100 * each / max(1, shares.masked) for each in _kinds(shares))
     return f"[MASK] {mask:.2f} %, the token {original:.2f} %, another {other:.2f} %"
 
 
 def _kinds(shares: Shares) -> tuple[int, int, int]:
-    return (
-        shares.shown_as_mask,
-        shares.shown_as_original,
-        shares.masked - shares.shown_as_mask - shares.shown_as_original,
-    )
+    others = shares.masked - shares.shown_as_mask - shares.shown_as_original
+    return shares.shown_as_mask, shares.shown_as_original, others
 
 
 def _chi_square(shares: Shares, vocab_size: int) -> float:

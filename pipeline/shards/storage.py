@@ -39,10 +39,7 @@ Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
-    """A file could not be read or written, for a reason outside this program: a ValueError too, as users' faults are.
-
-    The message names the URL, the cause and what to do.
-    """
+    """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
 
 
 class _SizeError(OSError):

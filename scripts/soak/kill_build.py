@@ -9,6 +9,7 @@ names a file for all of them. Linux only: processes are found in /proc.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -52,7 +53,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Runs the seeds; exit code 1 where one found something wrong."""
+    """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
@@ -61,20 +62,31 @@ def main() -> int:
     own = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="beambert-kill-") as folder:
         soak = Soak(Path(folder), own.documents)
-        outcomes = []
-        for seed in range(own.first_seed, own.first_seed + own.kills):
-            outcomes.append(soak.run_seed(seed))
-            print(json.dumps(asdict(outcomes[-1])), flush=True)
-    failed = [outcome.seed for outcome in outcomes if outcome.findings]
+        outcomes: list[Outcome] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            for seed in range(own.first_seed, own.first_seed + own.kills):
+                outcomes.append(soak.run_seed(seed))
+                print(json.dumps(asdict(outcomes[-1])), flush=True)
+    result = summarize(outcomes, own.documents, soak.undisturbed_seconds, soak.root_hash)
+    print(json.dumps(result))
+    if own.output:
+        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
+        own.output.parent.mkdir(parents=True, exist_ok=True)
+        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
+    return 1 if result["failed_seeds"] else 0
+
+
+def summarize(outcomes: list[Outcome], documents: int, undisturbed_seconds: float, root_hash: str) -> dict[str, Any]:
+    """What all seeds together came to."""
     kills = [each for outcome in outcomes for each in outcome.kills]
-    result: dict[str, Any] = {
+    return {
         "soak": "kill_build",
         "commit": _commit(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "documents": own.documents,
-        "undisturbed_seconds": round(soak.undisturbed_seconds, 1),
-        "root_hash": soak.root_hash,
+        "documents": documents,
+        "undisturbed_seconds": round(undisturbed_seconds, 1),
+        "root_hash": root_hash,
         "seeds": len(outcomes),
         "kills": len(kills),
         "kills_by_stage": dict(Counter(each.rpartition(" in ")[2] for each in kills)),
@@ -85,14 +97,8 @@ def main() -> int:
         "finished_files_redone": count_findings(outcomes, "redone"),
         "left_behind": count_findings(outcomes, "left behind"),
         "missing": count_findings(outcomes, "missing"),
-        "failed_seeds": failed,
+        "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
     }
-    print(json.dumps(result))
-    if own.output:
-        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
-        own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
-    return 1 if failed else 0
 
 
 def count_findings(outcomes: list[Outcome], kind: str) -> int:
