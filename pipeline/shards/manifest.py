@@ -40,6 +40,7 @@ SHARDS_SCHEMA = pa.schema(
         ("random_next", pa.int64()),
     ]
 )
+SHARDS_SCHEMA_OF_SOURCES = SHARDS_SCHEMA.append(pa.field("source_tokens", pa.list_(pa.int64())))
 BLOCKS_SCHEMA = pa.schema(
     [
         ("shard", pa.int32()),
@@ -54,7 +55,10 @@ BLOCKS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Shard:
-    """One row of shards.parquet. `name` is relative to the dataset, `num_bytes` counts the whole tar file."""
+    """One row of shards.parquet. `name` is relative to the dataset, `num_bytes` counts the whole tar file.
+
+    `source_tokens` are the tokens of each source, by its number; there are none where a dataset has one source.
+    """
 
     split: str
     seq_len: int
@@ -67,6 +71,7 @@ class Shard:
     tokens: int
     masked: int
     random_next: int
+    source_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class Manifest:
         groups: Totals per split and length.
         counters: Documents and characters read, dropped by reason, kept.
         root_hash: blake2b-256 over all passes' hashes.
+        sources: Name, language, weight and counters of each source, by its number.
     """
 
     format_version: int
@@ -132,6 +138,7 @@ class Manifest:
     groups: tuple[Group, ...]
     counters: Mapping[str, Any]
     root_hash: str
+    sources: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> bytes:
         """What manifest.json holds."""
@@ -153,7 +160,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise ValueError(f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}")
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
-        manifest = Manifest(groups=groups, **fields)
+        sources = tuple(fields.pop("sources", ()))
+        manifest = Manifest(groups=groups, sources=sources, **fields)
         check_manifest(manifest)
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error}; restore or rebuild the dataset") from error
@@ -193,8 +201,14 @@ def root_hash(shards: Iterable[Shard]) -> str:
 
 def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
     """pass.json: written when a pass is complete, so that training can follow a build that is still running."""
-    rows = [dataclasses.asdict(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
+    rows = [shard_row(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
     return json_bytes({"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "shards": rows})
+
+
+def shard_row(shard: Shard) -> dict[str, Any]:
+    """A shard as JSON holds it, without what a dataset of one source does not have."""
+    row = dataclasses.asdict(shard)
+    return row if shard.source_tokens else {name: value for name, value in row.items() if name != "source_tokens"}
 
 
 def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
@@ -219,10 +233,11 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
 
 def shards_table(shards: Sequence[Shard]) -> bytes:
     """shards.parquet, one row a shard."""
-    columns = zip(*(dataclasses.astuple(shard) for shard in shards), strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SHARDS_SCHEMA, strict=True)]
+    schema = SHARDS_SCHEMA_OF_SOURCES if any(shard.source_tokens for shard in shards) else SHARDS_SCHEMA
+    columns = zip(*(dataclasses.astuple(shard)[: len(schema)] for shard in shards), strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = io.BytesIO()
-    pq.write_table(pa.table(arrays, schema=SHARDS_SCHEMA), sink, compression="zstd")
+    pq.write_table(pa.table(arrays, schema=schema), sink, compression="zstd")
     return sink.getvalue()
 
 
@@ -232,12 +247,14 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     Raises:
         ValueError: Not that table.
     """
-    file = _read_parquet(data, SHARDS_SCHEMA, where)
+    file = _read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
     with _named_damage(where):
         table = file.read()
         rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
-        shards = [Shard(*row) for row in rows]
+        has_sources = table.num_columns > len(SHARDS_SCHEMA)
+        of_sources = table["source_tokens"].to_pylist() if has_sources else [()] * len(table)
     try:
+        shards = [Shard(*row, source_tokens=tuple(own or ())) for row, own in zip(rows, of_sources, strict=True)]
         check_shards(shards)
     except ValueError as error:
         raise ValueError(f"{where}: {error}; restore or rebuild the dataset") from error
@@ -304,12 +321,12 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def _read_parquet(source: bytes, schema: pa.Schema, where: str) -> pq.ParquetFile:
+def _read_parquet(source: bytes, schema: pa.Schema, where: str, *others: pa.Schema) -> pq.ParquetFile:
     with _named_damage(where):
         file = pq.ParquetFile(pa.BufferReader(source))
         names = file.schema_arrow.names
         check_parquet(file, len(source))
-    if not file.schema_arrow.equals(schema):
+    if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
         raise ValueError(f"{where}: columns are {names}, expected {schema.names} of format 1")
     return file
 

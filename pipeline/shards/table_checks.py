@@ -130,6 +130,9 @@ def _check_row(row: "Shard | Group", where: str) -> None:
         value = getattr(row, field.name)
         if field.type in (str, "str"):
             _expect(isinstance(value, str), f"{where}, {field.name}", value, "text")
+        elif field.name == "source_tokens":
+            for tokens in value:
+                _check_number(f"{where}, {field.name}", tokens, 0, row.tokens)
         else:
             _check_number(f"{where}, {field.name}", value, 0, _MAX_NUMBER)
     _check_number(f"{where}, seq_len", row.seq_len, 1, MAX_SEQ_LEN)

@@ -128,6 +128,8 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
     if (masked, random_next) != (shard.masked, shard.random_next):
         expected = f"expected {shard.masked} and {shard.random_next}"
         yield Finding(where, f"{masked} masked positions and {random_next} random pairs, {expected}")
+    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
+        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")
