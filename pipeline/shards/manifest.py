@@ -254,7 +254,10 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
         has_sources = table.num_columns > len(SHARDS_SCHEMA)
         of_sources = table["source_tokens"].to_pylist() if has_sources else [()] * len(table)
     try:
-        shards = [Shard(*row, source_tokens=tuple(own or ())) for row, own in zip(rows, of_sources, strict=True)]
+        shards = [
+            dataclasses.replace(Shard(*row), source_tokens=tuple(own or ()))
+            for row, own in zip(rows, of_sources, strict=True)
+        ]
         check_shards(shards)
     except ValueError as error:
         raise ValueError(f"{where}: {error}; restore or rebuild the dataset") from error
