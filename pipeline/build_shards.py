@@ -190,6 +190,7 @@ def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int)
         cls_id=vocabulary.cls_id,
         sep_id=vocabulary.sep_id,
         masking=masking,
+        nsp_balance=settings.nsp_balance,
         weights=settings.weights,
     )
 

@@ -108,7 +108,7 @@ def find_violations(block: Block, rules: InstanceRules) -> Iterator[str]:
 
 def count_shares(block: Block, rules: InstanceRules) -> Shares:
     """What of a block chance decides; a block without violations."""
-    shown = block.input_ids[_masked_indices(block)]
+    shown = block.input_ids[block.masked_indices]
     is_mask = shown == rules.masking.mask_id
     return Shares(
         instances=block.num_instances,
@@ -203,7 +203,7 @@ def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bo
     yield "no [SEP] at its end", ids[ends - 1] != rules.sep_id
     is_text = np.ones(len(ids), np.bool_)
     is_text[starts] = is_text[middle - 1] = is_text[ends - 1] = False
-    is_text[_masked_indices(block)] = False
+    is_text[block.masked_indices] = False
     foreign = is_text & np.isin(ids, rules.never_in_text)
     yield "[PAD], [CLS], [SEP] or [MASK] among its words", _rows(owner, foreign, block.num_instances)
     differs = block.document_a != block.document_b
@@ -223,7 +223,7 @@ def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
 
 def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
     """[N] instances in which a piece that continues a word is masked and the piece before is not, or the reverse."""
-    ids, masked = block.input_ids.copy(), _masked_indices(block)
+    ids, masked = block.input_ids.copy(), block.masked_indices
     ids[masked] = block.masked_lm_ids
     is_masked = np.zeros(len(ids), np.bool_)
     is_masked[masked] = True
@@ -235,11 +235,6 @@ def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
     parted[1:] = continues[1:] & (is_masked[1:] != is_masked[:-1])
     owner = np.repeat(np.arange(block.num_instances), np.diff(block.offsets))
     return _rows(owner, parted, block.num_instances)
-
-
-def _masked_indices(block: Block) -> npt.NDArray[np.int64]:
-    """[M] where the masked positions lie in input_ids."""
-    return np.repeat(block.offsets[:-1].astype(np.int64), np.diff(block.masked_offsets)) + block.masked_lm_positions
 
 
 def _rows(owner: npt.NDArray[np.int64], is_broken: Bools, num_instances: int) -> Bools:

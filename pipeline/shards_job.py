@@ -63,7 +63,9 @@ class ShardBuilder:
         tokens = np.zeros(self.num_sources, np.int64)
         if self.num_sources > 1:
             blocks = count_source_tokens(blocks, documents, tokens)
-        tar, shard, table = pack_shard(blocks, task.bucket.split, task.seq_len, task.pass_index, task.name)
+        tar, shard, table = pack_shard(
+            blocks, task.bucket.split, task.seq_len, task.pass_index, task.name, rule.masking.mask_id
+        )
         if self.num_sources > 1:
             shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
         filesystem, root = open_filesystem(self.output, self.storage_options)

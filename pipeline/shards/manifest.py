@@ -38,6 +38,8 @@ SHARDS_SCHEMA = pa.schema(
         ("tokens", pa.int64()),
         ("masked", pa.int64()),
         ("random_next", pa.int64()),
+        ("masked_as_mask", pa.int64()),
+        ("masked_kept", pa.int64()),
     ]
 )
 SHARDS_SCHEMA_OF_SOURCES = SHARDS_SCHEMA.append(pa.field("source_tokens", pa.list_(pa.int64())))
@@ -55,9 +57,11 @@ BLOCKS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Shard:
-    """One row of shards.parquet. `name` is relative to the dataset, `num_bytes` counts the whole tar file.
+    """One row of shards.parquet.
 
-    `source_tokens` are the tokens of each source, by its number; there are none where a dataset has one source.
+    `name` is relative to the dataset, `num_bytes` counts the whole tar file. Of the `masked` positions,
+    `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens. `source_tokens` are the
+    tokens of each source, by its number; there are none where a dataset has one source.
     """
 
     split: str
@@ -71,6 +75,8 @@ class Shard:
     tokens: int
     masked: int
     random_next: int
+    masked_as_mask: int
+    masked_kept: int
     source_tokens: tuple[int, ...] = ()
 
 
@@ -108,6 +114,8 @@ class Group:
     tokens: int
     masked: int
     random_next: int
+    masked_as_mask: int
+    masked_kept: int
 
 
 @dataclass(frozen=True)
@@ -226,6 +234,8 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
             tokens=sum(shard.tokens for shard in rows),
             masked=sum(shard.masked for shard in rows),
             random_next=sum(shard.random_next for shard in rows),
+            masked_as_mask=sum(shard.masked_as_mask for shard in rows),
+            masked_kept=sum(shard.masked_kept for shard in rows),
         )
         for (split, seq_len), rows in sorted(members.items())
     )

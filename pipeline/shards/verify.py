@@ -1,13 +1,22 @@
 """Reads a whole dataset once and says what is wrong with it: every byte, checksum, count and hash of the contract."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.shards.block import Block, block_digest, block_instances, checksum, content_hash, decode_block
+from pipeline.shards.block import (
+    Block,
+    block_digest,
+    block_instances,
+    checksum,
+    content_hash,
+    count_block,
+    decode_block,
+)
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BlockTable, Shard, group_totals, pass_folder, pass_json
 from pipeline.shards.storage import file_size, list_files
@@ -111,7 +120,8 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
         yield Finding(where, str(error))
         return
     digests: list[bytes] = []
-    masked = random_next = 0
+    mask_id = dataset.manifest.special_ids["mask"]
+    counts: Counter[str] = Counter()
     for number in range(len(table)):
         try:
             block = _check_block(dataset, shard, tar, table, number)
@@ -120,19 +130,22 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
             return
         yield from (Finding(f"{where}, block {number}", what) for what in check_block(shard, block))
         digests.append(block_digest(block))
-        masked += block.num_masked
-        random_next += int(np.count_nonzero(block.is_random_next))
+        counts.update(count_block(block, mask_id))  # unlike +, update keeps zeros
     found = content_hash(digests)
     if found != shard.content_hash:
         yield Finding(where, f"content hash is {found}, expected {shard.content_hash}")
-    if (masked, random_next) != (shard.masked, shard.random_next):
-        expected = f"expected {shard.masked} and {shard.random_next}"
-        yield Finding(where, f"{masked} masked positions and {random_next} random pairs, {expected}")
-    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
-        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
+    yield from _compare_counts(shard, counts, where)
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")
+
+
+def _compare_counts(shard: Shard, counts: Counter[str], where: str) -> Iterator[Finding]:
+    for name, count in counts.items():
+        if count != getattr(shard, name):
+            yield Finding(where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table")
+    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
+        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
 
 
 def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int) -> Block:

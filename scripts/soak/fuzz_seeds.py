@@ -57,7 +57,7 @@ def reader_seeds() -> dict[str, list[bytes]]:
 def codec_seeds() -> dict[str, list[bytes]]:
     """A block, a manifest and both tables of one dataset of two shards."""
     packed = [
-        pack_shard([_block(3 + index)], "train", 64, 0, manifest.shard_name("train", 64, 0, index))
+        pack_shard([_block(3 + index)], "train", 64, 0, manifest.shard_name("train", 64, 0, index), 4)
         for index in range(2)
     ]
     rows = [shard for shard, _ in ((shard, table) for _, shard, table in packed)]
