@@ -39,10 +39,7 @@ Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
-    """A file could not be read or written, for a reason outside this program: a ValueError too, as users' faults are.
-
-    The message names the URL, the cause and what to do.
-    """
+    """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
 
 
 class _SizeError(OSError):
@@ -128,12 +125,22 @@ def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int 
 
 def read_file(filesystem: Any, path: str) -> bytes:
     """A whole file, its length checked against the store's listing."""
-    return read_range(filesystem, path, 0, _ask(filesystem, path, lambda: int(filesystem.size(path))))
+    return read_range(filesystem, path, 0, file_size(filesystem, path))
+
+
+def file_size(filesystem: Any, path: str) -> int:
+    """A file's bytes, by the store's listing."""
+    return _ask(filesystem, path, lambda: int(filesystem.size(path)))
 
 
 def file_exists(filesystem: Any, path: str) -> bool:
-    """Whether a file is there."""
+    """Whether a file or a folder is there."""
     return _ask(filesystem, path, lambda: bool(filesystem.exists(path)))
+
+
+def is_file(filesystem: Any, path: str) -> bool:
+    """Whether a file is there, and no folder."""
+    return _ask(filesystem, path, lambda: bool(filesystem.isfile(path)))
 
 
 def list_files(filesystem: Any, folder: str) -> dict[str, int]:
