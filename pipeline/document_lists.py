@@ -15,12 +15,14 @@ import numpy as np
 
 from pipeline.cleaning import clean_text, document_id
 from pipeline.documents import Document, DroppedDocument, add_example
+from pipeline.filters import DocumentFilter
 from pipeline.sentences import cut_document, split_sentences
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
 
 DocumentKind = TypeVar("DocumentKind")
 SENTENCES_PER_CALL = 4096
+_MAX_REASONS = 100
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,30 @@ def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]
     pairs = zip(documents.documents, cleaned, strict=True)
     empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
     return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
+
+
+def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) -> DocumentList[Document]:
+    """Leaves out cleaned documents, counted as dropped_REASON.
+
+    Raises:
+        ValueError: A filter of the user's own raised, gave no answer, or gave more than 100 different reasons.
+    """
+    kept: list[Document] = []
+    examples = list(documents.dropped)
+    counters: Counter[str] = Counter()
+    for document in documents.documents:
+        reason = chosen.find_reason(document)
+        if reason is None:
+            kept.append(document)
+            continue
+        counters[f"dropped_{reason}"] += 1
+        add_example(examples, reason, document.where, document.text[:1000])
+        if len(counters) > _MAX_REASONS:
+            raise ValueError(
+                f"{document.where}: {reason!r} is the filters' reason number {len(counters)}; a reason names a kind of"
+                f" document, give at most {_MAX_REASONS}"
+            )
+    return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
 
 
 def split_documents(documents: DocumentList[Document], language: str) -> DocumentList[SplitDocument]:
