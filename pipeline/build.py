@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,22 +16,23 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pipeline.build_shards import instance_rule, make_shards
-from pipeline.build_tokens import make_tokens, read_store
+from pipeline.build_tokens import make_tokens, read_store, store_settings
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.run_beam import stopwatch
-from pipeline.settings import BuildSettings
+from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
+from pipeline.sources import Source
 from tokenizer.vocab import parse_vocab
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The input of a build: its files, and the parts they are read in."""
+    """The input of a build: its files, each with the number of its source, and the parts they are read in."""
 
     files: list[InputFile]
     parts: list[Part]
@@ -82,6 +83,8 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     vocabulary = parse_vocab(read_file(output, f"{root}/{VOCAB}"), where)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
+    if changed := describe_changes(store.settings, store_settings(settings, vocabulary.sha256)):
+        raise ValueError(f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones")
     _print_result(make_shards(settings, vocabulary, store, beam_arguments), watch())
 
 
@@ -90,13 +93,28 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, or all of it is empty.
+        ValueError: No input is named, all of a source is empty, or two sources hold the same file.
     """
-    if not settings.input:
-        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `input:` in the --config file")
+    if not (settings.input or settings.sources):
+        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file")
     options = settings.filesystem_options()
-    files = find_inputs(settings.input, options)
-    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options, settings.wrapping))
+    files: list[InputFile] = []
+    parts: list[Part] = []
+    for number, source in enumerate(settings.corpus):
+        found = [replace(file, source=number) for file in find_inputs(source.input, options)]
+        parts += plan_parts(found, source.format, settings.part_bytes, options, source.wrapping)
+        files += found
+    _refuse_shared_files(settings.corpus, files)
+    return Corpus(files, parts)
+
+
+def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
+    owners: dict[str, int] = {}
+    for file in files:
+        owner = owners.setdefault(file.url, file.source)
+        if owner != file.source:
+            names = " and ".join(sources[number].name for number in (owner, file.source))
+            raise ValueError(f"{file.url} is in the input of the sources {names}; a file belongs to one source only")
 
 
 def _write_sources(dataset: Dataset, corpus: Corpus) -> None:

@@ -54,7 +54,10 @@ class ShardBuilder:
                 yield self._write_shard(task, gathered)
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> str:
-        blocks = build_bucket(documents, self.rules[task.seq_len], task.pass_index, task.bucket.name)
+        rule = self.rules[task.seq_len]
+        if task.bucket.split == "validation":  # measured on each document once, whatever the mixture
+            rule = dataclasses.replace(rule, weights=())
+        blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
         tar, shard, table = pack_shard(blocks, task.bucket.split, task.seq_len, task.pass_index, task.name)
         filesystem, root = open_filesystem(self.output, self.storage_options)
         write_atomic(filesystem, f"{root}/{task.name}", tar)

@@ -33,6 +33,19 @@ _ROWS_PER_GROUP = 1 << 16
 
 
 @dataclass(frozen=True)
+class SourceTotals:
+    """Distinct documents of one source: how many, further copies of any, and their text and tokens.
+
+    A document that several sources hold belongs to the first of them; in the others it is a copy.
+    """
+
+    documents: int = 0
+    duplicates: int = 0
+    cleaned_bytes: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Totals:
     """Distinct documents of all parts.
 
@@ -41,10 +54,12 @@ class Totals:
         duplicates: Further copies, dropped by the shards job.
         cleaned_bytes: Their text.
         tokens: Their tokens.
-        documents_hash: blake2b-256, in hex, of all ids in order: what the corpus is, whatever files held it.
+        documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
+            what the corpus is, whatever files held it.
         documents_by_prefix: [4096] by the first 12 bits of the id.
         lowest_ids: The lowest ids that hold 1.28 M tokens, or all.
         lowest_tokens: Tokens of each of them.
+        sources: Of each source, by its number.
     """
 
     documents: int
@@ -55,12 +70,13 @@ class Totals:
     documents_by_prefix: list[int]
     lowest_ids: list[str]
     lowest_tokens: list[int]
+    sources: tuple[SourceTotals, ...]
 
 
-def build_index(filesystem: Any, folder: str, names: Sequence[str]) -> tuple[Totals, bytes]:
+def build_index(filesystem: Any, folder: str, names: Sequence[str], num_sources: int = 1) -> tuple[Totals, bytes]:
     """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix)."""
     digest = hashlib.blake2b(digest_size=32)
-    counts = dict.fromkeys(("documents", "rows", "cleaned_bytes", "tokens"), 0)
+    counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
     by_prefix = np.zeros(NUM_PREFIXES, np.int64)
     lowest_ids: list[str] = []
     lowest_tokens: list[int] = []
@@ -69,24 +85,23 @@ def build_index(filesystem: Any, folder: str, names: Sequence[str]) -> tuple[Tot
         for rows, parts in _read_groups(filesystem, folder, names):
             _write_ranges(writer, rows, parts)
             distinct = _distinct_rows(rows)
-            digest.update(_id_bytes(distinct))
-            counts["documents"] += len(distinct)
-            counts["rows"] += len(rows)
-            counts["cleaned_bytes"] += int(distinct["cleaned_bytes"].sum(dtype=np.int64))
-            counts["tokens"] += int(distinct["tokens"].sum(dtype=np.int64))
+            digest.update(_id_bytes(distinct) if num_sources == 1 else _labelled_id_bytes(distinct))
+            counts += _count_by_source(rows, distinct, num_sources)
             by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
             lowest = _rows_within(distinct, MAX_VALIDATION_TOKENS - sum(lowest_tokens))
             lowest_ids += [join_id(row["high"], row["low"]).hex() for row in lowest]
             lowest_tokens += lowest["tokens"].tolist()
+    sources = tuple(SourceTotals(own, rows - own, size, tokens) for own, rows, size, tokens in counts.tolist())
     totals = Totals(
-        documents=counts["documents"],
-        duplicates=counts["rows"] - counts["documents"],
-        cleaned_bytes=counts["cleaned_bytes"],
-        tokens=counts["tokens"],
+        documents=sum(source.documents for source in sources),
+        duplicates=sum(source.duplicates for source in sources),
+        cleaned_bytes=sum(source.cleaned_bytes for source in sources),
+        tokens=sum(source.tokens for source in sources),
         documents_hash=digest.hexdigest(),
         documents_by_prefix=by_prefix.tolist(),
         lowest_ids=lowest_ids,
         lowest_tokens=lowest_tokens,
+        sources=sources,
     )
     return totals, sink.getvalue()
 
@@ -124,7 +139,7 @@ def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.in
 def _read_groups(
     filesystem: Any, folder: str, names: Sequence[str]
 ) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int32]]]:
-    """Index rows of all parts whose ids share their top byte, sorted by id, with the part each is in."""
+    """Index rows of all parts whose ids share their top byte, sorted by id and source, with the part each is in."""
     paths = [f"{folder}/{name}.index" for name in names]
     bounds = [index_group_bounds(read_range(filesystem, path, 0, INDEX_HEAD_BYTES)) for path in paths]
     for group in range(NUM_INDEX_GROUPS):
@@ -134,7 +149,7 @@ def _read_groups(
         ]
         rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
         parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
-        order = np.lexsort((parts, rows["low"], rows["high"]))
+        order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
         if len(rows):
             yield rows[order], parts[order]
 
@@ -147,9 +162,23 @@ def _read_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray
 
 
 def _distinct_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """The first row of each id: that of its first source."""
     is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
     distinct: npt.NDArray[np.void] = rows[np.concatenate([[True], ~is_copy])]
     return distinct
+
+
+def _count_by_source(
+    rows: npt.NDArray[np.void], distinct: npt.NDArray[np.void], num_sources: int
+) -> npt.NDArray[np.int64]:
+    """[num_sources, 4]: distinct documents, rows, and the distinct ones' bytes and tokens."""
+    counts = np.zeros((num_sources, 4), np.int64)
+    counts[:, 1] = np.bincount(rows["source"], minlength=num_sources)
+    for source in range(num_sources):
+        own = distinct[distinct["source"] == source]
+        sums = (int(own[name].sum(dtype=np.int64)) for name in ("cleaned_bytes", "tokens"))
+        counts[source, [0, 2, 3]] = len(own), *sums
+    return counts
 
 
 def _rows_within(rows: npt.NDArray[np.void], max_tokens: int) -> npt.NDArray[np.void]:
@@ -165,6 +194,13 @@ def _prefixes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 
 def _id_bytes(rows: npt.NDArray[np.void]) -> bytes:
     return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
+
+
+def _labelled_id_bytes(rows: npt.NDArray[np.void]) -> bytes:
+    labelled = np.empty(len(rows), [("id", ">u8", 2), ("source", "u1")])
+    labelled["id"] = np.stack([rows["high"], rows["low"]], axis=1)
+    labelled["source"] = rows["source"]
+    return labelled.tobytes()
 
 
 def _write_ranges(writer: pq.ParquetWriter, rows: npt.NDArray[np.void], parts: npt.NDArray[np.int32]) -> None:

@@ -119,6 +119,7 @@ class Manifest:
         groups: Totals per split and length.
         counters: Documents and characters read, dropped by reason, kept.
         root_hash: blake2b-256 over all passes' hashes.
+        sources: Name, language, weight and counters of each source, by its number.
     """
 
     format_version: int
@@ -131,6 +132,7 @@ class Manifest:
     groups: tuple[Group, ...]
     counters: Mapping[str, Any]
     root_hash: str
+    sources: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> bytes:
         """What manifest.json holds."""
@@ -152,7 +154,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise ValueError(f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}")
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
-        return Manifest(groups=groups, **fields)
+        sources = tuple(fields.pop("sources", ()))
+        return Manifest(groups=groups, sources=sources, **fields)
     except (TypeError, KeyError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error}") from error
 
