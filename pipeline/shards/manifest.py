@@ -22,6 +22,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SHARDS_TABLE = "shards.parquet"
 BLOCKS_TABLE = "blocks.parquet"
+DOCUMENT_IDS = "documents.ids"
 SPLITS = ("train", "validation")
 
 SHARDS_SCHEMA = pa.schema(
@@ -158,6 +159,11 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         return Manifest(groups=groups, sources=sources, **fields)
     except (TypeError, KeyError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error}") from error
+
+
+def document_id_bytes(manifest: Manifest) -> int:
+    """Bytes of a row of documents.ids: an id, of several sources followed by the source's number."""
+    return 16 + (len(manifest.sources) > 1)
 
 
 def pass_folder(split: str, seq_len: int, pass_index: int) -> str:
