@@ -99,7 +99,7 @@ def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int
         ValueError: Fewer than two distinct documents, or none that the pass uses.
     """
     pairs = _shuffled_pairs(documents, rule, pass_index, bucket_name)
-    id_prefixes = np.array([int.from_bytes(each[:8], "big") for each in documents.ids], np.uint64)
+    id_prefixes = _id_prefixes(documents)
     size = block_instances(rule.seq_len)
     run_size = size * BLOCKS_PER_RUN
     for run, start in enumerate(range(0, len(pairs), run_size)):
@@ -107,6 +107,19 @@ def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int
         block = _build_run(documents.tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng)
         for first in range(0, block.num_instances, size):
             yield block.slice(first, min(first + size, block.num_instances))
+
+
+def count_source_tokens(
+    blocks: Iterable[Block], documents: BucketDocuments, counts: npt.NDArray[np.int64]
+) -> Iterator[Block]:
+    """Passes on blocks and adds their tokens to `counts` by source: [CLS] A [SEP] to A's, B [SEP] to B's."""
+    id_prefixes = _id_prefixes(documents)
+    for block in blocks:
+        a_length = block.segment_a_length.astype(np.int64)
+        for keys, lengths in ((block.document_a, a_length), (block.document_b, np.diff(block.offsets) - a_length)):
+            sources = documents.sources[np.searchsorted(id_prefixes, keys)]
+            counts += np.bincount(sources, lengths, len(counts)).astype(np.int64)
+        yield block
 
 
 def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Pairs:
@@ -125,6 +138,10 @@ def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: 
     pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rows)
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
+
+
+def _id_prefixes(documents: BucketDocuments) -> npt.NDArray[np.uint64]:
+    return np.array([int.from_bytes(each[:8], "big") for each in documents.ids], np.uint64)
 
 
 def _build_run(

@@ -155,7 +155,7 @@ def add_shards_graph(
     options = settings.filesystem_options()
     folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options)
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    builder = ShardBuilder(settings.output, rules, options)
+    builder = ShardBuilder(settings.output, rules, len(settings.corpus), options)
     _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
 
 

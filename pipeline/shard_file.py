@@ -39,5 +39,7 @@ def pack_shard(
     offset, size, instances, tokens, crc32 = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
     sha256 = hashlib.sha256(tar).hexdigest()
-    shard = Shard(split, seq_len, pass_index, name, len(tar), sha256, content_hash(digests), *map(int, totals))
+    num_instances, num_tokens, num_masked, num_random = totals.tolist()
+    sums = num_instances, num_tokens, num_masked, num_random
+    shard = Shard(split, seq_len, pass_index, name, len(tar), sha256, content_hash(digests), *sums)
     return tar, shard, table
