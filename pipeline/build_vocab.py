@@ -19,7 +19,14 @@ from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.sources import Source, count_factors
-from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters, sum_counters
+from pipeline.tokens_job import (
+    CleanDocuments,
+    FilterDocuments,
+    ReadDocuments,
+    finished_parts,
+    read_counters,
+    sum_counters,
+)
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
 from tokenizer.export import tokenizer_json
@@ -70,6 +77,7 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "vocab_size": settings.vocab_size,
         "num_unused": settings.num_unused,
         "lower_case": settings.lower_case,
+        **settings.filter_rule.content(),
     }
     rows = [_reading(source) for source in settings.corpus]
     if len(rows) == 1:
@@ -137,6 +145,7 @@ def _count_words(
             )
             | CleanDocuments()
             | SampleDocuments(num_bits)
+            | FilterDocuments(settings.filter_rule)
             | CountWords(settings.lower_case, folder_url, options, factors)
             | AddCounts()
             | WriteCounts(folder_url, options)

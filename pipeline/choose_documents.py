@@ -1,7 +1,7 @@
 """Which documents of a finished folder of token parts are left out because of what other documents there are.
 
-Those of other datasets and near-duplicates are found here, after the tokens job and before the index, and written as one
-sorted file of ids (pipeline.dropped_ids). Both look at ids and signatures only, a 256th of the ids at a time.
+Those of other datasets and near-duplicates are found here, after the tokens job and before the index, and written as
+one sorted file of ids (pipeline.dropped_ids). Both look at ids and signatures only, a 256th of the ids at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.void]
 
 def pack_rows(rows: Rows, groups: npt.NDArray[Any]) -> bytes:
     """A whole file, of rows in the order of their groups (0 to 255)."""
-    bounds = np.searchsorted(groups, np.arange(NUM_GROUPS + 1))
+    bounds = np.searchsorted(groups.astype(np.int64), np.arange(NUM_GROUPS + 1))
     return bounds.astype(_STARTS_DTYPE).tobytes() + rows.tobytes()
 
 

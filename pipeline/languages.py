@@ -51,8 +51,10 @@ def language_shares(text: str) -> Mapping[str, float]:
 
 
 def check_languages(codes: Sequence[str]) -> None:
-    """Raises:
-    ValueError: The model does not know one of the codes, or the library is not installed.
+    """Refuses codes that the model does not know.
+
+    Raises:
+        ValueError: It does not know one of them, or the library is not installed.
     """
     known = sorted(set(_identifier().labels))
     if wrong := [code for code in codes if code not in known]:
@@ -68,7 +70,7 @@ def _identifier() -> Any:
         __slots__ = ()
 
         def _sparse_score(self, visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-            return _score(visits, table) + self.nb_pc
+            return np.asarray(_score(visits, table) + self.nb_pc, np.float64)
 
     return Identifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
@@ -79,4 +81,4 @@ def _score(visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np
     counts = np.fromiter(visits.values(), np.float64, len(visits))
     weights = np.rint(np.log1p(counts) * _COUNT_SCALE).astype(np.int64)
     fixed = np.rint(table[rows].astype(np.float64) * _TABLE_SCALE).astype(np.int64)
-    return (weights @ fixed) / float(_COUNT_SCALE * _TABLE_SCALE)
+    return np.asarray((weights @ fixed) / float(_COUNT_SCALE * _TABLE_SCALE), np.float64)

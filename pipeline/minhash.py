@@ -1,9 +1,9 @@
 """MinHash signatures of documents: how alike two texts are, from 256 bytes of each.
 
-A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of 128 permutations of the
-32-bit numbers, the least image of a shingle's hash: the share of equal places in two signatures estimates the Jaccard
-similarity of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128). Integer arithmetic and constants
-from blake2b only: equal on every machine and version of Python. May import: stdlib, numpy.
+A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of 128 permutations of
+the 32-bit numbers, the least image of a shingle's hash: the share of equal places in two signatures estimates the
+Jaccard similarity of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128). Integer arithmetic and
+constants from blake2b only: equal on every machine and version of Python. May import: stdlib, numpy.
 
 D documents, N bytes, W words, S shingles, K = 128 permutations.
 """
@@ -47,8 +47,7 @@ def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
 def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
     """[D, K] signatures to [D, K / 2] bytes, four bits of each place: what `count_matches` compares."""
     low = (signatures & 15).astype(np.uint8)
-    packed: npt.NDArray[np.uint8] = low[:, ::2] | low[:, 1::2] << 4
-    return packed
+    return np.asarray(low[:, ::2] | low[:, 1::2] << 4, np.uint8)
 
 
 def count_matches(left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

@@ -24,7 +24,7 @@ from pipeline.minhash import (
     matches_for,
     sketch_signatures,
 )
-from pipeline.token_parts import split_id
+from pipeline.token_parts import TokenizedDocument, split_id
 
 LEADERS = 8
 SIGNED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("signature", SIGNATURE_DTYPE, NUM_HASHES)])
@@ -55,12 +55,14 @@ def similarity_rule(threshold: float) -> SimilarityRule:
     return SimilarityRule(*choose_bands(threshold), matches_for(threshold))
 
 
-def pack_signatures(ids: Sequence[bytes], signatures: Sequence[bytes]) -> bytes:
-    """The `.signatures` file of a token part: one row a document, in the order of its other files."""
-    rows = np.zeros(len(ids), SIGNED_DTYPE)
-    split = np.array([split_id(each) for each in ids], np.uint64).reshape(-1, 2)
-    rows["high"], rows["low"] = split[:, 0], split[:, 1]
-    rows["signature"] = np.frombuffer(b"".join(signatures), SIGNATURE_DTYPE).reshape(-1, NUM_HASHES)
+def pack_signatures(documents: Sequence[TokenizedDocument]) -> bytes:
+    """The `.signatures` file of a token part, from documents in any order: one row each, sorted by id."""
+    ordered = sorted(documents, key=lambda document: document.id)
+    rows = np.zeros(len(ordered), SIGNED_DTYPE)
+    ids = np.array([split_id(document.id) for document in ordered], np.uint64).reshape(-1, 2)
+    signatures = b"".join(document.signature for document in ordered)
+    rows["high"], rows["low"] = ids[:, 0], ids[:, 1]
+    rows["signature"] = np.frombuffer(signatures, SIGNATURE_DTYPE).reshape(-1, NUM_HASHES)
     return rows.tobytes()
 
 

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.document_lists import DocumentList, clean_documents, encode_documents, group_documents, split_documents
+from pipeline.document_lists import (
+    DocumentList,
+    clean_documents,
+    encode_documents,
+    filter_documents,
+    group_documents,
+    split_documents,
+)
 from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.filters import DocumentFilter
 from pipeline.settings import BuildSettings
 from pipeline.shards.storage import open_filesystem, read_file
 from pipeline.sources import Source, count_factors
@@ -58,12 +66,13 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
     places = max(2, _NUM_PLACES // len(corpus))
     text_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
     lists: list[DocumentList[Document]] = []
+    chosen = DocumentFilter(settings.filter_rule)
     for number, source in enumerate(corpus):
         start = time.perf_counter()
         for part in _choose_places(settings, source, [file for file in files if file.source == number], places):
             first, num_bytes = _read_place(settings, source, part)
             text_bytes[number] += num_bytes
-            lists.append(clean_documents(first))
+            lists.append(filter_documents(clean_documents(first), chosen))
         seconds[number] = time.perf_counter() - start
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
     documents: list[TokenizedDocument] = []

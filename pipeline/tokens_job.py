@@ -1,9 +1,11 @@
 """The tokens job: parts of the input to token parts, as a Beam graph of thin shells over pipeline.document_lists.
 
-    Part | ReadDocuments | CleanDocuments | SplitSentences | EncodeDocuments | WriteTokenParts
+    Part | ReadDocuments | CleanDocuments | FilterDocuments | SplitSentences | SignDocuments | EncodeDocuments
+         | WriteTokenParts
 
-Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits between any
-two. A finished list leaves two files and, last, a small record; running again skips parts whose records are all there.
+Filtering and signing are there where the settings ask for them. Every stage between reading and writing takes and gives
+a DocumentList, so a transform of one's own fits between any two. A finished list leaves its files and, last, a small
+record; running again skips parts whose records are all there.
 """
 
 import dataclasses
@@ -21,12 +23,16 @@ from pipeline.document_lists import (
     SplitDocument,
     clean_documents,
     encode_documents,
+    filter_documents,
     group_documents,
+    sign_documents,
     split_documents,
 )
 from pipeline.documents import EXAMPLES_PER_REASON, Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
+from pipeline.filters import DocumentFilter, FilterRule
+from pipeline.near_duplicates import pack_signatures
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
@@ -72,6 +78,17 @@ class CleanDocuments(beam.PTransform):  # type: ignore[misc]
         return documents | beam.Map(clean_documents)
 
 
+class FilterDocuments(beam.PTransform):  # type: ignore[misc]
+    """Drops cleaned documents that a rule does not keep; nothing is added to the graph where it keeps all."""
+
+    def __init__(self, rule: FilterRule) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents if self._rule.keeps_all else documents | beam.ParDo(_Filter(self._rule))
+
+
 class SplitSentences(beam.PTransform):  # type: ignore[misc]
     """Splits documents into sentences of a bounded length, by the rules of their source's language (its code)."""
 
@@ -81,6 +98,17 @@ class SplitSentences(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.Map(split_documents, self._languages)
+
+
+class SignDocuments(beam.PTransform):  # type: ignore[misc]
+    """Signs documents, for near-duplicates; nothing is added to the graph where these are not looked for."""
+
+    def __init__(self, *, signs: bool) -> None:
+        super().__init__()
+        self._signs = signs
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(sign_documents) if self._signs else documents
 
 
 class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
@@ -98,12 +126,23 @@ class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
 class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
     """Writes each list as a token part below a folder or URL and yields the name of its record."""
 
-    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None, *, signs: bool = False) -> None:
         super().__init__()
-        self._arguments = (folder, storage_options)
+        self._arguments = (folder, storage_options, signs)
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.Map(write_token_part, *self._arguments)
+
+
+class _Filter(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, rule: FilterRule) -> None:
+        self._rule = rule
+
+    def setup(self) -> None:
+        self._filter = DocumentFilter(self._rule)
+
+    def process(self, documents: DocumentList[Document]) -> Iterator[DocumentList[Document]]:
+        yield filter_documents(documents, self._filter)
 
 
 class _Encode(beam.DoFn):  # type: ignore[misc]
@@ -140,14 +179,19 @@ def read_lists(
 
 
 def write_token_part(
-    documents: DocumentList[TokenizedDocument], folder_url: str, storage_options: Mapping[str, Any] | None = None
+    documents: DocumentList[TokenizedDocument],
+    folder_url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    signs: bool = False,
 ) -> str:
-    """Writes a list's two files, then the record that says they are whole; returns the record's name."""
+    """Writes a list's files, then the record that says they are whole; returns the record's name."""
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
     write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
     write_atomic(filesystem, f"{folder}/{name}.index", index)
+    if signs:
+        write_atomic(filesystem, f"{folder}/{name}.signatures", pack_signatures(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     write_atomic(filesystem, f"{folder}/{record}", _format_record(documents))
     return record

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.grouped_rows import read_bounds, read_rows
 from pipeline.inspect import describe_instance, read_block, read_vocabulary
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, Shard
 from pipeline.shards.storage import read_file, read_range
-from pipeline.token_parts import INDEX_DTYPE, INDEX_HEAD_BYTES, NUM_INDEX_GROUPS, index_group_bounds, unpack_documents
+from pipeline.token_parts import INDEX_DTYPE, unpack_documents
 
 SAMPLE_BLOCKS = 32
 SAMPLE_PARTS = 16
@@ -159,12 +160,10 @@ def measure_documents(filesystem: Any, folder: str, manifest: Any, store_name: s
 
 def _measure_part(filesystem: Any, path: str, dtype: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Tokens of a part's first documents, and of the sentences of as many of them as one read holds."""
-    bounds = index_group_bounds(read_range(filesystem, f"{path}.index", 0, INDEX_HEAD_BYTES))
-    num_rows = min(int(bounds[NUM_INDEX_GROUPS]), _ROWS_OF_A_PART)
+    num_rows = min(int(read_bounds(filesystem, f"{path}.index")[-1]), _ROWS_OF_A_PART)
     if num_rows == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    stop = INDEX_HEAD_BYTES + num_rows * INDEX_DTYPE.itemsize
-    rows = np.frombuffer(read_range(filesystem, f"{path}.index", INDEX_HEAD_BYTES, stop), INDEX_DTYPE)
+    rows = read_rows(filesystem, f"{path}.index", INDEX_DTYPE, 0, num_rows)
     ends = (rows["offset"] + rows["size"]).astype(np.int64)
     end = int(ends[max(0, int(np.searchsorted(ends, _BYTES_OF_A_PART, side="right")) - 1)])
     documents = unpack_documents(read_range(filesystem, f"{path}.tokens", 0, end), dtype, f"{path}.tokens")
