@@ -150,7 +150,7 @@ def _read_found(
             read_rows(filesystem, path, FOUND_DTYPE, int(bound[group]), int(bound[group + 1]))
             for path, bound in zip(paths, bounds, strict=True)
         )
-        rows = keep_smallest(np.concatenate(list(read)))
+        rows = keep_smallest(np.concatenate([np.zeros(0, FOUND_DTYPE), *read]))
         for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:
             ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
             found.near_duplicates.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))

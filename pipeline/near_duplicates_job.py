@@ -142,7 +142,7 @@ def write_found(
     path = f"{folder}/{keys.file_name}"
     if not filesystem.exists(path):
         read = (read_groups(filesystem, f"{folder}/{name}", BANDED_DTYPE, keys.first, keys.last) for name in written)
-        found = find_near_duplicates(np.concatenate(list(read)), rule.matches)
+        found = find_near_duplicates(np.concatenate([np.zeros(0, BANDED_DTYPE), *read]), rule.matches)
         write_atomic(filesystem, path, pack_rows(found, found["high"] >> np.uint64(56)))
     return keys.file_name
 
