@@ -23,7 +23,7 @@ from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.run_beam import stopwatch
-from pipeline.settings import BuildSettings, describe_changes
+from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
 from pipeline.sources import Source
@@ -53,7 +53,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds["tokens"] = watch() - sum(seconds.values())
     dataset = make_shards(settings, vocabulary, store, beam_arguments)
     seconds["shards"] = watch() - sum(seconds.values())
-    _write_sources(dataset, corpus)
+    _write_sources(dataset, settings.corpus, corpus)
     _write_report(dataset, settings, seconds)
     _print_result(dataset, watch())
 
@@ -117,9 +117,15 @@ def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) 
             raise ValueError(f"{file.url} is in the input of the sources {names}; a file belongs to one source only")
 
 
-def _write_sources(dataset: Dataset, corpus: Corpus) -> None:
+def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
     """sources.parquet: the input files, which may have been moved since and change no hash."""
-    table = pa.table({"url": [file.url for file in corpus.files], "bytes": [file.size for file in corpus.files]})
+    columns = {
+        "url": [file.url for file in corpus.files],
+        "bytes": [file.size for file in corpus.files],
+        "source": [sources[file.source].name for file in corpus.files],
+        "licence": [sources[file.source].licence for file in corpus.files],
+    }
+    table = pa.table(columns)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_atomic(dataset.filesystem, f"{dataset.root}/{SOURCES}", bytes(sink.getvalue()))
@@ -129,7 +135,9 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
     machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
     run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
-    shown = {key: value for key, value in asdict(settings).items() if key != "storage_options"}  # may hold secrets
+    left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
+    left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()
+    shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
     run = load_report(dataset).get("build", run | {"settings": shown})
     numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
     report: dict[str, Any] = json.loads(json.dumps({"dataset": numbers, "build": run}))

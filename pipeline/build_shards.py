@@ -16,6 +16,7 @@ from pipeline.build_tokens import TokenStore
 from pipeline.dataset_ids import write_document_ids
 from pipeline.describe import describe_dataset
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
+from pipeline.index_rows import iterate_kept_ids
 from pipeline.masking import MaskingRule
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
@@ -44,7 +45,7 @@ from pipeline.shards_job import (
     record_name,
 )
 from pipeline.sources import apply_weights
-from pipeline.token_index import Totals, iterate_kept_ids
+from pipeline.token_index import Totals
 from tokenizer.vocab import CONTINUATION, Vocabulary
 
 _SETTINGS = f"{RECORDS}/settings.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import apache_beam as beam
 
-from pipeline.choose_documents import choice_content, drop_documents
+from pipeline.choose_documents import choice_content, describe_near_duplicates, drop_documents
 from pipeline.documents.parts import Part
 from pipeline.dropped_ids import DROPPED
 from pipeline.run_beam import pipeline_options, run_graph
@@ -19,6 +19,7 @@ from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
+from pipeline.token_parts import LAYOUT
 from pipeline.tokens_job import (
     CleanDocuments,
     EncodeDocuments,
@@ -38,8 +39,6 @@ from tokenizer.vocab import Vocabulary
 STORE = "tokens.json"
 SETTINGS = "settings.json"
 INDEX = "index.parquet"
-LAYOUT = 2
-"""Of the files of token parts, told in the folder's settings: parts of another layout are refused."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ def make_tokens(
     write_atomic(filesystem, f"{folder}/{INDEX}", index)
     by_source = read_counters(filesystem, folder, records)
     examples = read_examples(filesystem, folder, records)
+    examples += describe_near_duplicates(filesystem, folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
     store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice)
     write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
@@ -190,7 +190,7 @@ def add_tokens_graph(
 
 def _remove_other_files(filesystem: Any, folder: str, store: TokenStore) -> None:
     """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
-    endings = (".tokens", ".index", ".signatures", ".json", "-last.json")
+    endings = (".tokens", ".index", ".places", ".signatures", ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
     remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pipeline.dataset_ids import iterate_ids, open_excluded
 from pipeline.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
 from pipeline.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_rows, write_groups
+from pipeline.index_rows import distinct_rows, iterate_index
 from pipeline.minhash import similarity_of
 from pipeline.near_duplicates import FOUND_DTYPE, SIGNED_DTYPE, keep_smallest, similarity_rule
 from pipeline.near_duplicates_job import (
@@ -24,11 +25,11 @@ from pipeline.near_duplicates_job import (
     plan_ranges,
     plan_runs,
 )
+from pipeline.provenance import EncodedDocuments, find_documents
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import list_files, open_filesystem
-from pipeline.token_index import distinct_rows, iterate_index
 from pipeline.token_parts import join_id
 
 _NUM_EXAMPLES = 12
@@ -89,9 +90,26 @@ def drop_documents(settings: BuildSettings, names: Sequence[str], beam_arguments
         sources[NEAR_DUPLICATE] = _read_found(filesystem, folder, ranges, found)
     if sources:
         found.reasons = tuple(sources)
-        rows = (distinct_rows(rows) for rows, _ in iterate_index(filesystem, folder, names))
+        rows = (distinct_rows(rows) for rows, *_ in iterate_index(filesystem, folder, names))
         write_groups(filesystem, f"{folder}/{DROPPED}", _choose_groups(rows, sources))
     return found
+
+
+def describe_near_duplicates(
+    filesystem: Any, folder: str, names: Sequence[str], found: Sequence[NearDuplicate]
+) -> list[dict[str, str]]:
+    """Examples for people, once the index of the folder is there: where both documents are in the input."""
+    tokens = EncodedDocuments(filesystem, folder, {"part_names": list(names)})
+    pairs = [(each.document.hex(), each.other.hex(), each.similarity) for each in found]
+    places = find_documents(tokens, [each for *pair, _ in pairs for each in pair]) if pairs else {}
+    return [
+        {
+            "reason": NEAR_DUPLICATE,
+            "where": places[document][0].place,
+            "text": f"some {similarity:.0%} like document {other[:16]}, {places[other][0].place}",
+        }
+        for document, other, similarity in pairs
+    ]
 
 
 def _choose_groups(rows: Iterator[Rows], sources: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]) -> Iterator[Rows]:

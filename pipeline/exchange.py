@@ -16,9 +16,10 @@ import numpy as np
 
 from pipeline.buckets import Bucket
 from pipeline.dropped_ids import read_dropped_ids
+from pipeline.index_rows import part_ids
 from pipeline.shards.manifest import shard_name
 from pipeline.shards.storage import open_filesystem, read_range
-from pipeline.token_index import part_ids, read_bucket
+from pipeline.token_index import read_bucket
 from pipeline.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]

@@ -28,7 +28,7 @@ from pipeline.shards.storage import open_filesystem, read_range, write_atomic
 worker_guard.watch_in_workers()
 
 WORK_FOLDER = "near_duplicates"
-RUN_DOCUMENTS = 1 << 15
+RUN_DOCUMENTS = 1 << 14
 RANGE_ROWS = 1 << 18
 
 
@@ -83,7 +83,7 @@ class FindNearDuplicates(beam.PTransform):  # type: ignore[misc]
 
 
 def plan_runs(num_documents: Mapping[str, int]) -> list[Run]:
-    """Token parts, by name, with the documents of each, in runs of 32,768 documents: few files, and bounded memory."""
+    """Token parts, by name, with the documents of each, in runs of 16,384 documents: few files, and bounded memory."""
     runs: list[Run] = []
     slices: list[tuple[str, int, int]] = []
     room = RUN_DOCUMENTS

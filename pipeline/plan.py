@@ -17,6 +17,7 @@ from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, choose_num_buc
 from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
 from pipeline.documents.parts import InputFile, Part
 from pipeline.plan_sample import Sample, take_sample
+from pipeline.provenance import pack_places
 from pipeline.settings import BuildSettings
 from pipeline.shard_file import pack_shard
 from pipeline.shards.block import block_instances
@@ -103,7 +104,7 @@ def make_plan(
         _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), [each * (1 - held_out) for each in scales])
         for seq_len in settings.seq_lens
     )
-    token_bytes = sum(sample.scaled(scales, lambda own: sum(map(len, pack_documents(own)))))
+    token_bytes = sum(sample.scaled(scales, lambda own: sum(map(len, (*pack_documents(own), pack_places(own))))))
     shard_bytes = max(length.instances * length.bytes_each for length in lengths) / buckets
     tasks = buckets * settings.passes * len(lengths)
     encoding = sum(scale * seconds for scale, seconds in zip(scales, sample.seconds, strict=True))

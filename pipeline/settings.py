@@ -13,7 +13,8 @@ from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.shards.storage import parse_storage_options
 from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
 
-_OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
+OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
+"""Settings that each of several sources has for itself."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class BuildSettings:
                 f"both input ({', '.join(self.input)}) and sources ({names}) are given; give --input for a single"
                 " source, or make it one of the sources in the --config file"
             )
-        if others := [name for name in _OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)]:
+        if others := [name for name in OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)]:
             raise ValueError(f"{', '.join(others)}: with sources this belongs to each of them; write it there")
         check_sources(self.sources)
 
@@ -154,7 +155,7 @@ class BuildSettings:
         """The sources in the order of their numbers; --input and what goes with it is one source."""
         if self.sources:
             return tuple(self.sources)
-        reading = {name: getattr(self, name) for name in _OF_A_SOURCE}
+        reading = {name: getattr(self, name) for name in OF_A_SOURCE}
         return (Source("input", self.input, **reading),)
 
     @property

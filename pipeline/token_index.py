@@ -1,7 +1,8 @@
 """The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
 
 Read group by group (ids with the same top byte), so memory is the largest group and not the corpus. May import:
-stdlib, numpy, pyarrow, pipeline.token_parts, grouped_rows, dropped_ids, buckets and pipeline.shards.storage.
+stdlib, numpy, pyarrow, pipeline.token_parts, grouped_rows, index_rows, dropped_ids, buckets and
+pipeline.shards.storage.
 """
 
 import hashlib
@@ -16,12 +17,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, PREFIX_BITS, Bucket
-from pipeline.dropped_ids import DROPPED_DTYPE, REASONS, iterate_dropped, read_dropped_ids, reason_numbers
-from pipeline.grouped_rows import HEAD_BYTES, NUM_GROUPS, Rows, read_bounds, read_rows
-from pipeline.shards.storage import read_file, read_range
-from pipeline.token_parts import ID_BYTES, INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
+from pipeline.dropped_ids import REASONS, read_dropped_ids, reason_numbers
+from pipeline.grouped_rows import Rows
+from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
+from pipeline.shards.storage import read_range
+from pipeline.token_parts import TokenizedDocument, join_id, unpack_documents
 
-INDEX_SCHEMA = pa.schema([("prefix", pa.uint16()), ("part", pa.int32()), ("offset", pa.int64()), ("size", pa.int64())])
+INDEX_SCHEMA = pa.schema(
+    [
+        ("prefix", pa.uint16()),
+        ("part", pa.int32()),
+        ("offset", pa.int64()),  # bytes of the part's tokens
+        ("size", pa.int64()),
+        ("row", pa.int64()),  # rows of its index
+        ("rows", pa.int32()),
+    ]
+)
 _ROWS_PER_GROUP = 1 << 16
 
 
@@ -90,14 +101,14 @@ def build_index(
     lowest_tokens: list[int] = []
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
-        dropped = _iterate_reasons(filesystem, folder, has_dropped=bool(reasons))
-        for rows, parts in iterate_index(filesystem, folder, names):
-            _write_ranges(writer, rows, parts)
+        dropped = iterate_reasons(filesystem, folder, has_dropped=bool(reasons))
+        for rows, parts, numbers in iterate_index(filesystem, folder, names):
+            _write_ranges(writer, rows, parts, numbers)
             distinct = distinct_rows(rows)
-            numbers = reason_numbers(distinct, next(dropped))
-            np.add.at(drops, (distinct["source"], numbers), 1)
-            distinct = distinct[numbers == len(REASONS)]
-            digest.update(_pack_ids(distinct, num_sources))
+            found = reason_numbers(distinct, next(dropped))
+            np.add.at(drops, (distinct["source"], found), 1)
+            distinct = distinct[found == len(REASONS)]
+            digest.update(pack_ids(distinct, num_sources))
             counts += _count_by_source(rows, distinct, num_sources)
             by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
             lowest = _rows_within(distinct, MAX_VALIDATION_TOKENS - sum(lowest_tokens))
@@ -129,16 +140,6 @@ def build_index(
     return totals, sink.getvalue()
 
 
-def iterate_kept_ids(
-    filesystem: Any, folder: str, names: Sequence[str], num_sources: int, *, has_dropped: bool
-) -> Iterator[bytes]:
-    """The bytes that documents_hash covers, in 256 pieces: the ids of all kept documents, as documents.ids has them."""
-    dropped = _iterate_reasons(filesystem, folder, has_dropped=has_dropped)
-    for rows, _ in iterate_index(filesystem, folder, names):
-        distinct = distinct_rows(rows)
-        yield _pack_ids(distinct[reason_numbers(distinct, next(dropped)) == len(REASONS)], num_sources)
-
-
 def read_bucket(
     filesystem: Any,
     folder: str,
@@ -164,47 +165,14 @@ def read_bucket(
                 yield document
 
 
-def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-    """The ids of a part's documents, ascending, from its `.index` file, and their bounds in its `.tokens` file.
-
-    Returns:
-        [D] ids, and [D + 1] offsets in bytes.
-    """
-    rows = np.frombuffer(read_file(filesystem, path)[HEAD_BYTES:], INDEX_DTYPE)
-    ids = _id_bytes(rows)
-    ends = rows["offset"][-1:].astype(np.int64) + rows["size"][-1:]
-    offsets = np.concatenate([rows["offset"].astype(np.int64), ends])
-    return [ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES)], offsets
-
-
-def iterate_index(filesystem: Any, folder: str, names: Sequence[str]) -> Iterator[tuple[Rows, npt.NDArray[np.int32]]]:
-    """Index rows of all parts in 256 groups by the first byte of their ids, with the part that each is in.
-
-    The rows of a group, which may have none, are sorted by id, then by source.
-    """
-    paths = [f"{folder}/{name}.index" for name in names]
-    bounds = [read_bounds(filesystem, path) for path in paths]
-    for group in range(NUM_GROUPS):
-        found = [
-            read_rows(filesystem, path, INDEX_DTYPE, int(bound[group]), int(bound[group + 1]))
-            for path, bound in zip(paths, bounds, strict=True)
-        ]
-        rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
-        parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
-        order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
-        yield rows[order], parts[order]
-
-
-def distinct_rows(rows: Rows) -> Rows:
-    """The first row of each id, of rows sorted by id: that of its first source."""
-    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
-    distinct: Rows = rows[np.concatenate([[True], ~is_copy])[: len(rows)]]
-    return distinct
-
-
-def _iterate_reasons(filesystem: Any, folder: str, *, has_dropped: bool) -> Iterator[Rows]:
-    """The rows of dropped.ids in 256 groups; empty ones where there is no such file."""
-    return iterate_dropped(filesystem, folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
+def find_prefix_rows(
+    filesystem: Any, folder: str, names: Sequence[str], prefixes: Sequence[int]
+) -> list[tuple[str, int, int]]:
+    """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
+    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
+        table = pq.read_table(file, columns=["part", "row", "rows"], filters=[("prefix", "in", prefixes)])
+    columns = (table.column(name).to_pylist() for name in table.column_names)
+    return [(names[part], row, row + rows) for part, row, rows in zip(*columns, strict=True)]
 
 
 def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArray[np.int64]:
@@ -229,30 +197,18 @@ def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
     return (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64)
 
 
-def _pack_ids(rows: Rows, num_sources: int) -> bytes:
-    return _id_bytes(rows) if num_sources == 1 else _labelled_id_bytes(rows)
-
-
-def _id_bytes(rows: Rows) -> bytes:
-    return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
-
-
-def _labelled_id_bytes(rows: Rows) -> bytes:
-    labelled = np.empty(len(rows), [("id", ">u8", 2), ("source", "u1")])
-    labelled["id"] = np.stack([rows["high"], rows["low"]], axis=1)
-    labelled["source"] = rows["source"]
-    return labelled.tobytes()
-
-
-def _write_ranges(writer: pq.ParquetWriter, rows: Rows, parts: npt.NDArray[np.int32]) -> None:
-    """Appends (prefix, part, offset, size), one row for each prefix that a part holds."""
+def _write_ranges(
+    writer: pq.ParquetWriter, rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]
+) -> None:
+    """Appends (prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
     if not len(rows):
         return
     keys = _prefixes(rows) << 32 | parts
     order = np.lexsort((rows["offset"], keys))
-    keys, rows = keys[order], rows[order]
+    keys, rows, numbers = keys[order], rows[order], numbers[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     sizes = np.add.reduceat(rows["size"].astype(np.int64), starts)
-    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes)
+    num_rows = np.diff(starts, append=len(rows))
+    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes, numbers[starts], num_rows)
     arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
     writer.write_table(pa.table(arrays, schema=INDEX_SCHEMA), row_group_size=_ROWS_PER_GROUP)

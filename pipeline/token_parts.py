@@ -18,6 +18,9 @@ import numpy.typing as npt
 
 from pipeline.grouped_rows import pack_rows
 
+LAYOUT = 2
+"""Of these files, told in the settings of their folder: parts of another layout are refused."""
+
 ID_BYTES = 16
 _CHECKSUM = struct.Struct("<I")  # of all that follows it in the document's record
 _HEADER = struct.Struct("<16sB3x3I")  # id, source, cleaned bytes, sentences, tokens

@@ -33,6 +33,7 @@ from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.filters import DocumentFilter, FilterRule
 from pipeline.near_duplicates import pack_signatures
+from pipeline.provenance import pack_places
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
@@ -190,6 +191,7 @@ def write_token_part(
     tokens, index = pack_documents(documents.documents)
     write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
     write_atomic(filesystem, f"{folder}/{name}.index", index)
+    write_atomic(filesystem, f"{folder}/{name}.places", pack_places(documents.documents))
     if signs:
         write_atomic(filesystem, f"{folder}/{name}.signatures", pack_signatures(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"

@@ -1,26 +1,35 @@
 """Several sources in one build: settings, weights, who owns a copy, equal roots however the work is cut."""
 
+import io
 import itertools
 import json
 from collections import Counter
 from fractions import Fraction
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.buckets import choose_num_buckets
+from pipeline.buckets import choose_num_buckets, plan_buckets
+from pipeline.build import find_corpus
 from pipeline.build_bucket import build_bucket, gather_documents
 from pipeline.build_shards import instance_rule
 from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
-from pipeline.inspect import read_blocks
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.inspect import read_blocks, read_vocabulary
+from pipeline.plan import make_plan
+from pipeline.provenance import find_tokens
+from pipeline.report.mixture import mixture_cards
 from pipeline.seeds import seed_for
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.sources import UNIT, Source, apply_weights, choose_uses, count_factors, count_uses
+from pipeline.token_index import read_bucket
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.vocab import parse_vocab
 
@@ -364,3 +373,119 @@ def test_tokens_of_other_sources_are_refused(built, config, vocab_file, tmp_path
         flags = ("--vocab", vocab_file, "--output", built.root, "--workers", 1)
         assert run(command, "--config", tmp_path / "c.yaml", *flags) == 2
         assert "holds tokens of other settings: sources was" in capsys.readouterr().err
+
+
+def test_the_report_shows_the_mixture(built, capsys):
+    assert run("report", built.url) == 0
+    text = capsys.readouterr().out
+    news, books = json.loads(built.read_file("report.json"))["dataset"]["mixture"]
+    assert (news["licence"], news["language"], news["weight"], news["documents"]) == ("CC0-1.0", "en", 0.5, 70)
+    assert (books["licence"], books["documents_read"], books["documents"]) == ("", 60, 50)
+    tokens = [
+        sum(each) for each in zip(*(s.source_tokens for s in built.all_shards if s.split == "train"), strict=True)
+    ]
+    assert news["share_of_instances"] == pytest.approx(tokens[0] / sum(tokens), abs=1e-5)
+    assert news["share_of_corpus"] == pytest.approx(news["tokens"] / (news["tokens"] + books["tokens"]), abs=1e-5)
+    assert news["share_of_instances"] < news["share_of_corpus"]
+    assert f"{news['share_of_instances']:.1%} of train instances  CC0-1.0" in text
+    page = built.read_file("report.html").decode()
+    for shown in ("<b>news</b>", "CC0-1.0", "not stated", f"{books['share_of_instances']:.1%}"):
+        assert shown in page
+    assert "Share of the train instances&#x27; tokens" in page or "Share of the train instances' tokens" in page
+
+
+def test_the_table_of_files_names_source_and_licence(built):
+    rows = pq.read_table(io.BytesIO(built.read_file("sources.parquet"))).to_pylist()
+    assert [(row["source"], row["licence"]) for row in rows] == [("news", "CC0-1.0"), ("books", "")]
+    assert all(row["url"].endswith(f"/{row['source']}.jsonl") for row in rows)
+
+
+def test_names_that_are_markup_are_shown_as_text():
+    row = {"name": "<b>", "licence": "a & b", "language": "en", "weight": 1.0, "documents": 1, "tokens": 1}
+    page = mixture_cards([row | {"share_of_corpus": 1.0, "share_of_instances": 1.0}])
+    assert "<b>&lt;b&gt;</b>" in page
+    assert "a &amp; b" in page
+
+
+# Vocabulary and plan
+
+
+def test_words_count_as_often_as_their_source_is_used(config, tmp_path):
+    def counts_with(*weights):
+        changed = json.loads(config.read_text()) | {"vocab_size": 120}
+        for source, weight in zip(changed["sources"], weights, strict=True):
+            source["weight"] = weight
+        folder = tmp_path / "-".join(map(str, weights))
+        folder.mkdir()
+        (folder / "c.yaml").write_text(json.dumps(changed))
+        assert run("vocab", "--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1) == 0
+        table = pq.read_table(folder / "data/word_counts.parquet")
+        return dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+    even, double, mixed = counts_with(1, 1), counts_with(2, 2), counts_with(0.5, 1.5)
+    assert even == double
+    assert mixed["5"] == even["5"]  # only in the first source
+    assert mixed["115"] == 3 * even["115"]
+    assert even["river"] < mixed["river"] < 3 * even["river"]
+
+
+def test_a_plan_takes_weights_into_account(config, vocab_file, built, tmp_path):
+    settings = {**json.loads(config.read_text()), "output": str(tmp_path / "data"), "vocab": str(vocab_file)}
+    settings["sources"] = [Source(**source) for source in settings["sources"]]
+    settings = BuildSettings(**settings)
+    corpus = find_corpus(settings)
+    plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    train = [sum(shard.instances for shard in built.shards("train", 64, number)) for number in range(2)]
+    assert plan.lengths[0].instances == pytest.approx(sum(train) / 2, rel=0.15)
+    assert (plan.files, plan.documents) == (2, 130)
+
+
+# Two languages
+
+
+def test_english_and_chinese_come_together(shared_data, tmp_path):
+    english = tmp_path / "english.jsonl"
+    part = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
+    texts = [document.text for document in itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)]
+    english.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    chinese = str(shared_data / "data/wiki_zh/wiki_zh_00.txt.zst")
+    sources = [
+        {"name": "wiki-en", "input": [str(english)], "licence": "CC-BY-SA-3.0"},
+        {"name": "wiki-zh", "input": [chinese], "language": "zh", "licence": "CC-BY-SA-3.0", "weight": 2},
+    ]
+    config = sources_file(tmp_path / "c.yaml", *sources, passes=1, vocab_size=6000, num_buckets=1, workers=1)
+    assert run("build", "--config", config, "--output", tmp_path / "data") == 0
+    dataset = open_dataset(str(tmp_path / "data"))
+    vocabulary = read_vocabulary(dataset)
+    assert sum("\u4e00" <= token[0] <= "\u9fff" for token in vocabulary.tokens) > 400
+
+    english_row, chinese_row = json.loads(dataset.read_file("report.json"))["dataset"]["mixture"]
+    tokens = english_row["tokens"], chinese_row["tokens"]
+    assert chinese_row["share_of_corpus"] == pytest.approx(tokens[1] / sum(tokens), abs=1e-6)
+    # A follows the weights; half of the instances have a random B, from any document alike.
+    starts = {int.from_bytes(each.id[:8], "big"): each.source for each in encoded_documents(dataset)}
+    firsts = np.zeros(2)
+    for shard in dataset.shards("train", 128, 0):
+        for block in read_blocks(dataset, shard):
+            by_source = [starts[int(key)] for key in block.document_a.tolist()]
+            is_next = ~block.is_random_next
+            own = np.array(by_source)[is_next]
+            firsts += np.bincount(own, np.diff(block.offsets)[is_next] - 3, 2)
+    expected = 2 * tokens[1] / (tokens[0] + 2 * tokens[1])
+    assert firsts[1] / firsts.sum() == pytest.approx(expected, abs=0.05)
+    assert chinese_row["share_of_instances"] > chinese_row["share_of_corpus"]
+
+    stop, ends_with_stop, inside = vocabulary.tokens.index("。"), 0, 0
+    for document in encoded_documents(dataset):
+        if document.source == 1:
+            ends = np.cumsum(document.sentence_lengths.astype(int)) - 1
+            ends_with_stop += int(np.count_nonzero(document.tokens[ends] == stop))
+            inside += int(np.count_nonzero(np.delete(document.tokens, ends) == stop))
+    assert ends_with_stop > 5000
+    assert inside < 0.03 * ends_with_stop  # in quotations
+
+
+def encoded_documents(dataset):
+    tokens = find_tokens(dataset)
+    names, bucket = tokens.store["part_names"], plan_buckets(1, None)[0]
+    return read_bucket(tokens.filesystem, tokens.folder, names, bucket, np.uint16)
