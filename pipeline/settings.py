@@ -192,7 +192,9 @@ class BuildSettings:
             return content | self.corpus[0].reading()
         return content | {"sources": [{"name": source.name} | source.reading() for source in self.corpus]}
 
-    def content(self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def content(
+        self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The settings that decide the instances of a pass: what settings_hash covers.
 
         Lengths and passes are left out, because more of either may be added to a dataset.
@@ -209,7 +211,7 @@ class BuildSettings:
         return (
             self.tokens_content(vocab_sha256)
             | mixture
-            | dict(choice)
+            | dict(choice or {})
             | {
                 "documents_hash": documents_hash,
                 "seed": self.seed,
