@@ -79,6 +79,8 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "lower_case": settings.lower_case,
         **settings.filter_rule.content(),
     }
+    if settings.alphabet_size != BuildSettings.alphabet_size:
+        origin["alphabet_size"] = settings.alphabet_size
     rows = [_reading(source) for source in settings.corpus]
     if len(rows) == 1:
         return origin | rows[0]
@@ -117,7 +119,7 @@ def _learn(
     if not words:
         raise ValueError(f"no word was found in {sampled}; expected text to learn from, or --vocab FILE")
     tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
-    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused)
+    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
     if len(vocabulary) < settings.vocab_size:
         tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
     return vocabulary

@@ -120,4 +120,5 @@ def _find_vocabulary(settings: BuildSettings, lists: Sequence[DocumentList[Docum
     for each in lists:
         found = count_words((document.text for document in each.documents), settings.lower_case)
         counts.update({word: count * factors[each.source] for word, count in found.items()})
-    return learn_vocabulary(list(counts), list(counts.values()), settings.vocab_size, settings.num_unused)
+    words, numbers = list(counts), list(counts.values())
+    return learn_vocabulary(words, numbers, settings.vocab_size, settings.num_unused, settings.alphabet_size)

@@ -41,6 +41,8 @@ class BuildSettings:
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
         num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
+        alphabet_size: Characters of a learned vocabulary, the commonest; words with another one are [UNK]. Chinese has
+            some 8,000.
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -78,6 +80,7 @@ class BuildSettings:
     vocab: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
+    alphabet_size: int = 1000
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -111,6 +114,7 @@ class BuildSettings:
             "max_characters": self.max_characters is None or self.max_characters >= max(1, self.min_characters),
             "language_threshold": 0 < self.language_threshold <= 1,
             "near_duplicates": self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1,
+            "alphabet_size": self.alphabet_size >= 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:

@@ -93,8 +93,12 @@ def check_sources(sources: Sequence[Source]) -> None:
 
 
 def count_factors(weights: Sequence[int]) -> list[int]:
-    """What each source's word counts are multiplied by: the smallest whole numbers in the ratio of the weights."""
-    return [weight // gcd(*weights) for weight in weights]
+    """What each source's word counts are multiplied by: the smallest whole numbers in the ratio of the weights.
+
+    Weights are taken to the thousandth, at least one, so that sums over any sample are exact where the learner adds.
+    """
+    thousandths = [max(1, (weight * 1000 + UNIT // 2) // UNIT) for weight in weights]
+    return [each // gcd(*thousandths) for each in thousandths]
 
 
 def choose_uses(
