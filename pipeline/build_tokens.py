@@ -20,6 +20,7 @@ from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
 from pipeline.token_parts import LAYOUT
+from pipeline.token_records import finished_parts, read_counters, read_examples, record_stem, sum_counters
 from pipeline.tokens_job import (
     CleanDocuments,
     EncodeDocuments,
@@ -28,11 +29,6 @@ from pipeline.tokens_job import (
     SignDocuments,
     SplitSentences,
     WriteTokenParts,
-    finished_parts,
-    read_counters,
-    read_examples,
-    record_stem,
-    sum_counters,
 )
 from tokenizer.vocab import Vocabulary
 

@@ -19,14 +19,8 @@ from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.sources import Source, count_factors
-from pipeline.tokens_job import (
-    CleanDocuments,
-    FilterDocuments,
-    ReadDocuments,
-    finished_parts,
-    read_counters,
-    sum_counters,
-)
+from pipeline.token_records import finished_parts, read_counters, sum_counters
+from pipeline.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
 from tokenizer.export import tokenizer_json

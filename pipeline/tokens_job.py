@@ -8,11 +8,7 @@ a DocumentList, so a transform of one's own fits between any two. A finished lis
 record; running again skips parts whose records are all there.
 """
 
-import dataclasses
-import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -28,23 +24,19 @@ from pipeline.document_lists import (
     sign_documents,
     split_documents,
 )
-from pipeline.documents import EXAMPLES_PER_REASON, Document, DroppedDocument
+from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.filters import DocumentFilter, FilterRule
 from pipeline.near_duplicates import pack_signatures
 from pipeline.provenance import pack_places
-from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
+from pipeline.token_records import format_record
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
 
 worker_guard.watch_in_workers()
-
-_EXAMPLES, _SOURCE = "examples", "source"  # the keys of a record that are no counts
-_EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
-_RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
 
 
 class ReadDocuments(beam.PTransform):  # type: ignore[misc]
@@ -195,63 +187,5 @@ def write_token_part(
     if signs:
         write_atomic(filesystem, f"{folder}/{name}.signatures", pack_signatures(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
-    write_atomic(filesystem, f"{folder}/{record}", _format_record(documents))
+    write_atomic(filesystem, f"{folder}/{record}", format_record(documents))
     return record
-
-
-def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
-    """Record names of every part that is complete, by the part's key."""
-    records: dict[str, dict[int, re.Match[str]]] = {}
-    for match in filter(None, map(_RECORD_NAME.fullmatch, file_names)):
-        records.setdefault(match["part"], {})[int(match["number"])] = match
-    finished: dict[str, list[str]] = {}
-    for part in parts:
-        found = records.get(part.key, {})
-        last = next((number for number, match in found.items() if match["last"]), None)
-        if last is not None and all(number in found for number in range(last)):
-            finished[part.key] = [found[number][0] for number in range(last + 1)]
-    return finished
-
-
-def record_stem(record: str) -> str:
-    """The name that a record's files share."""
-    return record.removesuffix(".json").removesuffix("-last")
-
-
-def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[int, dict[str, int]]:
-    """Sums the counters of all records, by the source's number."""
-    totals: dict[int, Counter[str]] = {}
-    for data in filesystem.cat([f"{folder}/{record}" for record in records]).values() if records else ():
-        counters = json.loads(data)
-        counters.pop(_EXAMPLES, None)
-        totals.setdefault(counters.pop(_SOURCE, 0), Counter()).update(counters)
-    return {source: dict(sorted(found.items())) for source, found in sorted(totals.items())}
-
-
-def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
-    """The counters of all sources together."""
-    total: Counter[str] = Counter()
-    for counters in by_source.values():
-        total.update(counters)
-    return dict(sorted(total.items()))
-
-
-def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, str]]:
-    """A few dropped documents of each reason, the first by the records' names: reason, where and text."""
-    kept: list[dict[str, str]] = []
-    numbers: Counter[str] = Counter()
-    found = filesystem.cat([f"{folder}/{record}" for record in records]) if records else {}
-    for _, data in sorted(found.items()):
-        for example in json.loads(data).get(_EXAMPLES, ()):
-            numbers[example["reason"]] += 1
-            if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:
-                kept.append(example)
-    return sorted(kept, key=lambda example: example["reason"])
-
-
-def _format_record(documents: DocumentList[Any]) -> bytes:
-    """What is kept of a list that is done: its counters, its source's number, examples of what was dropped."""
-    examples = [dataclasses.asdict(each) for each in documents.dropped]
-    return json_bytes(
-        dict(documents.counters) | {_SOURCE: documents.source} | ({_EXAMPLES: examples} if examples else {})
-    )
