@@ -126,8 +126,8 @@ class Soak:
         return findings + [f"redone: {name}" for name, was in sorted(kept.items()) if identity(output / name) != was]
 
     def _command(self, output: Path) -> list[str]:
-        flags = f"--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --workers 2 --output {output}"
-        given = f"--input {self.folder / 'corpus'} --vocab {self.folder / 'vocab.txt'}"
+        flags = "--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --near_duplicates 0.8 --workers 2"
+        given = f"--output {output} --input {self.folder / 'corpus'} --vocab {self.folder / 'vocab.txt'}"
         return [sys.executable, "-m", "pipeline", "build", *flags.split(), *given.split()]
 
     def _start(self, output: Path) -> "subprocess.Popen[bytes]":
@@ -231,18 +231,24 @@ def read_root_hash(output: Path) -> str:
 
 def stage_of(output: Path) -> str:
     """How far a build had come when it was killed."""
-    marks = {"report": "manifest.json", "shards": "_tasks", "tokens": "tokens", "vocab": "vocab.txt"}
+    marks = {"report": "manifest.json", "shards": "_tasks", "near-duplicates": "tokens/near_duplicates"}
+    marks |= {"tokens": "tokens", "vocab": "vocab.txt"}
     return next((stage for stage, mark in marks.items() if (output / mark).exists()), "start")
 
 
 def write_corpus(folder: Path, documents: int) -> None:
-    """Documents of made-up sentences, no two alike, in four files, and a vocabulary for them."""
+    """Documents of made-up sentences in four files, every fifth like the one before, and a vocabulary for them."""
     draws = random.Random(0)
     (folder / "corpus").mkdir()
     for number in range(4):
+        sentences: list[str] = []
         with (folder / f"corpus/{number}.jsonl").open("w") as file:
             for row in range(documents // 4):
-                sentences = [f"{' '.join(draws.choices(WORDS, k=9)).capitalize()} {number} {row}." for _ in range(12)]
+                if row % 5 == 4:
+                    sentences = [*sentences, "Letter."]
+                else:
+                    words = (" ".join(draws.choices(WORDS, k=9)).capitalize() for _ in range(12))
+                    sentences = [f"{each} {number} {row}." for each in words]
                 file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *"0123456789"]
     pieces += [f"##{digit}" for digit in "0123456789"] + [f"[unused{number}]" for number in range(64)]
