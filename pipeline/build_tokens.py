@@ -73,7 +73,7 @@ def make_tokens(
     """Encodes every part that is not finished yet and returns the store of all of them.
 
     Raises:
-        ValueError: The folder holds tokens of other settings, or the input is malformed.
+        ValueError: The folder holds tokens of other settings, the input is malformed, or all of it is dropped.
     """
     filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
     content = store_settings(settings, vocabulary.sha256)
@@ -93,8 +93,9 @@ def make_tokens(
     num_sources = len(settings.corpus)
     found = drop_documents(settings, names, beam_arguments)
     totals, index = build_index(filesystem, folder, names, num_sources, found.reasons)
-    write_atomic(filesystem, f"{folder}/{INDEX}", index)
     by_source = read_counters(filesystem, folder, records)
+    _refuse_empty(sum_counters(by_source), totals)
+    write_atomic(filesystem, f"{folder}/{INDEX}", index)
     examples = read_examples(filesystem, folder, records)
     examples += describe_near_duplicates(filesystem, folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
@@ -126,6 +127,17 @@ def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]
     """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
     signs = {"signatures": True} if settings.signs else {}
     return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs
+
+
+def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
+    dropped = {name.removeprefix("dropped_"): count for name, count in counters.items() if name.startswith("dropped_")}
+    dropped |= totals.dropped
+    if totals.documents == 0 and any(dropped.values()):
+        counted = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items() if count)
+        raise ValueError(
+            f"all {counters['documents_read']:,} documents of the input were dropped: {counted}; loosen the filters, or"
+            " give other text"
+        )
 
 
 def _parts_key(parts: Sequence[Part], choice: Mapping[str, Any]) -> str:

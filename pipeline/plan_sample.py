@@ -5,7 +5,7 @@ May import: what the jobs are made of, never Beam.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +45,14 @@ class Sample:
             were not.
         seconds: Reading, cleaning, splitting and encoding, in one process, by the source's number.
         vocabulary: The given one, the output's, or one learned from the sample.
+        dropped: Documents that are left out, by reason.
     """
 
     documents: list[TokenizedDocument]
     text_bytes: list[int]
     seconds: list[float]
     vocabulary: Vocabulary
+    dropped: Mapping[str, int]
 
     def scaled(self, scales: Sequence[float], measure: Callable[[Sequence[TokenizedDocument]], int]) -> list[int]:
         """What is measured of each source's documents, scaled to the whole source."""
@@ -80,7 +82,16 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
         start = time.perf_counter()
         documents += encode_documents(split_documents(each, [source.language for source in corpus]), encoder).documents
         seconds[each.source] += time.perf_counter() - start
-    return Sample(documents, text_bytes, seconds, encoder.vocab)
+    return Sample(documents, text_bytes, seconds, encoder.vocab, _count_dropped(lists))
+
+
+def _count_dropped(lists: Sequence[DocumentList[Document]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in lists:
+        total.update(
+            {name.removeprefix("dropped_"): n for name, n in each.counters.items() if "dropped_" in name and n}
+        )
+    return dict(sorted(total.items()))
 
 
 def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[DocumentList[Document], int]:

@@ -220,6 +220,21 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     assert not (output / "tokens/near_duplicates").exists()
 
 
+def test_shards_are_built_from_the_documents_that_were_chosen(
+    deduplicated, similar_corpus, vocab_file, tmp_path, capsys
+):
+    output = tmp_path / "data"
+    shutil.copytree(deduplicated.root, output)
+    for name in ("manifest.json", "train", "documents.ids"):
+        shutil.rmtree(output / name) if (output / name).is_dir() else (output / name).unlink()
+    words = ["shards", "--output", output, "--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1]
+    assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 2
+    assert "near_duplicates was 0.8 and is now None" in capsys.readouterr().err
+    words += ["--near_duplicates", 0.8]
+    assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 0
+    assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
+
+
 def test_another_threshold_takes_the_same_encoded_documents(deduplicated, similar_corpus, vocab_file, tmp_path):
     tokens = tmp_path / "tokens"
     shutil.copytree(f"{deduplicated.root}/tokens", tokens)
