@@ -21,7 +21,7 @@ from pipeline.provenance import pack_places
 from pipeline.settings import BuildSettings
 from pipeline.shard_file import pack_shard
 from pipeline.shards.block import block_instances
-from pipeline.sources import UNIT, apply_weights
+from pipeline.sources import UNIT, Source, apply_weights
 from pipeline.token_parts import pack_documents
 from tokenizer.vocab import Vocabulary
 
@@ -39,12 +39,24 @@ class LengthPlan:
 
 
 @dataclass(frozen=True)
+class SourcePlan:
+    """One source: documents and tokens, copies included; its share of the tokens that a pass uses, random B's aside."""
+
+    name: str
+    weight: float
+    documents: int
+    tokens: int
+    used_share: float
+
+
+@dataclass(frozen=True)
 class BuildPlan:
     """What a build will make.
 
     Attributes:
         files, stored_bytes, formats, parts: The input.
         documents, cleaned_bytes, tokens: Of the whole corpus, copies included.
+        sources: One row a source.
         token_bytes: Of the folder between the jobs.
         buckets: Train shards of a pass and length.
         lengths: One row a length.
@@ -62,6 +74,7 @@ class BuildPlan:
     documents: int
     cleaned_bytes: int
     tokens: int
+    sources: tuple[SourcePlan, ...]
     token_bytes: int
     buckets: int
     lengths: tuple[LengthPlan, ...]
@@ -97,7 +110,8 @@ def make_plan(
     documents_of = sample.scaled(scales, len)
     bytes_of = sample.scaled(scales, lambda own: sum(document.cleaned_bytes for document in own))
     documents, cleaned_bytes = sum(documents_of), sum(bytes_of)
-    tokens = sum(sample.scaled(scales, lambda own: sum(len(document.tokens) for document in own)))
+    tokens_of = sample.scaled(scales, lambda own: sum(len(document.tokens) for document in own))
+    tokens = sum(tokens_of)
     spread = np.bincount(np.arange(documents) * NUM_PREFIXES // max(1, documents), minlength=NUM_PREFIXES)
     used_bytes, used = apply_weights(settings.weights, documents_of, bytes_of)
     buckets = choose_num_buckets(spread.astype(np.int64), used_bytes, settings.num_buckets, "num_buckets", used)
@@ -121,10 +135,11 @@ def make_plan(
         documents=documents,
         cleaned_bytes=cleaned_bytes,
         tokens=tokens,
+        sources=_plan_sources(settings.corpus, documents_of, tokens_of),
         token_bytes=token_bytes,
         buckets=buckets,
         lengths=lengths,
-        requests=len(parts) * (1 + 3 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
+        requests=len(parts) * (1 + 4 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
         worker_bytes=worker_bytes,
         worker_seconds=seconds,
         dropped=sample.dropped,
@@ -142,9 +157,15 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         for each in plan.lengths
     )
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.dropped.items())
+    sources = (
+        f"  {each.name}: {each.documents:,} documents of {each.tokens:,} tokens; weight {each.weight:g} makes them"
+        f" {each.used_share:.1%} of what a pass uses"
+        for each in (plan.sources if len(plan.sources) > 1 else ())
+    )
     rows = [
         f"input: {plan.files:,} file(s), {_size(plan.stored_bytes)} as stored; ranges read: {formats}",
         f"about {plan.documents:,} documents, {_size(plan.cleaned_bytes)} of text, {plan.tokens:,} tokens (copies too)",
+        *sources,
         f"{plan.parts:,} part(s) to encode, then {plan.buckets} train bucket(s), x {passes} pass(es)",
         *instances,
         f"storage: {_size(plan.token_bytes)} of tokens (may be deleted afterwards), {_size(shard_bytes)} of shards",
@@ -156,6 +177,14 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         "nothing has been written; leave --plan out to build",
     ]
     return "\n".join(rows)
+
+
+def _plan_sources(sources: Sequence[Source], documents: Sequence[int], tokens: Sequence[int]) -> tuple[SourcePlan, ...]:
+    used = [source.millionths * own for source, own in zip(sources, tokens, strict=True)]
+    return tuple(
+        SourcePlan(source.name, source.weight, own_documents, own_tokens, own_used / max(1, sum(used)))
+        for source, own_documents, own_tokens, own_used in zip(sources, documents, tokens, used, strict=True)
+    )
 
 
 def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) -> LengthPlan:

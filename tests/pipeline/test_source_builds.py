@@ -3,6 +3,7 @@
 import io
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -94,6 +95,19 @@ def test_validation_uses_every_document_once(mixture, mixture_config, vocab_file
     assert other.manifest.root_hash != mixture.manifest.root_hash
     own, others = (each.shards("validation", 64, 0) for each in (mixture, other))
     assert [shard.content_hash for shard in own] == [shard.content_hash for shard in others]
+
+
+def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_file, tmp_path):
+    lighter = json.loads(mixture_config.read_text())
+    for source in lighter["sources"]:
+        source["weight"] = 1
+    (tmp_path / "c.yaml").write_text(json.dumps(lighter))
+    tokens = Path(mixture.root, "tokens/tokens.json")
+    before = tokens.stat().st_mtime_ns
+    found = build(tmp_path / "c.yaml", vocab_file, tmp_path / "data", "--tokens", tokens.parent, "--workers", 1)
+    assert tokens.stat().st_mtime_ns == before
+    assert found.manifest.root_hash != mixture.manifest.root_hash
+    assert found.manifest.settings["documents_hash"] == mixture.manifest.settings["documents_hash"]
 
 
 def test_tokens_of_instances_are_counted_by_source(mixture, texts):

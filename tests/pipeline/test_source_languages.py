@@ -15,7 +15,7 @@ from pipeline.command_line import run_program
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.inspect import read_blocks, read_vocabulary
-from pipeline.plan import make_plan
+from pipeline.plan import format_plan, make_plan
 from pipeline.provenance import find_tokens
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
@@ -60,6 +60,11 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
     train = [sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)]
     assert plan.lengths[0].instances == pytest.approx(sum(train) / 2, rel=0.15)
     assert (plan.files, plan.documents) == (2, 130)
+    news, books = plan.sources
+    assert (news.documents, books.documents) == (70, 60)
+    assert books.used_share == pytest.approx(3 * books.tokens / (0.5 * news.tokens + 3 * books.tokens))
+    shown = format_plan(plan, 1, 2)
+    assert f"  books: 60 documents of {books.tokens:,} tokens; weight 3 makes them {books.used_share:.1%}" in shown
 
 
 # Two languages
