@@ -118,7 +118,7 @@ def measure_grouping(number: int, rule: SimilarityRule) -> dict[str, Any]:
         written = [write_bands(run, rule, folder) for run in runs]
         banding = time.process_time() - start
         found = [write_found(keys, written, rule, folder) for keys in ranges]
-        seconds = time.process_time() - start
+        seconds, peak = time.process_time() - start, peak_mb()
         num_bytes = sum(Path(folder, name).stat().st_size for name in written)
         filesystem, root = open_filesystem(folder)
         rows = keep_smallest(
@@ -131,7 +131,7 @@ def measure_grouping(number: int, rule: SimilarityRule) -> dict[str, Any]:
         "documents_per_cpu_second": round(number / seconds),
         "share_of_banding": round(banding / seconds, 2),
         "bytes_a_document_between": round(num_bytes / number),
-        "peak_mb": peak_mb(),
+        "peak_mb": peak,
         "peak_mb_before": before,
     }
 
