@@ -13,14 +13,17 @@ import numpy as np
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
+from pipeline.dataset_ids import write_document_ids
 from pipeline.describe import describe_dataset
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
+from pipeline.index_rows import iterate_kept_ids
 from pipeline.masking import MaskingRule
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
+    DOCUMENT_IDS,
     MANIFEST,
     SHARDS_TABLE,
     BlockTable,
@@ -66,22 +69,34 @@ def make_shards(
         ValueError: The folder holds a dataset of other settings or documents, or there are too few documents.
     """
     filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
-    content = settings.content(vocabulary.sha256, store.totals.documents_hash)
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
     tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
     built = _claim_folder(filesystem, root, settings, content)
     built = _without_lost(filesystem, root, built, tasks)
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
     if not missing and file_exists(filesystem, f"{root}/{MANIFEST}"):
+        _write_document_ids(settings, filesystem, root, store)
         _remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
     _run_job(settings, vocabulary, store, missing, beam_arguments)
     built |= _read_records(filesystem, root, missing)
     lost = [task.name for task in tasks if task.name not in built]
     assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
+    _write_document_ids(settings, filesystem, root, store)
     shards = [shard for shard, _ in built.values()]
     _publish(filesystem, root, built, describe_dataset(settings, vocabulary, store, shards))
     return open_dataset(settings.output, settings.filesystem_options())
+
+
+def _write_document_ids(settings: BuildSettings, filesystem: Any, root: str, store: TokenStore) -> None:
+    """Writes documents.ids, unless it is there."""
+    if file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+        return
+    tokens, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    num_sources = len(settings.corpus)
+    ids = iterate_kept_ids(tokens, folder, store.part_names, num_sources, has_dropped=store.has_dropped)
+    write_document_ids(filesystem, root, ids)
 
 
 def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
@@ -143,7 +158,7 @@ def _run_job(
     mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
-        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode)
+        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode, has_dropped=store.has_dropped)
 
     def count() -> int:
         return len(_records_of(missing) & {f"{RECORDS}/{name}" for name in list_files(filesystem, f"{root}/{RECORDS}")})
@@ -158,10 +173,12 @@ def add_shards_graph(
     part_names: Sequence[str],
     tasks: Sequence[ShardTask],
     mode: ExchangeMode,
+    *,
+    has_dropped: bool = False,
 ) -> None:
     """The whole shards job: token parts to shards."""
     options = settings.filesystem_options()
-    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options)
+    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options, has_dropped)
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
     builder = ShardBuilder(settings.output, rules, len(settings.corpus), options)
     _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)

@@ -27,7 +27,8 @@ from pipeline.shards.storage import (
     write_atomic,
 )
 from pipeline.sources import Source, count_factors
-from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters, sum_counters
+from pipeline.token_records import finished_parts, read_counters, sum_counters
+from pipeline.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
 from tokenizer.export import tokenizer_json
@@ -78,6 +79,7 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "vocab_size": settings.vocab_size,
         "num_unused": settings.num_unused,
         "lower_case": settings.lower_case,
+        **settings.filter_rule.content(),
     }
     if settings.alphabet_size != BuildSettings.alphabet_size:
         origin["alphabet_size"] = settings.alphabet_size
@@ -147,6 +149,7 @@ def _count_words(
             )
             | CleanDocuments()
             | SampleDocuments(num_bits)
+            | FilterDocuments(settings.filter_rule)
             | CountWords(settings.lower_case, folder_url, options, factors)
             | AddCounts()
             | WriteCounts(folder_url, options)

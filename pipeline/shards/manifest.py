@@ -24,6 +24,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SHARDS_TABLE = "shards.parquet"
 BLOCKS_TABLE = "blocks.parquet"
+DOCUMENT_IDS = "documents.ids"
 
 SHARDS_SCHEMA = pa.schema(
     [
@@ -176,6 +177,11 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     if (found := settings_hash(manifest.settings)) != manifest.settings_hash:
         raise ValueError(f"{where}: its settings have the hash {found}, it says {manifest.settings_hash}")
     return manifest
+
+
+def document_id_bytes(manifest: Manifest) -> int:
+    """Bytes of a row of documents.ids: an id, of several sources followed by the source's number."""
+    return 16 + (len(manifest.sources) > 1)
 
 
 def pass_folder(split: str, seq_len: int, pass_index: int) -> str:

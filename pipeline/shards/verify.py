@@ -18,10 +18,11 @@ from pipeline.shards.block import (
     decode_block,
 )
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import BlockTable, Shard, group_totals, pass_folder, pass_json
-from pipeline.shards.storage import file_size, list_files
+from pipeline.shards.manifest import DOCUMENT_IDS, BlockTable, Shard, group_totals, pass_folder, pass_json
+from pipeline.shards.storage import file_exists, file_size, list_files, read_range
 
 VOCAB = "vocab.txt"
+_BYTES_AT_ONCE = 1 << 20
 CheckBlock = Callable[[Shard, Block], Iterable[str]]
 
 
@@ -54,7 +55,8 @@ def verify_dataset(
     Returns:
         Everything wrong, in the shards' order; empty for a sound dataset.
     """
-    findings = [*_check_vocabulary(dataset), *_check_files(dataset), *_check_passes(dataset)]
+    findings = [*_check_vocabulary(dataset), *_check_document_ids(dataset)]
+    findings += [*_check_files(dataset), *_check_passes(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
         findings.append(Finding(dataset.locate("manifest.json"), "its totals are not those of the shard table"))
     with ThreadPoolExecutor(threads) as pool:
@@ -73,6 +75,19 @@ def _check_vocabulary(dataset: Dataset) -> Iterator[Finding]:
         return
     if found != dataset.manifest.vocab_sha256:
         yield Finding(dataset.locate(VOCAB), f"sha256 is {found}, the manifest says {dataset.manifest.vocab_sha256}")
+
+
+def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
+    """documents.ids, which may be deleted, holds the very bytes that documents_hash covers."""
+    path, expected = f"{dataset.root}/{DOCUMENT_IDS}", dataset.manifest.settings.get("documents_hash")
+    if expected is None or not file_exists(dataset.filesystem, path):
+        return
+    digest = hashlib.blake2b(digest_size=32)
+    size = file_size(dataset.filesystem, path)
+    for start in range(0, size, _BYTES_AT_ONCE):
+        digest.update(read_range(dataset.filesystem, path, start, min(size, start + _BYTES_AT_ONCE)))
+    if digest.hexdigest() != expected:
+        yield Finding(dataset.locate(DOCUMENT_IDS), f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:

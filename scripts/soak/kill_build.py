@@ -146,8 +146,9 @@ class Soak:
         return findings + [f"redone: {name}" for name, was in sorted(kept.items()) if identity(output / name) != was]
 
     def _command(self, output: Path) -> list[str]:
-        flags = f"--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --workers 2 --output {output}"
-        given = f"--input {self.folder / 'corpus'} --vocab_size 100"  # learned, so that kills hit this stage too
+        flags = "--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --near_duplicates 0.8 --workers 2"
+        # The vocabulary is learned, so that kills hit this stage too.
+        given = f"--output {output} --input {self.folder / 'corpus'} --vocab_size 100"
         return [sys.executable, "-m", "pipeline", "build", *flags.split(), *given.split()]
 
     def _start(self, output: Path) -> "subprocess.Popen[bytes]":
@@ -252,18 +253,24 @@ def read_root_hash(output: Path) -> str:
 
 def stage_of(output: Path) -> str:
     """How far a build had come when it was killed."""
-    marks = [("report", "manifest.json"), ("shards", "_tasks"), ("tokens", "vocab.json"), ("vocabulary", "_words")]
-    return next((stage for stage, mark in marks if (output / mark).exists()), "start")
+    marks = {"report": "manifest.json", "shards": "_tasks", "near-duplicates": "tokens/near_duplicates"}
+    marks |= {"tokens": "vocab.json", "vocabulary": "_words"}
+    return next((stage for stage, mark in marks.items() if (output / mark).exists()), "start")
 
 
 def write_corpus(folder: Path, documents: int) -> None:
-    """Documents of made-up sentences, no two alike, in four files."""
+    """Documents of made-up sentences in four files, every fifth much like the one before, no two equal."""
     draws = random.Random(0)
     (folder / "corpus").mkdir()
     for number in range(4):
+        sentences: list[str] = []
         with (folder / f"corpus/{number}.jsonl").open("w") as file:
             for row in range(documents // 4):
-                sentences = [f"{' '.join(draws.choices(WORDS, k=9)).capitalize()} {number} {row}." for _ in range(12)]
+                if row % 5 == 4:
+                    sentences = [*sentences, "Letter."]
+                else:
+                    words = (" ".join(draws.choices(WORDS, k=9)).capitalize() for _ in range(12))
+                    sentences = [f"{each} {number} {row}." for each in words]
                 file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
 
 
