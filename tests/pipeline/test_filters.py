@@ -237,7 +237,7 @@ def test_the_vocabulary_learns_from_what_is_kept(corpus, own_filters, tmp_path, 
     pieces = {name: set((tmp_path / name / "vocab.txt").read_text().split("\n")) for name in ("all", "kept")}
     assert "z" in pieces["all"]
     assert "z" not in pieces["kept"]
-    assert "from 7 words of 9 of 18 documents" in capsys.readouterr().out
+    assert "from 17 words of 9 of 18 documents" in capsys.readouterr().out
     assert run(*learned, "--output", tmp_path / "all", "--filter", f"{own_filters}:keep_rivers") == 2
     assert "holds a vocabulary made otherwise" in capsys.readouterr().err
 
