@@ -143,7 +143,7 @@ def make_plan(
         worker_bytes=worker_bytes,
         worker_seconds=seconds,
         dropped=sample.dropped,
-        warnings=(*_warnings(lengths, buckets), *_not_counted(settings)),
+        warnings=(*_warnings(lengths, buckets), *_passes_read(settings, lengths), *_not_counted(settings)),
     )
 
 
@@ -217,6 +217,20 @@ def _warnings(lengths: Sequence[LengthPlan], buckets: int) -> list[str]:
         if blocks < buckets:
             found.append(f"L{each.seq_len}: {buckets} shards share {blocks} full block(s); fewer num_buckets suffice")
     return found
+
+
+def _passes_read(settings: BuildSettings, lengths: Sequence[LengthPlan]) -> Iterator[str]:
+    """What the training makes of the passes: those that it never reaches, or reads more than once."""
+    for read, each in zip(settings.training_instances, lengths, strict=False):
+        needed = -(-read // max(1, each.instances))
+        if needed < settings.passes:
+            yield f"L{each.seq_len}: training on {read:,} instances reads {needed} of {settings.passes} passes, no more"
+        elif needed > settings.passes:
+            times = read / (max(1, each.instances) * settings.passes)
+            yield (
+                f"L{each.seq_len}: training on {read:,} instances reads each pass {times:.1f} times; more passes"
+                " show other masks"
+            )
 
 
 def _not_counted(settings: BuildSettings) -> Iterator[str]:

@@ -61,6 +61,8 @@ class BuildSettings:
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Input that one task reads at a time; changes speed and memory, never content.
         plan: Say what the build will make and cost, from a sample of the input, and write nothing.
+        training_instances: What the training will read of each of seq_lens, its steps x global_batch: plan then says
+            which passes it never reaches.
         exchange: How a bucket's documents come together: files (read from token parts), shuffle (Beam's GroupByKey), or
             auto: files on this machine, shuffle on other runners. Never changes content.
         workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
@@ -100,6 +102,7 @@ class BuildSettings:
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
     plan: bool = False
+    training_instances: list[int] = field(default_factory=list)
     exchange: Literal["auto", "files", "shuffle"] = "auto"
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     storage_options: str | None = None
@@ -108,6 +111,7 @@ class BuildSettings:
         checks = {
             "seq_lens": all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0,
             "passes": 1 <= self.passes <= 100,
+            "training_instances": len(self.training_instances) in (0, len(self.seq_lens)),
             "short_seq_prob": 0 <= self.short_seq_prob <= 1,
             "masked_lm_prob": 0 < self.masked_lm_prob < 1,
             "validation_fraction": 0 <= self.validation_fraction < 1,

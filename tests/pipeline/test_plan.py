@@ -53,3 +53,24 @@ def test_few_places_for_many_ranks_are_said(corpus, vocab_file, capsys, tmp_path
     words = ["build", "--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
     assert "warning: L128: training reads 1 place(s) at once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (10, "training on 10 instances reads 1 of 3 passes, no more"),
+        (10**7, "training on 10,000,000 instances reads each pass "),
+    ],
+)
+def test_passes_the_training_does_not_reach_are_said(read, message, corpus, vocab_file, capsys, tmp_path):
+    words = ["build", "--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
+    words += ["--passes", 3, "--training_instances", read]
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
+    said = capsys.readouterr().out
+    assert "warning: L128: training on " in said
+    assert message in said
+
+
+def test_training_instances_belong_to_lengths():
+    with pytest.raises(ValueError, match="training_instances"):
+        BuildSettings(output="data", seq_lens=[128], training_instances=[1, 2])
