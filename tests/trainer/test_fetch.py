@@ -138,6 +138,20 @@ def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
         next(window)
 
 
+def test_shards_may_be_added_while_reading(folder):
+    dataset = open_dataset(str(folder))
+    first, second = dataset.shards("train", 8192, 0)
+    shards = [first]
+
+    def steps() -> Iterator[np.ndarray]:
+        yield np.array([[0, 0, 0, 8]])
+        shards.append(second)
+        yield np.array([[1, 5, 0, 5], [0, 0, 3, 4]])
+
+    window = BlockWindow(dataset, shards, steps(), QUICK)
+    assert read_all(window) == [*range(8), *range(100_040, 100_045), 3]
+
+
 def test_a_block_needed_again_later_is_read_again(folder):
     steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 0, 1, 0)]
     window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), iter(steps))

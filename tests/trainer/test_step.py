@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.stream.order import ShardSize, StreamOrder, rank_runs
-from trainer.stream.packing import MicroBatch, cut_micro_batches, empty_micro_batch, pack_micro_batches
+from trainer.stream.packing import MicroBatch, cut_micro_batches, empty_micro_batch, pack_micro_batches, pad_micro_batch
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.state import StreamData, StreamState, parse_state
 from trainer.stream.step import RankStep, StepLoader, iterate_validation
@@ -315,6 +315,23 @@ def test_micro_batches_are_cut_from_one_packed_block(make_block):
     assert [instances_of([batch]) for batch in batches] == [instances_of_block(block.slice(*cut)) for cut in cuts]
     assert all(batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == len(batch.input_ids) for batch in batches)
     assert all(batch.input_ids[batch.masked_positions].eq(4).all() for batch in batches)
+
+
+def test_a_padded_view_holds_the_same_instances(make_block):
+    block = make_block(5, seed=3)
+    [batch] = pack_micro_batches(block, [(0, 5)])
+    padded = pad_micro_batch(batch, 48)
+    for n, (ids, types, _, positions, labels, is_random_next) in enumerate(instances_of_block(block)):
+        rest = [0] * (48 - len(ids))
+        assert padded["input_ids"][n].tolist() == [*ids, *rest]
+        assert padded["attention_mask"][n].tolist() == [*[1] * len(ids), *rest]
+        assert padded["token_type_ids"][n].tolist() == [*types, *rest]
+        expected = [-100] * 48
+        for position, label in zip(positions, labels, strict=True):
+            expected[position] = label
+        assert padded["labels"][n].tolist() == expected
+        assert padded["next_sentence_label"][n] == is_random_next
+    assert pad_micro_batch(empty_micro_batch(), 48)["input_ids"].shape == (0, 48)
 
 
 def test_an_empty_micro_batch_is_one_of_no_instances(make_block):

@@ -90,7 +90,7 @@ class BlockWindow:
 
         Args:
             dataset: Where the shards are.
-            shards: Those that steps refer to by index; all of one length.
+            shards: Those that steps refer to by index, all of one length; more may be added at the end at any time.
             steps: One array [R, 4] a step: shard, block, and start and stop inside the block, in slot order.
             settings: Memory, threads and patience.
             min_steps: Steps kept planned whatever the memory, so that no block is let go between two uses.
@@ -104,11 +104,10 @@ class BlockWindow:
         self._planned: deque[_Rows] = deque()
         self._gathered: deque[Block] = deque()
         self._num_taken = 0
-        block_size = block_instances(shards[0].seq_len)
-        self._first_number = np.cumsum([0, *(-(-shard.instances // block_size) for shard in shards)])
-        self._last_use = np.zeros(self._first_number[-1], np.int64)  # counted from 1; 0 where a block is not held
-        self._slot = np.zeros(self._first_number[-1], np.int32)  # in the arena, from 1; 0 where a block is not decoded
-        self._arena = Arena(block_size)
+        self._first_number = np.zeros(1, np.int64)
+        self._last_use = np.zeros(0, np.int64)  # counted from 1; 0 where a block is not held
+        self._slot = np.zeros(0, np.int32)  # in the arena, from 1; 0 where a block is not decoded
+        self._arena = Arena(block_instances(shards[0].seq_len))
         self._held: dict[int, _Held] = {}
         self._held_bytes = 0
         self._threads = ReadThreads(dataset, settings)
@@ -173,6 +172,8 @@ class BlockWindow:
             if step is None:
                 break
             shard, block, start, stop = step.T
+            if len(self._first_number) <= len(self._shards):
+                self._number_blocks()
             rows = _Rows(self._first_number[shard] + block, start, stop)
             self._planned.append(rows)
             unknown = np.flatnonzero(self._last_use[rows.number] == 0)
@@ -185,6 +186,15 @@ class BlockWindow:
         for read in self._join(new):
             self.counts.add(read.blocks)
             self._threads.submit(read)
+
+    def _number_blocks(self) -> None:
+        """Numbers the blocks of all shards, those of shards added since after the others."""
+        added = self._shards[len(self._first_number) - 1 :]
+        counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
+        self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
+        unknown = np.zeros(sum(counts), np.int64)
+        self._last_use = np.concatenate([self._last_use, unknown])
+        self._slot = np.concatenate([self._slot, unknown.astype(np.int32)])
 
     def _hold(self, shard: int, block: int) -> _Held:
         """A block to be read. It costs twice its stored bytes: those of a request stay until its last is decoded."""

@@ -82,6 +82,33 @@ def pack_micro_batches(block: Block, cuts: Sequence[tuple[int, int]]) -> list[Mi
     return [_cut_columns(block, lengths, columns, start, stop) for start, stop in cuts]
 
 
+def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
+    """The same instances as rows of seq_len tokens, as `transformers.BertForPreTraining` takes them; all int64.
+
+    Returns:
+        input_ids, attention_mask and token_type_ids [B, S] with 0 for padding, labels [B, S] with -100 where nothing
+        is masked, next_sentence_label [B].
+    """
+    num_instances = len(batch.is_random_next)
+    lengths = batch.cu_seqlens.diff()
+    row_starts = torch.arange(num_instances, dtype=torch.int64) * seq_len - batch.cu_seqlens[:-1]
+    places = torch.arange(len(batch.input_ids)) + row_starts.repeat_interleave(lengths)
+    padded = torch.zeros((3, num_instances * seq_len), dtype=torch.int64)
+    padded[0, places] = batch.input_ids.long()
+    padded[1, places] = 1
+    padded[2, places] = batch.token_type_ids.long()
+    labels = torch.full((num_instances * seq_len,), -100)
+    labels[places[batch.masked_positions]] = batch.masked_labels
+    input_ids, attention_mask, token_type_ids = padded.view(3, num_instances, seq_len)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "token_type_ids": token_type_ids,
+        "labels": labels.view(num_instances, seq_len),
+        "next_sentence_label": batch.is_random_next,
+    }
+
+
 def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
     """Rule 5: consecutive instances [start, stop) of at most micro_tokens tokens, each cut as late as it can be.
 

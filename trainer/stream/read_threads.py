@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from pipeline.shards.dataset import Dataset
-from trainer.stream.ranged_read import BlockRange, ReadSettings, read_blocks
+from trainer.stream.cached_read import open_cache, read_blocks
+from trainer.stream.ranged_read import BlockRange, ReadSettings
 
 
 @dataclass
@@ -26,7 +27,13 @@ class ReadThreads:
     """A few daemon threads that read what is submitted, in order."""
 
     def __init__(self, dataset: Dataset, settings: ReadSettings) -> None:
-        """Starts settings.num_threads threads."""
+        """Starts settings.num_threads threads.
+
+        Raises:
+            ValueError: The cache cannot be used.
+        """
+        if settings.cache_dir is not None:
+            open_cache(settings.cache_dir, settings.cache_bytes)
         self.stop = threading.Event()
         self._dataset = dataset
         self._settings = settings
