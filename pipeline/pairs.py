@@ -69,15 +69,18 @@ def make_pairs(
     seeds: Sequence[int],
     seq_len: int,
     short_seq_prob: float = 0.1,
+    rows: Sequence[int] | None = None,
 ) -> Pairs:
-    """Pairs of every document of a bucket, in document order (docs/parity.md 1.2-1.8).
+    """Pairs of the documents of a bucket, in document order (docs/parity.md 1.2-1.8).
 
     Args:
         sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
         sentence_offsets: [D + 1], first sentence of each document and S; every document has one at least.
-        seeds: [D], one seed per document; no draw of one document shifts those of another.
+        seeds: [D], one seed per document; no draw of one document shifts those of another. With rows, one per row.
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: Share of documents cut to a random shorter target.
+        rows: Documents to make pairs of, any of them any number of times; by default each once. A random B comes from
+            all documents of the bucket but A's own.
 
     Raises:
         ValueError: Fewer than two documents: a random B must come from another one.
@@ -88,10 +91,11 @@ def make_pairs(
             f"next sentence prediction takes a random B from another document: found {num_documents} document(s) "
             "in the bucket, expected at least 2; add text, or use fewer buckets"
         )
-    assert len(seeds) == num_documents, f"{len(seeds)} seeds for {num_documents} documents"
+    rows = range(num_documents) if rows is None else rows
+    assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} documents"
     sentences = _find_sentences(sentence_lengths, sentence_offsets)
     spans = array("q")
-    for document, seed in enumerate(seeds):
+    for document, seed in zip(rows, seeds, strict=True):
         rng = Random(seed)
         _pair_document(sentences, document, seq_len - NUM_SPECIAL_TOKENS, short_seq_prob, rng, spans)
     token_offsets = np.asarray(sentences.bounds, np.int64)[sentence_offsets]
@@ -212,8 +216,9 @@ def gather_pairs(tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: 
     # Two runs an instance, [CLS] A and [SEP] B [SEP]: copied with the tokens around A and B, then overwritten.
     run_starts = np.stack([pairs.a_start - 1 - begins, pairs.b_start - 1 - middles], axis=1).ravel()
     run_lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
-    sources = np.repeat(run_starts, run_lengths)
-    sources += np.arange(len(sources))
+    index = np.int32 if len(tokens) < 2**31 else np.int64  # half the memory to go through
+    sources = np.repeat(run_starts.astype(index), run_lengths)
+    sources += np.arange(len(sources), dtype=index)
     input_ids = tokens.take(sources, mode="clip")
     input_ids[begins] = cls_id
     input_ids[middles] = input_ids[offsets[1:] - 1] = sep_id

@@ -1,4 +1,7 @@
-"""Every setting of a build, its default and its meaning, and which of them change content. Imports storage."""
+"""Every setting of a build, its default and its meaning, and which of them change content.
+
+Imports sources and storage.
+"""
 
 import math
 import os
@@ -7,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.shards.storage import parse_storage_options
+from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
+OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
+"""Settings that each of several sources has for itself."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +21,9 @@ class BuildSettings:
     """From raw text to shards: vocabulary, tokens, instances.
 
     Attributes:
-        input: Files, folders or globs of text, at any fsspec URL.
+        input: Files, folders or globs of text, at any fsspec URL: one source named "input".
         output: Folder or URL of the dataset.
+        sources: Several sources instead of input, each with name, input, weight, language, licence (docs/input.md).
         format: Layout of the input; auto looks at each file's extension and first bytes.
         text_field: Field of a JSONL object or column of a Parquet file that holds the text.
         wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
@@ -26,6 +32,8 @@ class BuildSettings:
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
         num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
+        alphabet_size: Characters of a learned vocabulary, the commonest; words with another one are [UNK]. Chinese has
+            some 8,000.
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -47,14 +55,16 @@ class BuildSettings:
 
     output: str
     input: list[str] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
     format: TextFormat = "auto"
     text_field: str = "text"
-    wrapping: Literal["auto", "none", "blank-lines", "hard"] = "auto"
+    wrapping: Wrapping = "auto"
     on_bad_document: Literal["stop", "skip"] = "stop"
     language: str = "en"
     vocab: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
+    alphabet_size: int = 1000
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -84,12 +94,28 @@ class BuildSettings:
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
             "num_unused": self.num_unused >= 0,
+            "alphabet_size": self.alphabet_size >= 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:
             raise ValueError(
                 f"out of range: {', '.join(wrong)}; `python -m pipeline build --help` says what each means"
             )
+
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        if not self.sources:
+            return
+        if self.input:
+            names = ", ".join(source.name for source in self.sources)
+            raise ValueError(
+                f"both input ({', '.join(self.input)}) and sources ({names}) are given; give --input for a single"
+                " source, or make it one of the sources in the --config file"
+            )
+        if others := [name for name in OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)]:
+            raise ValueError(f"{', '.join(others)}: with sources this belongs to each of them; write it there")
+        check_sources(self.sources)
 
     @property
     def tokens_folder(self) -> str:
@@ -108,32 +134,50 @@ class BuildSettings:
         """Most masked positions of an instance of one length: 20 at 128, 77 at 512."""
         return self.max_predictions or math.ceil(seq_len * self.masked_lm_prob)
 
+    @property
+    def corpus(self) -> tuple[Source, ...]:
+        """The sources in the order of their numbers; --input and what goes with it is one source."""
+        if self.sources:
+            return tuple(self.sources)
+        reading = {name: getattr(self, name) for name in OF_A_SOURCE}
+        return (Source("input", self.input, **reading),)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """In millionths, by the source's number; none where every document is used once a pass."""
+        weights = tuple(source.millionths for source in self.corpus)
+        return weights if set(weights) != {UNIT} else ()
+
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
         """The settings that decide what the tokens job writes."""
-        return {
-            "vocab_sha256": vocab_sha256,
-            "lower_case": self.lower_case,
-            "language": self.language,
-            "format": self.format,
-            "text_field": self.text_field,
-            "wrapping": self.wrapping,
-        }
+        content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
+        if len(self.corpus) == 1:
+            return content | self.corpus[0].reading()
+        return content | {"sources": [{"name": source.name} | source.reading() for source in self.corpus]}
 
     def content(self, vocab_sha256: str, documents_hash: str) -> dict[str, Any]:
         """The settings that decide the instances of a pass: what settings_hash covers.
 
         Lengths and passes are left out, because more of either may be added to a dataset.
         """
-        return self.tokens_content(vocab_sha256) | {
-            "documents_hash": documents_hash,
-            "seed": self.seed,
-            "short_seq_prob": self.short_seq_prob,
-            "masked_lm_prob": self.masked_lm_prob,
-            "max_predictions": self.max_predictions,
-            "whole_word_masking": self.whole_word_masking,
-            "validation_fraction": self.validation_fraction,
-            "num_buckets": self.num_buckets,
-        }
+        mixture = {}
+        if len(self.corpus) > 1 or self.weights:
+            shown = ({"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus)
+            mixture = {"sources": [row | source.reading() for row, source in zip(shown, self.corpus, strict=True)]}
+        return (
+            self.tokens_content(vocab_sha256)
+            | mixture
+            | {
+                "documents_hash": documents_hash,
+                "seed": self.seed,
+                "short_seq_prob": self.short_seq_prob,
+                "masked_lm_prob": self.masked_lm_prob,
+                "max_predictions": self.max_predictions,
+                "whole_word_masking": self.whole_word_masking,
+                "validation_fraction": self.validation_fraction,
+                "num_buckets": self.num_buckets,
+            }
+        )
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -15,10 +15,10 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline import worker_guard
-from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, gather_documents
+from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, count_source_tokens, gather_documents
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.manifest import BlockTable, Shard, shard_row
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 
@@ -34,11 +34,13 @@ class ShardBuilder:
     Attributes:
         output: Folder or URL of the dataset.
         rules: How instances are made, by length.
+        num_sources: Of the corpus; the tokens of several are counted.
         storage_options: Of the output's filesystem.
     """
 
     output: str
     rules: Mapping[int, InstanceRule]
+    num_sources: int
     storage_options: Mapping[str, Any] | None = None
 
     def build(self, tasks: Sequence[ShardTask], documents: Iterable[TokenizedDocument]) -> Iterator[str]:
@@ -54,8 +56,16 @@ class ShardBuilder:
                 yield self._write_shard(task, gathered)
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> str:
-        blocks = build_bucket(documents, self.rules[task.seq_len], task.pass_index, task.bucket.name)
+        rule = self.rules[task.seq_len]
+        if task.bucket.split == "validation":  # measured on each document once, whatever the mixture
+            rule = dataclasses.replace(rule, weights=())
+        blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
+        tokens = np.zeros(self.num_sources, np.int64)
+        if self.num_sources > 1:
+            blocks = count_source_tokens(blocks, documents, tokens)
         tar, shard, table = pack_shard(blocks, task.bucket.split, task.seq_len, task.pass_index, task.name)
+        if self.num_sources > 1:
+            shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
         filesystem, root = open_filesystem(self.output, self.storage_options)
         write_atomic(filesystem, f"{root}/{task.name}", tar)
         write_atomic(filesystem, f"{root}/{record_name(task.name)}", format_record(shard, table))
@@ -81,7 +91,7 @@ def record_name(name: str) -> str:
 def format_record(shard: Shard, table: BlockTable) -> bytes:
     """A shard's row and block table as JSON."""
     blocks = {field.name: getattr(table, field.name).tolist() for field in dataclasses.fields(BlockTable)}
-    return json.dumps({"shard": dataclasses.asdict(shard), "blocks": blocks}).encode()
+    return json.dumps({"shard": shard_row(shard), "blocks": blocks}).encode()
 
 
 def parse_record(data: bytes) -> tuple[Shard, BlockTable]:
@@ -90,4 +100,5 @@ def parse_record(data: bytes) -> tuple[Shard, BlockTable]:
     blocks = fields["blocks"]
     offset, size, instances, tokens = (np.array(blocks[name], np.int64) for name in list(blocks)[:4])
     table = BlockTable(offset, size, instances, tokens, np.array(blocks["crc32"], np.uint32))
-    return Shard(**fields["shard"]), table
+    source_tokens = tuple(fields["shard"].pop("source_tokens", ()))
+    return Shard(**fields["shard"], source_tokens=source_tokens), table

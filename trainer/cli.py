@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
-from trainer.settings import ExportSettings, FillMaskSettings
+from trainer.settings import ExportSettings, FillMaskSettings, PlanSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
@@ -14,6 +14,10 @@ COMMANDS = {
     "pretrain": Command(
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
         function="trainer.pretrain:pretrain",
+    ),
+    "plan": Command(
+        summary="what a run will take: hours, memory, bandwidth", settings="trainer.settings:PlanSettings",
+        function="trainer.cli:plan",
     ),
     "export": Command(
         summary="write a run's newest checkpoint as a Hugging Face folder", settings="trainer.settings:ExportSettings",
@@ -29,6 +33,13 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command that the arguments name; the exit code."""
     return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
+
+
+def plan(settings: PlanSettings, _remainder: object = None) -> None:
+    """`python -m trainer plan --config FILE --gpus 64 --gpu h200`."""
+    from trainer.plan import describe_plan
+
+    print("\n".join(describe_plan(settings)))
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:

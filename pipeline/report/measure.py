@@ -5,7 +5,6 @@ SAMPLE_PARTS token parts the first documents (parts are sorted by a hash of the 
 Every result is plain data for report.json. N instances, T tokens, M masked positions.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.inspect import describe_instance, read_block, read_vocabulary
+from pipeline.provenance import EncodedDocuments
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, Shard
-from pipeline.shards.storage import read_file, read_range
+from pipeline.shards.storage import read_range
 from pipeline.token_parts import INDEX_DTYPE, INDEX_HEAD_BYTES, NUM_INDEX_GROUPS, index_group_bounds, unpack_documents
 
 SAMPLE_BLOCKS = 32
@@ -136,17 +136,14 @@ def chi_square_p(statistic: float, degrees: int) -> float:
     return float(f"{min(1.0, tail):.4g}")
 
 
-def measure_documents(filesystem: Any, folder: str, manifest: Any, store_name: str = "tokens.json") -> Any:
+def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[str, Any] | None:
     """Lengths of documents and sentences in tokens, from the token parts; None where those of this dataset are gone."""
-    if not filesystem.exists(f"{folder}/{store_name}"):
+    if tokens is None:
         return None
-    store = json.loads(read_file(filesystem, f"{folder}/{store_name}"))
-    if store["totals"]["documents_hash"] != manifest.settings.get("documents_hash"):
-        return None
-    names = store["part_names"]
+    store, names = tokens.store, tokens.store["part_names"]
     chosen = [names[len(names) * index // SAMPLE_PARTS] for index in range(SAMPLE_PARTS)]
-    dtype = np.uint16 if manifest.vocab_size <= 1 << 16 else np.uint32
-    measured = [_measure_part(filesystem, f"{folder}/{name}", dtype) for name in sorted(set(chosen))]
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    measured = [_measure_part(tokens.filesystem, f"{tokens.folder}/{name}", dtype) for name in sorted(set(chosen))]
     documents, sentences = (np.concatenate(arrays) for arrays in zip(*measured, strict=True))
     return {
         "sample": {"documents": len(documents), "of_documents": store["totals"]["documents"]},

@@ -109,6 +109,8 @@ def _check_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
     masked = sum(block.num_masked for _, block in blocks)
     if masked != shard.masked:
         yield Finding(where, f"{masked} masked positions, expected {shard.masked}")
+    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
+        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
-from tokenizer import learn
 from tokenizer.encode import Encoder
 from tokenizer.export import build_normalizer, build_pre_tokenizer
 from tokenizer.learn import learn_vocabulary
@@ -110,11 +109,10 @@ def test_case_is_kept_or_dropped():
     assert "T" in learn_from(TEXTS, 60, lower_case=False).ids
 
 
-def test_the_alphabet_is_limited_by_frequency_then_code_point(monkeypatch):
-    monkeypatch.setattr(learn, "MAX_ALPHABET", 3)
+def test_the_alphabet_is_limited_by_frequency_then_code_point():
     words, counts = ["aab", "c", "dd", "da", "中"], [2, 3, 1, 1, 9]
     # 中 9, a 5, then c and d 3: c. With d and b go aab, dd and da, and so does every continuing piece.
-    assert learn_vocabulary(words, counts, 50).tokens[5:] == ("a", "c", "中")
+    assert learn_vocabulary(words, counts, 50, alphabet_size=3).tokens[5:] == ("a", "c", "中")
 
 
 def test_words_too_long_for_any_encoder_are_left_out():

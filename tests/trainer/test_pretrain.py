@@ -16,8 +16,11 @@ from pipeline.command_line import parse_settings
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
+from trainer.checkpoint import find_checkpoints
 from trainer.cli import COMMANDS, main
+from trainer.flops import num_parameters
 from trainer.model.config import preset
+from trainer.plan import checkpoint_bytes
 from trainer.run import check_dataset
 from trainer.run_folder import prepare_run
 from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
@@ -86,6 +89,14 @@ def runs(data, tmp_path_factory):
 def rows_of(run, split="train"):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows if row["split"] == split]
+
+
+@pytest.mark.slow
+def test_checkpoints_are_as_large_as_the_plan_says(runs):
+    folder = find_checkpoints(runs[0] / "calm" / "checkpoints")[0][-1]
+    tensors = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    expected = checkpoint_bytes(num_parameters(preset("tiny", vocab_size=60, **TINY)), "fp32")
+    assert expected <= tensors <= expected + 64 * 1024  # their headers
 
 
 @pytest.mark.slow
