@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.masking import MaskingRule, mask_run
-from pipeline.pairs import Pairs, gather_pairs, make_pairs
+from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
 from pipeline.sources import MAX_SOURCES, choose_uses
@@ -33,6 +33,7 @@ class InstanceRule:
         cls_id: Id of [CLS].
         sep_id: Id of [SEP].
         masking: What to mask, and with what.
+        nsp_balance: Whether random nexts are as many as the reference makes, or exactly half.
         weights: How often a pass uses a document, in millionths by its source's number; none where each is used once.
     """
 
@@ -42,6 +43,7 @@ class InstanceRule:
     cls_id: int
     sep_id: int
     masking: MaskingRule
+    nsp_balance: NspBalance = "reference"
     weights: tuple[int, ...] = ()
 
 
@@ -135,7 +137,7 @@ def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: 
             )
     seeds = [seed_for(rule.seed, purpose, pass_index, name) for name in names]
     lengths, offsets = documents.sentence_lengths, documents.sentence_offsets
-    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rows)
+    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rule.nsp_balance, rows)
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
 

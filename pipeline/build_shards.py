@@ -32,7 +32,15 @@ from pipeline.shards.manifest import (
     pass_json,
     shards_table,
 )
-from pipeline.shards.storage import find_temporaries, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import (
+    file_exists,
+    find_temporaries,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
 from pipeline.shards_job import (
     RECORDS,
     BuildShards,
@@ -64,7 +72,7 @@ def make_shards(
     built = _without_lost(filesystem, root, built, tasks)
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
-    if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
+    if not missing and file_exists(filesystem, f"{root}/{MANIFEST}"):
         _remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
     _run_job(settings, vocabulary, store, missing, beam_arguments)
@@ -93,11 +101,11 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
     """The shards of a finished dataset of the same content; a folder of another content is refused."""
     found: Mapping[str, Any] | None = None
     built: Built = {}
-    if filesystem.exists(f"{root}/{MANIFEST}"):
+    if file_exists(filesystem, f"{root}/{MANIFEST}"):
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
         built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
-    elif filesystem.exists(f"{root}/{_SETTINGS}"):
+    elif file_exists(filesystem, f"{root}/{_SETTINGS}"):
         found = json.loads(read_file(filesystem, f"{root}/{_SETTINGS}"))
     if found is not None and (changed := describe_changes(found, content)):
         raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
@@ -182,6 +190,7 @@ def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int)
         cls_id=vocabulary.cls_id,
         sep_id=vocabulary.sep_id,
         masking=masking,
+        nsp_balance=settings.nsp_balance,
         weights=settings.weights,
     )
 
@@ -192,11 +201,11 @@ def _publish(filesystem: Any, root: str, built: Built, manifest: Manifest) -> No
     Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
     """
     ordered = [built[name] for name in sorted(built)]
-    if filesystem.exists(f"{root}/{MANIFEST}"):
+    if file_exists(filesystem, f"{root}/{MANIFEST}"):
         write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(manifest.settings))
         for shard, table in ordered:
             write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
-        filesystem.rm_file(f"{root}/{MANIFEST}")
+        remove_files(filesystem, root, [MANIFEST])
     passes: dict[str, list[Shard]] = {}
     for shard, _ in ordered:
         passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)

@@ -15,7 +15,7 @@ from pipeline.documents.parts import Part
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
-from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
 from pipeline.token_parts import LAYOUT
 from pipeline.tokens_job import (
@@ -72,7 +72,7 @@ def make_tokens(
     content = store_settings(settings, vocabulary.sha256)
     _claim_folder(filesystem, folder, settings.tokens_folder, content)
     key = hashlib.blake2b("".join(sorted(part.key for part in parts)).encode(), digest_size=16).hexdigest()
-    if filesystem.exists(f"{folder}/{STORE}"):
+    if file_exists(filesystem, f"{folder}/{STORE}"):
         store = read_store(filesystem, folder)
         if store.parts_key == key:
             _remove_other_parts(filesystem, folder, store.part_names)  # a kill may have come before it
@@ -118,7 +118,7 @@ def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]
 def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, Any]) -> None:
     """Writes settings.json, or compares it: a folder of token parts belongs to one set of settings."""
     path = f"{folder}/{SETTINGS}"
-    if not filesystem.exists(path):
+    if not file_exists(filesystem, path):
         write_atomic(filesystem, path, json_bytes(content))
         return
     found = json.loads(read_file(filesystem, path))

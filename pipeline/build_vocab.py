@@ -17,7 +17,15 @@ from pipeline.documents.parts import InputFile, Part
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
-from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import (
+    file_exists,
+    is_file,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
 from pipeline.sources import Source, count_factors
 from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters, sum_counters
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
@@ -96,7 +104,7 @@ def _reading(source: Source) -> dict[str, Any]:
 def _read_given(settings: BuildSettings) -> Vocabulary:
     assert settings.vocab is not None
     filesystem, path = open_filesystem(settings.vocab, settings.filesystem_options())
-    if not filesystem.isfile(path):
+    if not is_file(filesystem, path):
         raise FileNotFoundError(f"--vocab {settings.vocab}: no such file")
     return parse_vocab(read_file(filesystem, path), settings.vocab)
 

@@ -187,7 +187,7 @@ def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) ->
     start = time.perf_counter()
     documents = gather_documents(sample.documents)
     blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
-    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan")
+    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id)
     seconds = time.perf_counter() - start
     source_of = {
         int.from_bytes(key[:8], "big"): source for key, source in zip(documents.ids, documents.sources, strict=True)

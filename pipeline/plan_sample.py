@@ -15,7 +15,7 @@ from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.settings import BuildSettings
-from pipeline.shards.storage import open_filesystem, read_file
+from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.sources import Source, count_factors
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
@@ -104,7 +104,7 @@ def _choose_places(settings: BuildSettings, source: Source, files: Sequence[Inpu
 def _find_vocabulary(settings: BuildSettings, lists: Sequence[DocumentList[Document]]) -> Vocabulary:
     for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
         filesystem, path = open_filesystem(url, settings.filesystem_options())
-        if filesystem.exists(path):
+        if file_exists(filesystem, path):
             return parse_vocab(read_file(filesystem, path), url)
     factors = count_factors([source.millionths for source in settings.corpus])
     counts: Counter[str] = Counter()

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pipeline.buckets import PREFIX_BITS, choose_validation
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Manifest
+from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.sources import UNIT, count_uses
 from pipeline.token_index import find_prefix_rows, read_index_rows
@@ -186,7 +187,7 @@ def _find_in_range(
         return []
     path = f"{tokens.folder}/{name}.places"
     found = []
-    with tokens.filesystem.open(path, "rb") as file:
+    with open_ranged(tokens.filesystem, path) as file:
         places = pq.ParquetFile(file)
         for number, row in matches:
             group = places.read_row_group(number // _ROWS_PER_GROUP).slice(number % _ROWS_PER_GROUP, 1).to_pylist()

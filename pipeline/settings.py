@@ -1,6 +1,6 @@
 """Every setting of a build, its default and its meaning, and which of them change content.
 
-Imports sources and storage.
+Imports pairs, sources and storage.
 """
 
 import math
@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.pairs import NspBalance
 from pipeline.shards.storage import parse_storage_options
 from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
 
 OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
+
+# Later settings at the value of builds from before them: not written down, so that hashes stay.
+_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class BuildSettings:
         masked_lm_prob: Share of an instance's tokens that are masked.
         max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
         whole_word_masking: Mask all pieces of a word together.
+        nsp_balance: Random second segments: as many as the reference makes (reference, some 56 %), or half (exact).
         validation_fraction: Share of documents held out, at least 2 and at most 1.28 M tokens; 0 for none.
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
@@ -73,6 +78,7 @@ class BuildSettings:
     masked_lm_prob: float = 0.15
     max_predictions: int | None = None
     whole_word_masking: bool = False
+    nsp_balance: NspBalance = "reference"
     validation_fraction: float = 0.005
     num_buckets: int | None = None
     tokens: str | None = None
@@ -160,10 +166,11 @@ class BuildSettings:
 
         Lengths and passes are left out, because more of either may be added to a dataset.
         """
-        mixture = {}
+        mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
         if len(self.corpus) > 1 or self.weights:
             shown = ({"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus)
-            mixture = {"sources": [row | source.reading() for row, source in zip(shown, self.corpus, strict=True)]}
+            rows = [row | source.reading() for row, source in zip(shown, self.corpus, strict=True)]
+            mixture |= {"sources": rows}
         return (
             self.tokens_content(vocab_sha256)
             | mixture
@@ -182,5 +189,6 @@ class BuildSettings:
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The keys whose values differ, with both values; empty where none does."""
-    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"{key} was {found.get(key)} and is now {wanted.get(key)}" for key in keys)
+    before, now = {**_UNSAID, **found}, {**_UNSAID, **wanted}
+    keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    return ", ".join(f"{key} was {before.get(key)} and is now {now.get(key)}" for key in keys)

@@ -19,7 +19,7 @@ from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, c
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
 from pipeline.shards.manifest import BlockTable, Shard, shard_row
-from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.shards.storage import file_exists, open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 
 worker_guard.watch_in_workers()
@@ -49,7 +49,7 @@ class ShardBuilder:
         A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice.
         """
         filesystem, root = open_filesystem(self.output, self.storage_options)
-        missing = [each for each in tasks if not filesystem.exists(f"{root}/{record_name(each.name)}")]
+        missing = [each for each in tasks if not file_exists(filesystem, f"{root}/{record_name(each.name)}")]
         if missing:
             gathered = gather_documents(documents)
             for task in missing:
@@ -63,7 +63,9 @@ class ShardBuilder:
         tokens = np.zeros(self.num_sources, np.int64)
         if self.num_sources > 1:
             blocks = count_source_tokens(blocks, documents, tokens)
-        tar, shard, table = pack_shard(blocks, task.bucket.split, task.seq_len, task.pass_index, task.name)
+        tar, shard, table = pack_shard(
+            blocks, task.bucket.split, task.seq_len, task.pass_index, task.name, rule.masking.mask_id
+        )
         if self.num_sources > 1:
             shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
         filesystem, root = open_filesystem(self.output, self.storage_options)

@@ -1,7 +1,7 @@
 """The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
 
 Read group by group (ids with the same top byte), so memory is the largest group and not the corpus. May import:
-stdlib, numpy, pyarrow, pipeline.token_parts, buckets and pipeline.shards.storage.
+stdlib, numpy, pyarrow, pipeline.token_parts, buckets, and of pipeline.shards storage and ranged_file.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, PREFIX_BITS, Bucket
+from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import read_file, read_range
 from pipeline.token_parts import (
     ID_BYTES,
@@ -219,7 +220,7 @@ def _read_ranges(
     filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str]
 ) -> list[npt.NDArray[np.integer]]:
     """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them."""
-    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
+    with open_ranged(filesystem, f"{folder}/index.parquet") as file:
         table = pq.ParquetFile(file)
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
         statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]

@@ -29,6 +29,7 @@ from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.provenance import pack_places
 from pipeline.shards.manifest import json_bytes
+from pipeline.shards.ranged_file import read_files
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
 from tokenizer.encode import Encoder
@@ -177,7 +178,7 @@ def record_stem(record: str) -> str:
 def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[int, dict[str, int]]:
     """Sums the counters of all records, by the source's number."""
     totals: dict[int, Counter[str]] = {}
-    for data in filesystem.cat([f"{folder}/{record}" for record in records]).values() if records else ():
+    for data in read_files(filesystem, folder, records).values():
         counters = json.loads(data)
         counters.pop(_EXAMPLES, None)
         totals.setdefault(counters.pop(_SOURCE, 0), Counter()).update(counters)
@@ -196,8 +197,7 @@ def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[
     """A few dropped documents of each reason, the first by the records' names: reason, where and text."""
     kept: list[dict[str, str]] = []
     numbers: Counter[str] = Counter()
-    found = filesystem.cat([f"{folder}/{record}" for record in records]) if records else {}
-    for _, data in sorted(found.items()):
+    for _, data in sorted(read_files(filesystem, folder, records).items()):
         for example in json.loads(data).get(_EXAMPLES, ()):
             numbers[example["reason"]] += 1
             if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:

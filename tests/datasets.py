@@ -24,7 +24,7 @@ def write_dataset(
     packed = []
     for (split, seq_len, pass_index, bucket), blocks in shards.items():
         name = tables.shard_name(split, seq_len, pass_index, bucket)
-        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name)
+        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name, MASK)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(tar)
         packed.append((shard, table))
@@ -42,6 +42,11 @@ def write_dataset(
         counters={},
         root_hash=tables.root_hash(rows),
     )
+    for place in {(shard.split, shard.seq_len, shard.pass_index) for shard in rows}:
+        members = [shard for shard in rows if (shard.split, shard.seq_len, shard.pass_index) == place]
+        (folder / tables.pass_folder(*place) / "pass.json").write_bytes(
+            tables.pass_json(members, finished.settings_hash)
+        )
     (folder / "vocab.txt").write_text(vocabulary.to_text())
     (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))

@@ -77,7 +77,7 @@ def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str,
 
     A random token is drawn from the whole vocabulary, so once in `vocab_size` it is [MASK] or the token itself.
     """
-    shown = block.input_ids[_masked_indices(block)]
+    shown = block.input_ids[block.masked_indices]
     is_mask, is_kept = shown == mask_id, shown == block.masked_lm_ids
     num_mask, num_kept = int(np.count_nonzero(is_mask)), int(np.count_nonzero(is_kept & ~is_mask))
     counts = (num_mask, num_kept, len(shown) - num_mask - num_kept)
@@ -109,7 +109,7 @@ def measure_mask_positions(block: Block, seq_len: int, whole_words: bool | None)
     share = np.repeat(masked / (lengths - 3), lengths)[maskable]
     own = bins[maskable]
     total, expected, variance = (np.bincount(own, weights, _NUM_BINS) for weights in (None, share, share * (1 - share)))
-    seen = np.bincount(bins[_masked_indices(block)], minlength=_NUM_BINS)
+    seen = np.bincount(bins[block.masked_indices], minlength=_NUM_BINS)
     tested = variance > 0
     statistic = float((((seen - expected) ** 2)[tested] / variance[tested]).sum())
     degrees = int(np.count_nonzero(tested)) - 1
@@ -173,7 +173,7 @@ def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard
     """The most frequent pieces before masking, and some instances of either label."""
     vocabulary = read_vocabulary(dataset)
     originals = joined.input_ids.copy()
-    originals[_masked_indices(joined)] = joined.masked_lm_ids
+    originals[joined.masked_indices] = joined.masked_lm_ids
     counts = np.bincount(originals, minlength=len(vocabulary))
     special = dataset.manifest.special_ids
     counts[[special[name] for name in ("pad", "cls", "sep", "mask")]] = 0
@@ -195,12 +195,6 @@ def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard
         described = describe_instance(joined.slice(row, row + 1), vocabulary)
         instances.append({"shard": shard.name, "instance": place} | described)
     return {"pieces": {"seen": int(np.count_nonzero(counts)), "most_frequent": pieces}, "sample_instances": instances}
-
-
-def _masked_indices(block: Block) -> npt.NDArray[np.int64]:
-    """[M] where the masked positions lie in input_ids."""
-    starts = np.repeat(block.offsets[:-1].astype(np.int64), np.diff(block.masked_offsets))
-    return starts + block.masked_lm_positions
 
 
 def _is_of(shard: Shard, group: Group) -> bool:

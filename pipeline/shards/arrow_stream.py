@@ -18,7 +18,8 @@ _SCHEMA, _RECORD_BATCH = 1, 3
 _ZSTD = 1
 # A column's buffers by its type: validity first, which is empty where nothing may be null.
 _LIST_BUFFERS, _FLAT_BUFFERS = 4, 2
-_MAX_BUFFER_BYTES = 2**31
+# A block holds at most 65,536 tokens, so no column of it is longer than as many ids of 4 bytes and their offsets.
+MAX_BUFFER_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def read_record_batch(data: bytes | memoryview) -> RecordBatch:
         _expect(kind == _SCHEMA, "it does not begin with a schema")
         schema = _parse_schema(bytes(view[:start]))
         kind, message, body = _read_message(view, start)
-        _expect(kind == _RECORD_BATCH, "no record batch follows the schema")
+        _expect(kind == _RECORD_BATCH, "another message than a record batch follows the schema")
         end = body + message.number("q", 3)
         _expect(body <= end <= len(view), "it is cut inside its record batch")
         _check_end(view, end)
@@ -143,7 +144,8 @@ def _read_batch(schema: pa.Schema, batch: _Table, body: memoryview) -> RecordBat
     for name, nulls in zip(names, nodes[1::2], strict=True):
         _expect(nulls == 0, f"{name} holds nulls", damaged=True)
     lengths = nodes[0::2]
-    _expect(batch.number("q", 0) == lengths[0] and min(lengths) >= 0, "its columns differ in length")
+    same = not lengths or (batch.number("q", 0) == lengths[0] and min(lengths) >= 0)
+    _expect(same, "its columns differ in length")
     # Validity comes first in every pair of buffers, and nothing is null.
     spans = zip(places[2::4], places[3::4], strict=True)
     return RecordBatch(schema, lengths, [bytes(read(_cut(body, *span))) for span in spans])
@@ -161,8 +163,9 @@ def _decompress(stored: memoryview) -> bytes | memoryview:
     length, frame = _number(stored, "q", 0), stored[8:]
     if length == -1:
         return frame
+    fits = 0 <= length <= MAX_BUFFER_BYTES
+    _expect(fits, f"a buffer says it becomes {length} bytes, at most {MAX_BUFFER_BYTES} are in a block")
     _expect(zstandard.frame_content_size(frame) == length, "a buffer's length is not what its frame says")
-    _expect(length < _MAX_BUFFER_BYTES, "a buffer's length is out of bounds")
     values: bytes = _decompressors.zstd.decompress(frame, allow_extra_data=False)
     _expect(len(values) == length, "a buffer has another length than it says")
     return values

@@ -71,7 +71,7 @@ class BlockTables:
             begin = max(0, self._num_bytes - length)
             start, tail = begin, self._read(begin, start) + tail
         footer = _Piece(tail, start, self._num_bytes)
-        self._metadata = open_blocks_table(footer, self._num_shards, self._where).metadata
+        self._metadata = open_blocks_table(footer, self._num_shards, self._where, self._num_bytes).metadata
 
 
 class _Piece(io.RawIOBase):

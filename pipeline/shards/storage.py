@@ -39,10 +39,7 @@ Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
-    """A file could not be read or written, for a reason outside this program: a ValueError too, as users' faults are.
-
-    The message names the URL, the cause and what to do.
-    """
+    """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
 
 
 class _SizeError(OSError):
@@ -140,13 +137,18 @@ def read_file(filesystem: Any, path: str) -> bytes:
 
 
 def file_size(filesystem: Any, path: str) -> int:
-    """Bytes of a file."""
+    """A file's bytes, by the store's listing."""
     return _ask(filesystem, path, lambda: int(filesystem.size(path)))
 
 
 def file_exists(filesystem: Any, path: str) -> bool:
-    """Whether a file is there."""
+    """Whether a file or a folder is there."""
     return _ask(filesystem, path, lambda: bool(filesystem.exists(path)))
+
+
+def is_file(filesystem: Any, path: str) -> bool:
+    """Whether a file is there, and no folder."""
+    return _ask(filesystem, path, lambda: bool(filesystem.isfile(path)))
 
 
 def list_files(filesystem: Any, folder: str) -> dict[str, int]:

@@ -60,7 +60,7 @@ def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
         document_a=np.arange(size, dtype=np.uint64),
         document_b=np.arange(size, dtype=np.uint64),
     )
-    return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0))
+    return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0), mask_id=4)
 
 
 def write_tables(folder: Path, shard: Shard, table: BlockTable, num_shards: int) -> None:

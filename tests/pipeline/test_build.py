@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,37 @@ def test_the_root_hash_does_not_depend_on_how_work_is_cut(built, corpus, vocab_f
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == built.manifest.root_hash
 
 
+def test_an_exact_balance_does_not_depend_on_how_work_is_cut(corpus, vocab_file, built, tmp_path, capsys):
+    hashes = set()
+    for name in ("whole", "parts", "shuffle"):
+        arguments = HOW_WORK_IS_CUT.get(name, ())
+        assert build(corpus, vocab_file, tmp_path / name, "--nsp_balance", "exact", *arguments) == 0
+        dataset = open_dataset(str(tmp_path / name))
+        hashes.add((dataset.manifest.root_hash, dataset.manifest.settings_hash))
+    assert len(hashes) == 1
+    assert dataset.manifest.root_hash != built.manifest.root_hash
+    train, _ = dataset.manifest.groups
+    assert abs(2 * train.random_next - train.instances) <= 2 * train.shards
+    assert (built.manifest.settings | {"nsp_balance": "exact"}) == dataset.manifest.settings
+    assert build(corpus, vocab_file, built.url, "--nsp_balance", "exact") == 2
+    assert "shards of other settings: nsp_balance was reference and is now exact" in capsys.readouterr().err
+
+
+def test_the_manifest_says_what_masked_positions_show(built):
+    train, _ = built.manifest.groups
+    shown, labels = [], []
+    for pass_index in range(train.passes):
+        for instance in all_instances(built, "train", pass_index):
+            shown += instance.input_ids[instance.masked_lm_positions].tolist()
+            labels += instance.masked_lm_ids.tolist()
+    kinds = Counter(
+        "mask" if each == built.manifest.special_ids["mask"] else each == label
+        for each, label in zip(shown, labels, strict=True)
+    )
+    assert (train.masked, train.masked_as_mask, train.masked_kept) == (len(shown), kinds["mask"], kinds[True])
+    assert 0.75 < train.masked_as_mask / train.masked < 0.85
+
+
 def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_path):
     folder = tmp_path / "renamed"
     folder.mkdir()
@@ -133,6 +165,23 @@ def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file,
     assert open_dataset(str(output)).manifest.root_hash == built.manifest.root_hash
     assert not (output / "tokens/0123-00000.tokens").exists()
     assert not (output / "_tasks").exists()
+
+
+def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_path):
+    """A build killed before tokens.json goes on with parts cut otherwise: what is left of the old ones is poison."""
+    output = tmp_path / "data"
+    assert build(corpus, vocab_file, output, "--part_bytes", 4096) == 0
+    shutil.rmtree(output / "train")
+    for name in ("manifest.json", "tokens/tokens.json", "tokens/index.parquet"):
+        (output / name).unlink()
+    stale = list(output.glob("tokens/*.tokens")) + list(output.glob("tokens/*.index"))
+    assert len(stale) > 10
+    for path in stale:
+        path.write_bytes(b"of another part size")
+    assert build(corpus, vocab_file, output, "--part_bytes", 16_384) == 0
+    assert open_dataset(str(output)).manifest.root_hash == built.manifest.root_hash
+    assert not [path for path in stale if path.exists()]
+    assert run("verify", output) == 0
 
 
 def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):

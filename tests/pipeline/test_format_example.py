@@ -65,7 +65,7 @@ def render(tar: bytes) -> str:
 
 
 def example() -> tuple[bytes, str]:
-    tar, _, table = pack_shard([EXAMPLE], "train", 128, 0, "train/L128/pass-00/shard-00000.tar")
+    tar, _, table = pack_shard([EXAMPLE], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", mask_id=4)
     assert len(tar) % 512 == 0
     assert table.offset.tolist() == [512]
     return tar, f"{render(tar)}\ncrc32 of bytes 512 to {511 + table.size[0]}: {table.crc32[0]:08x}"

@@ -2,6 +2,7 @@ import random
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -162,3 +163,17 @@ def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
     num_ours, num_peer = (len(Encoder(vocab, True).encode_sentences(held_out)[0]) for vocab in (ours, peer))
     assert num_ours == pytest.approx(num_peer, rel=0.005)
     assert len(set(ours.tokens) & set(peer.tokens)) > 0.98 * 8000  # the rest are ties
+
+
+@pytest.mark.slow
+def test_more_than_65_536_pieces_of_two_scripts(shared_data):
+    paths = [shared_data / f"data/wiki_{name}.txt.zst" for name in ("en/wiki_en_00", "en/wiki_en_01", "zh/wiki_zh_00")]
+    texts = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
+    counts = count_words([line for lines in texts for line in lines], lower_case=False)
+    vocab = learn_vocabulary(list(counts), list(counts.values()), 70_000, alphabet_size=8000)
+    assert (len(vocab), vocab.dtype) == (70_000, np.uint32)
+    ids, _ = Encoder(vocab, lower_case=False).encode_sentences(texts[2])
+    assert vocab.unk_id not in ids
+    few = learn_vocabulary(list(counts), list(counts.values()), 70_000)
+    ids, _ = Encoder(few, lower_case=False).encode_sentences(texts[2])
+    assert 0.1 < (ids == few.unk_id).mean() < 0.2, "a thousand characters are too few for Chinese"
