@@ -25,6 +25,7 @@ from trainer.metrics import MetricsFile, loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, load_validation_set, validate
 
@@ -86,6 +87,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
         seed=run.settings.seed,
         state=run.position.stream,
         first_step=run.position.phase_step,
+        reading=ReadSettings(cache_dir=run.settings.cache_dir, cache_bytes=run.settings.cache_bytes),
     ) as loader:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()

@@ -145,6 +145,9 @@ class PretrainSettings:
         seed: Of weights, dropout and the order of instances.
         storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
             written into the run's folder.
+        cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
+            epochs; none where it is left out.
+        cache_bytes: What that folder may hold; what was used longest ago makes room.
     """
 
     data: str
@@ -161,6 +164,8 @@ class PretrainSettings:
     micro_tokens: int = 16_384
     seed: int = 0
     storage_options: str | None = None
+    cache_dir: str | None = None
+    cache_bytes: int = 64 * 2**30
 
     @property
     def num_steps(self) -> int:
@@ -193,7 +198,9 @@ class PlanSettings(PretrainSettings):
 
 
 # Settings that a continued run may change: they move work and files around, not what is learned.
-FREE_ON_RESUME = ("data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens")
+FREE_ON_RESUME = (
+    "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "cache_dir", "cache_bytes",
+)  # fmt: skip
 
 
 def resolve(settings: PretrainSettings) -> PretrainSettings:

@@ -265,7 +265,7 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     """
     file = _read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
     with _named_damage(where):
-        table = file.read()
+        table = file.read(use_threads=False)
         rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
         has_sources = table.num_columns > len(SHARDS_SCHEMA)
         of_sources = table["source_tokens"].to_pylist() if has_sources else [()] * len(table)
@@ -283,7 +283,7 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
 def blocks_table(tables: Sequence[BlockTable]) -> bytes:
     """blocks.parquet: one row a block, one row group a shard, in the order of shards.parquet."""
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd", write_statistics=False) as writer:
         for index, table in enumerate(tables):
             columns = {
                 "shard": np.full(len(table), index),
@@ -294,9 +294,9 @@ def blocks_table(tables: Sequence[BlockTable]) -> bytes:
     return sink.getvalue()
 
 
-def open_blocks_table(source: bytes, num_shards: int, where: str) -> pq.ParquetFile:
-    """Opens blocks.parquet from its bytes; row groups are read one by one by `read_block_table`."""
-    file = _read_parquet(source, BLOCKS_SCHEMA, where)
+def open_blocks_table(source: Any, num_shards: int, where: str, num_bytes: int | None = None) -> pq.ParquetFile:
+    """Opens blocks.parquet from its bytes, or from a file of num_bytes; `read_block_table` reads each row group."""
+    file = _read_parquet(source, BLOCKS_SCHEMA, where, num_bytes=num_bytes)
     if file.num_row_groups != num_shards:
         raise ValueError(f"{where}: {file.num_row_groups} row groups, expected one for each of {num_shards} shards")
     return file
@@ -309,7 +309,7 @@ def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str)
         ValueError: The rows name another shard, or their sums are not the shard's.
     """
     with _named_damage(where):
-        table = file.read_row_group(index)
+        table = file.read_row_group(index, use_threads=False)
     advice = "restore or rebuild the dataset"
     if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
         raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
@@ -340,11 +340,13 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def _read_parquet(source: bytes, schema: pa.Schema, where: str, *others: pa.Schema) -> pq.ParquetFile:
+def _read_parquet(
+    source: Any, schema: pa.Schema, where: str, *others: pa.Schema, num_bytes: int | None = None
+) -> pq.ParquetFile:
     with _named_damage(where):
-        file = pq.ParquetFile(pa.BufferReader(source))
+        file = pq.ParquetFile(source if num_bytes is not None else pa.BufferReader(source))
         names = file.schema_arrow.names
-        check_parquet(file, len(source))
+        check_parquet(file, len(source) if num_bytes is None else num_bytes)
     if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
         raise ValueError(f"{where}: columns are {names}, expected {schema.names} of format 1")
     return file

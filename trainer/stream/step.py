@@ -12,19 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.shards.block import Array, block_instances
+from pipeline.shards.block import Array, Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Shard
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.order import ShardSize, StreamOrder, cut_at_blocks, default_num_lanes, rank_runs, rank_slots
-from trainer.stream.packing import (
-    BlockSlice,
-    MicroBatch,
-    cut_micro_batches,
-    empty_micro_batch,
-    gather_slices,
-    pack_micro_batch,
-)
+from trainer.stream.packing import MicroBatch, cut_micro_batches, empty_micro_batch, pack_micro_batches
 from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.state import StreamState, describe_data, parse_state, refuse_other_stream
@@ -184,14 +177,15 @@ def iterate_validation(
 
 def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatch]:
     """Micro-batches across the window's steps: only the last one is not full."""
-    rest: list[BlockSlice] = []
+    rest: list[Block] = []
     try:
-        for slices in window:
-            joined = gather_slices([*rest, *slices])
+        for block in window:
+            joined = concatenate_blocks([*rest, block])
             *full, last = cut_micro_batches(joined.offsets, micro_tokens)
-            yield from (pack_micro_batch(joined.slice(start, stop)) for start, stop in full)
-            rest = [BlockSlice(joined, *last)]
-        yield from (pack_micro_batch(block.slice(start, stop)) for block, start, stop in rest)
+            yield from pack_micro_batches(joined, full)
+            rest = [joined.slice(*last)]
+        for block in rest:
+            yield from pack_micro_batches(block, [(0, block.num_instances)])
     finally:
         window.close()
 
@@ -221,14 +215,13 @@ def _plan_steps(
 def _pack_steps(
     window: BlockWindow, state: StreamState, global_batch: int, micro_tokens: int, first_step: int
 ) -> Iterator[RankStep]:
-    for step, slices in enumerate(window, start=first_step):
-        share = gather_slices(slices)
+    for step, share in enumerate(window, start=first_step):
         cuts = cut_micro_batches(share.offsets, micro_tokens)
         after = state.after(global_batch)
         yield RankStep(
             step=step,
             first_position=state.position,
-            micro_batches=[pack_micro_batch(share.slice(start, stop)) for start, stop in cuts],
+            micro_batches=pack_micro_batches(share, cuts),
             state=after.to_dict(),
             num_instances=share.num_instances,
             num_tokens=share.num_tokens,
