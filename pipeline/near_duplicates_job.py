@@ -122,9 +122,10 @@ def write_bands(
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = run.file_name(rule)
     if not file_exists(filesystem, f"{folder}/{name}"):
+        size = SIGNED_DTYPE.itemsize
         signed = [
-            read_range(filesystem, f"{folder}/{part}.signatures", *(row * SIGNED_DTYPE.itemsize for row in bounds))
-            for part, *bounds in run.slices
+            read_range(filesystem, f"{folder}/{part}.signatures", first * size, last * size)
+            for part, first, last in run.slices
         ]
         write_atomic(filesystem, f"{folder}/{name}", pack_bands(np.frombuffer(b"".join(signed), SIGNED_DTYPE), rule))
     return name
