@@ -14,7 +14,8 @@ from trainer.engine import forward_sums, stack_sums
 from trainer.metrics import loss_columns, unigram_entropy
 from trainer.ranks import Ranks
 from trainer.settings import PretrainSettings
-from trainer.stream.step import MicroBatch, iterate_validation
+from trainer.stream.held_out import iterate_validation
+from trainer.stream.packing import MicroBatch
 
 
 @dataclass(frozen=True)

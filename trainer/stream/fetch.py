@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from pipeline.shards.block import Array, Block
-from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Shard
 from trainer.stream.packing import BlockSlice
 from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked, read_blocks, read_table
+from trainer.stream.source import ShardStore
 
 LOOKAHEAD_STEPS = 512
 """Planned ahead at most, whatever the memory: enough to join a lane's blocks into long reads, and quick to plan."""
@@ -71,7 +71,7 @@ class BlockWindow:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ShardStore,
         shards: Sequence[Shard],
         steps: Iterator[Array],
         settings: ReadSettings,
@@ -196,7 +196,7 @@ class BlockWindow:
 class _ReadThreads:
     """A few daemon threads that read what is submitted, in order."""
 
-    def __init__(self, dataset: Dataset, settings: ReadSettings) -> None:
+    def __init__(self, dataset: ShardStore, settings: ReadSettings) -> None:
         self.stop = threading.Event()
         self._dataset = dataset
         self._settings = settings

@@ -1,6 +1,6 @@
 """Consecutive blocks of a shard by one ranged read: timed, retried, checked. Complete or an error.
 
-May import the stdlib, numpy and pipeline.shards.
+May import the stdlib, numpy, pipeline.shards and `source`.
 
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
 the number of bytes is checked against the request, every block's crc32 against the block table, and what it decodes
@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipeline.shards.block import Block, block_instances, checksum, decode_block
-from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BLOCKS_TABLE, BlockTable, Shard
+from trainer.stream.source import ShardStore
 
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; what is stored wrong stays wrong
 FIRST_DELAY_SECONDS = 0.25
@@ -76,7 +76,7 @@ class BlockRange(NamedTuple):
 
 
 def read_blocks(
-    dataset: Dataset, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
+    dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
 ) -> list[memoryview]:
     """Reads the stored bytes of a range's blocks and checks each one's crc32.
 
@@ -94,7 +94,7 @@ def read_blocks(
     return retry(attempt, f"{url}, blocks {blocks.first} to {blocks.stop - 1} (bytes {start}-{end})", settings, stop)
 
 
-def read_table(dataset: Dataset, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
+def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
     """Reads a shard's block table and checks that all its blocks but the last are full, which lookup relies on.
 
     Raises:

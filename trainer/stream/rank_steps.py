@@ -1,0 +1,158 @@
+"""Plan, read, pack: the steps of one rank (docs/order.md, rules 4 to 7). May import numpy and this package."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.shards.block import Array, block_instances
+from trainer.stream.fetch import LOOKAHEAD_STEPS, BlockWindow, ReadCounts
+from trainer.stream.known import KnownPasses
+from trainer.stream.order import StreamOrder
+from trainer.stream.packing import BlockSlice, MicroBatch, cut_micro_batches, gather_slices, pack_micro_batch
+from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.share import cut_at_blocks, rank_runs, rank_slots
+from trainer.stream.state import StreamState
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """This rank's share of one global batch.
+
+    Attributes:
+        step: Steps taken before it.
+        first_position: Stream position g0 of the global batch.
+        micro_batches: In slot order; at least one.
+        state: The stream's state after this step, plain values for JSON.
+        num_instances: Of this rank's share, as are the next three.
+        num_tokens: Real tokens, specials included.
+        num_masked: Masked positions.
+        drawn: Instances and tokens of every dataset of the mixture.
+        wait_seconds: How long the caller waited for this step.
+    """
+
+    step: int
+    first_position: int
+    micro_batches: list[MicroBatch]
+    state: dict[str, Any]
+    num_instances: int
+    num_tokens: int
+    num_masked: int
+    drawn: tuple[tuple[int, int], ...]
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How global batches are shared; every number may change from run to run.
+
+    Attributes:
+        rank: Of this process among world_size.
+        world_size: Ranks that share every global batch.
+        global_batch: Instances of a step over all ranks, at least world_size.
+        micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
+    """
+
+    rank: int
+    world_size: int
+    global_batch: int
+    micro_tokens: int
+
+    def check(self, seq_len: int) -> None:
+        """Refuses sizes that do not fit together."""
+        if self.micro_tokens < seq_len:
+            raise ValueError(
+                f"micro_tokens is {self.micro_tokens}: one instance may take all of seq_len {seq_len}; raise it"
+            )
+        rank_slots(self.global_batch, self.rank, self.world_size)
+
+
+class _Planned(NamedTuple):
+    """What is known of a step before it is read."""
+
+    first_position: int
+    position_after: int
+    dataset: Array
+
+
+class RankSteps:
+    """Plans, reads and packs. A window reads on as long as the order is known; then the next one begins."""
+
+    def __init__(self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings) -> None:
+        """Nothing is read before the first step is asked for."""
+        self.counts = ReadCounts()
+        self._passes, self._begin, self._sizes, self._reading = passes, begin, sizes, reading
+        self._planned: deque[_Planned] = deque()
+        self._window: BlockWindow | None = None
+
+    def steps(self, first_step: int, num_steps: int | None) -> Iterator[RankStep]:
+        """The steps, numbered from first_step; without end where num_steps is None."""
+        step, state = first_step, self._begin
+        while num_steps is None or step < first_step + num_steps:
+            self._passes.wait_for(state.after(self._sizes.global_batch))
+            plan = self._plan(state, None if num_steps is None else first_step + num_steps - step)
+            window = self._window = BlockWindow(
+                self._passes.store, self._passes.shards, plan, self._reading, self._min_steps()
+            )
+            window.counts = self.counts
+            for slices in window:
+                planned = self._planned.popleft()
+                datasets = self._passes.describe(planned.position_after)
+                state = replace(state, position=planned.position_after, datasets=datasets)
+                yield self._pack(step, slices, planned, state)
+                step += 1
+            window.close()
+
+    def close(self) -> None:
+        """Stops reading."""
+        if self._window is not None:
+            self._window.close()
+
+    def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Array]:
+        """What this rank reads of every step as far as the order is known, as BlockWindow takes it."""
+        sizes, block_size = self._sizes, block_instances(self._passes.seq_len)
+        order: StreamOrder | None = None
+        while num_steps is None or num_steps > 0:
+            after, known = state.after(sizes.global_batch), len(self._passes.shards)
+            if not self._passes.reaches(after):
+                return
+            if order is None or len(self._passes.shards) != known:
+                order = self._passes.order(state.seed, state.num_lanes, state.skipped)
+            runs = rank_runs(order, state.position, sizes.global_batch, sizes.rank, sizes.world_size)
+            runs, block = cut_at_blocks(runs, block_size)
+            self._planned.append(_Planned(state.position, after, runs.dataset))
+            first = block * block_size
+            yield np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
+            state = replace(state, position=after)
+            num_steps = None if num_steps is None else num_steps - 1
+
+    def _min_steps(self) -> int:
+        """A lane of the rarest dataset is visited once in this many steps: its block must live between two visits."""
+        weights = self._passes.weights
+        visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
+        return min(LOOKAHEAD_STEPS, visits)
+
+    def _pack(self, step: int, slices: Sequence[BlockSlice], planned: _Planned, state: StreamState) -> RankStep:
+        share = gather_slices(slices)
+        cuts = cut_micro_batches(share.offsets, self._sizes.micro_tokens)
+        return RankStep(
+            step=step,
+            first_position=planned.first_position,
+            micro_batches=[pack_micro_batch(share.slice(start, stop)) for start, stop in cuts],
+            state=state.to_dict(),
+            num_instances=share.num_instances,
+            num_tokens=share.num_tokens,
+            num_masked=share.num_masked,
+            drawn=_count_drawn(slices, planned.dataset, len(self._passes.mixture)),
+            wait_seconds=0.0,
+        )
+
+
+def _count_drawn(slices: Sequence[BlockSlice], dataset: Array, num_datasets: int) -> tuple[tuple[int, int], ...]:
+    """Instances and tokens of every dataset, the slices' datasets given."""
+    counts = np.zeros((num_datasets, 2), np.int64)
+    rows = [(stop - start, int(block.offsets[stop] - block.offsets[start])) for block, start, stop in slices]
+    np.add.at(counts, dataset, rows)
+    return tuple((instances, tokens) for instances, tokens in counts.tolist())
