@@ -1,12 +1,13 @@
-"""The shards stage: runs the shards job over the shards that are not there yet, then publishes the dataset.
+"""The shards stage: runs the shards job over the shards that are not there yet, and publishes what is finished.
 
 manifest.json comes after everything it speaks of; lengths and passes may be added to a finished dataset.
 """
 
+import dataclasses
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -18,40 +19,31 @@ from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
 from pipeline.masking import MaskingRule
+from pipeline.publish import (
+    SETTINGS,
+    Built,
+    PassPublisher,
+    planned_groups,
+    publish_dataset,
+    publish_plan,
+    remove_leftovers,
+)
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
-    BLOCKS_TABLE,
     FORMAT_VERSION,
     MANIFEST,
-    SHARDS_TABLE,
-    BlockTable,
     Manifest,
-    Shard,
-    blocks_table,
     group_totals,
     json_bytes,
-    pass_folder,
-    pass_json,
     root_hash,
     settings_hash,
-    shards_table,
 )
-from pipeline.shards.storage import find_temporaries, list_files, open_filesystem, read_file, remove_files, write_atomic
-from pipeline.shards_job import (
-    RECORDS,
-    BuildShards,
-    ShardBuilder,
-    format_record,
-    parse_record,
-    record_name,
-)
+from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards_job import BuildShards, ShardBuilder, parse_record, record_name
 from pipeline.token_index import Totals
 from tokenizer.vocab import CONTINUATION, Vocabulary
-
-_SETTINGS = f"{RECORDS}/settings.json"
-Built = dict[str, tuple[Shard, BlockTable]]
 
 
 def make_shards(
@@ -70,13 +62,21 @@ def make_shards(
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
     if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
-        _remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
+        remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
-    _run_job(settings, vocabulary, store, missing, beam_arguments)
-    built |= _read_records(filesystem, root, missing)
+    plan = dataclasses.replace(
+        _describe(vocabulary, content, store, built), groups=planned_groups(tasks, built), root_hash=""
+    )
+    publish_plan(filesystem, root, plan)
+    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
+    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
+    publisher = PassPublisher(filesystem, root, tasks, built, plan.settings_hash)
+    _run_job(settings, vocabulary, store, missing, publisher.look, beam_arguments)
+    built |= publisher.built
+    built |= _read_records(filesystem, root, [task for task in missing if task.name not in built])
     lost = [task.name for task in tasks if task.name not in built]
     assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
-    _publish(filesystem, root, built, _describe(vocabulary, content, store, built))
+    publish_dataset(filesystem, root, built, _describe(vocabulary, content, store, built))
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -99,12 +99,12 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
         built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
-    elif filesystem.exists(f"{root}/{_SETTINGS}"):
-        found = json.loads(read_file(filesystem, f"{root}/{_SETTINGS}"))
+    elif filesystem.exists(f"{root}/{SETTINGS}"):
+        found = json.loads(read_file(filesystem, f"{root}/{SETTINGS}"))
     if found is not None and (changed := describe_changes(found, content)):
         raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
     if not built:
-        write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(content))
+        write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(content))
     return built
 
 
@@ -128,21 +128,16 @@ def _run_job(
     vocabulary: Vocabulary,
     store: TokenStore,
     missing: Sequence[ShardTask],
+    count_finished: Callable[[], int],
     beam_arguments: Sequence[str],
 ) -> None:
-    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
-    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
-    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
     options = pipeline_options(settings.workers, beam_arguments)
     mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
         add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode)
 
-    def count() -> int:
-        return len(_records_of(missing) & {f"{RECORDS}/{name}" for name in list_files(filesystem, f"{root}/{RECORDS}")})
-
-    run_graph("shards", build, options, len(missing), count)
+    run_graph("shards", build, options, len(missing), count_finished)
 
 
 def add_shards_graph(
@@ -211,32 +206,3 @@ def _describe(vocabulary: Vocabulary, content: Mapping[str, Any], store: TokenSt
         counters=counters,
         root_hash=root_hash(shards),
     )
-
-
-def _publish(filesystem: Any, root: str, built: Built, manifest: Manifest) -> None:
-    """Writes pass.json of every pass, the tables, then the manifest; a kill in between loses nothing.
-
-    Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
-    """
-    ordered = [built[name] for name in sorted(built)]
-    if filesystem.exists(f"{root}/{MANIFEST}"):
-        write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(manifest.settings))
-        for shard, table in ordered:
-            write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
-        filesystem.rm_file(f"{root}/{MANIFEST}")
-    passes: dict[str, list[Shard]] = {}
-    for shard, _ in ordered:
-        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
-    for folder, shards in passes.items():
-        write_atomic(filesystem, f"{root}/{folder}/pass.json", pass_json(shards, manifest.settings_hash))
-    write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
-    write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
-    write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
-    _remove_leftovers(filesystem, root)
-
-
-def _remove_leftovers(filesystem: Any, root: str) -> None:
-    """Removes the records of a published dataset and what killed writers left beside its files."""
-    files = list_files(filesystem, root)
-    records = [name for name in files if name.startswith(f"{RECORDS}/")]
-    remove_files(filesystem, root, sorted({*records, *find_temporaries(files)}))

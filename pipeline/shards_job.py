@@ -18,13 +18,12 @@ from pipeline import worker_guard
 from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, gather_documents
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
+from pipeline.shards.growing import RECORDS
 from pipeline.shards.manifest import BlockTable, Shard
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 
 worker_guard.watch_in_workers()
-
-RECORDS = "_tasks"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
-from trainer.settings import ExportSettings, FillMaskSettings
+from trainer.tool_settings import ExportSettings, FillMaskSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
@@ -16,12 +16,13 @@ COMMANDS = {
         function="trainer.pretrain:pretrain",
     ),
     "export": Command(
-        summary="write a run's newest checkpoint as a Hugging Face folder", settings="trainer.settings:ExportSettings",
-        function="trainer.cli:export", positionals=("run",),
+        summary="write a run's newest checkpoint as a Hugging Face folder",
+        settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
-        summary="see what an exported model puts in the place of [MASK]", settings="trainer.settings:FillMaskSettings",
-        function="trainer.cli:fill_mask", positionals=("model", "text"),
+        summary="see what an exported model puts in the place of [MASK]",
+        settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
+        positionals=("model", "text"),
     ),
 }  # fmt: skip
 
@@ -47,12 +48,12 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         BertConfig(**facts["model"]),
         (run.path / "vocab.txt").read_bytes(),
         settings.output,
-        lower_case=facts["dataset"]["lower_case"],
+        lower_case=facts["datasets"][0]["lower_case"],
         provenance={
             "steps": state["step"],
             "tokens_seen": state["tokens"],
             "instances_seen": state["instances"],
-            "dataset_root_hash": facts["dataset"]["root_hash"],
+            "datasets": [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]],
         },
     )
     print(json.dumps({"exported": settings.output, "checkpoint": str(checkpoint), "step": state["step"]}))

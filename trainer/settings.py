@@ -4,6 +4,7 @@ Files in configs/pretrain state what differs from these defaults, and flags what
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -125,11 +126,12 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Pretrains BERT on a dataset made by `python -m pipeline build`. The same command again continues the run.
+    """Pretrains BERT on datasets made by `python -m pipeline build`. The same command again continues the run.
 
     Attributes:
-        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset. Vocabulary and special tokens are
-            read from it.
+        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset, which vocabulary and special tokens
+            are read from. Or several, `wiki=s3://bucket/wiki:3 books:1`: [NAME=]URL[:WEIGHT] each, where weights are
+            shares of the instances.
         output: The run's folder: settings, metrics and checkpoints.
         phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
         steps: Optimizer steps of each phase, in place of the phases' own `steps`.
@@ -143,11 +145,15 @@ class PretrainSettings:
         deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
         micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
         seed: Of weights, dropout and the order of instances.
+        skip: Stream positions never to train on, `PHASE:START-STOP` each, such as 0:51200-51456: from START up to
+            before STOP. For bad data: go back to a checkpoint before it, then continue with this.
+        follow: Also take a dataset whose build is still running: begin when its first pass is there, wait for others.
+        follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
         storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
             written into the run's folder.
     """
 
-    data: str
+    data: list[str]
     output: str
     phases: list[Phase]
     steps: list[int] = field(default_factory=list)
@@ -160,6 +166,9 @@ class PretrainSettings:
     deepspeed: str | None = None
     micro_tokens: int = 16_384
     seed: int = 0
+    skip: list[str] = field(default_factory=list)
+    follow: bool = False
+    follow_limit_minutes: float = 60.0
     storage_options: str | None = None
 
     @property
@@ -167,9 +176,26 @@ class PretrainSettings:
         """Optimizer steps of the whole run."""
         return sum(phase.steps for phase in self.phases)
 
+    def skipped(self, phase: int) -> list[tuple[int, int]]:
+        """Stretches of positions of one phase's stream to leave out.
+
+        Raises:
+            ValueError: An entry of `skip` is not PHASE:START-STOP.
+        """
+        matches = {entry: re.fullmatch(r"(\d+):(\d+)-(\d+)", entry) for entry in self.skip}
+        for entry, match in matches.items():
+            if match is None or int(match[1]) >= len(self.phases) or int(match[2]) >= int(match[3]):
+                raise ValueError(f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}")
+        rows = [tuple(map(int, match.groups())) for match in matches.values() if match]
+        return [(start, stop) for index, start, stop in rows if index == phase]
+
 
 # Settings that a continued run may change: they move work and files around, not what is learned.
-FREE_ON_RESUME = ("data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens")
+# The data and what was skipped are checked by content, in the run's folder and in the stream's state.
+FREE_ON_RESUME = (
+    "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
+    "follow_limit_minutes",
+)  # fmt: skip
 
 
 def resolve(settings: PretrainSettings) -> PretrainSettings:
@@ -188,6 +214,7 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     longest = max(phase.seq_len for phase in phases)
     if settings.micro_tokens < longest:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
+    settings.skipped(0)
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:
             raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
@@ -212,31 +239,3 @@ def _changes_of_value(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, 
             yield from _changes_of_value(f"{key}.{index}", *pair)
     elif old != new:
         yield key, old, new
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """Writes the newest checkpoint of a run as a folder that Hugging Face transformers opens.
-
-    Attributes:
-        run: The run's folder.
-        output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
-    """
-
-    run: str
-    output: str
-
-
-@dataclass(frozen=True)
-class FillMaskSettings:
-    """Prints what an exported model would put in the place of [MASK].
-
-    Attributes:
-        model: Folder written by export, or by transformers.
-        text: Text with one [MASK] or several.
-        top_k: Candidates for each [MASK].
-    """
-
-    model: str
-    text: str
-    top_k: int = 5

@@ -18,9 +18,10 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import COMMANDS, main
 from trainer.model.config import preset
-from trainer.run import check_dataset
+from trainer.run import check_mixture
 from trainer.run_folder import prepare_run
 from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
+from trainer.stream.source import one_dataset
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
 TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
@@ -29,7 +30,7 @@ TIMES = ("tokens_per_second", "data_wait_share", "seconds")
 
 def write_config(folder, data, output, **changed):
     config = {
-        "data": str(data),
+        "data": [str(data)],
         "output": str(output),
         "phases": [{**dataclasses.asdict(phase), **changed} for phase in PHASES],
         "model": {"preset": "tiny", "overrides": TINY},
@@ -185,7 +186,7 @@ def test_export_takes_the_newest_checkpoint(runs, tmp_path, capsys):
 
 def settings_for(data, output, **changed):
     fields = {"phases": PHASES, "model": ModelSettings("tiny", TINY), **changed}
-    return resolve(PretrainSettings(data=str(data), output=str(output), **fields))
+    return resolve(PretrainSettings(data=[str(data)], output=str(output), **fields))
 
 
 @pytest.mark.parametrize(
@@ -200,33 +201,37 @@ def settings_for(data, output, **changed):
 )
 def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world_size, message):
     with pytest.raises(ValueError, match=message):
-        check_dataset(settings_for(data, tmp_path, **changed), open_dataset(str(data)), world_size)
+        check_mixture(settings_for(data, tmp_path, **changed), one_dataset(open_dataset(str(data))), world_size)
 
 
 def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
-    dataset, model, output = open_dataset(str(data)), preset("tiny"), tmp_path / "run"
-    prepare_run(settings_for(data, output), dataset, model, 1)
-    prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), dataset, model, 2)
+    mixture, model, output = one_dataset(open_dataset(str(data))), preset("tiny"), tmp_path / "run"
+    prepare_run(settings_for(data, output), mixture, model, 1)
+    prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), mixture, model, 2)
     phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
     with pytest.raises(ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"):
-        prepare_run(settings_for(data, output, phases=phases, seed=4), dataset, model, 1)
+        prepare_run(settings_for(data, output, phases=phases, seed=4), mixture, model, 1)
     with pytest.raises(ValueError, match=r"phases was .* and is now"):
-        prepare_run(settings_for(data, output, phases=PHASES[:1]), dataset, model, 1)
+        prepare_run(settings_for(data, output, phases=PHASES[:1]), mixture, model, 1)
 
 
 def test_another_dataset_is_refused(data, tmp_path):
     other = write_tiny_dataset(tmp_path / "other", seed=1)
-    prepare_run(settings_for(data, tmp_path / "run"), open_dataset(str(data)), preset("tiny"), 1)
-    with pytest.raises(ValueError, match="root hash"):
-        prepare_run(settings_for(data, tmp_path / "run"), open_dataset(str(other)), preset("tiny"), 1)
+    prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(data))), preset("tiny"), 1)
+    with pytest.raises(
+        ValueError, match=r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of"
+    ):
+        prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(other))), preset("tiny"), 1)
 
 
 def test_a_folder_with_something_else_is_refused(data, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(settings_for(data, tmp_path), open_dataset(str(data)), preset("tiny"), 1)
+        prepare_run(settings_for(data, tmp_path), one_dataset(open_dataset(str(data))), preset("tiny"), 1)
     with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(settings_for(data, tmp_path / "thesis.tex"), open_dataset(str(data)), preset("tiny"), 1)
+        prepare_run(
+            settings_for(data, tmp_path / "thesis.tex"), one_dataset(open_dataset(str(data))), preset("tiny"), 1
+        )
 
 
 if __name__ == "__main__":

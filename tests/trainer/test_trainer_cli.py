@@ -77,11 +77,14 @@ def test_phases_that_make_no_sense(changed, message):
     [
         ({"phases": []}, "phases is empty"),
         ({"steps": [1, 2]}, "--steps has 2 numbers for 1 phases"),
+        ({"skip": ["0:9-9"]}, "skip: '0:9-9' is not PHASE:START-STOP with a phase below 1"),
+        ({"skip": ["1:3-9"]}, "skip: '1:3-9' is not PHASE:START-STOP with a phase below 1"),
+        ({"skip": ["3-9"]}, "skip: '3-9' is not"),
         ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one instance of 128 tokens"),
     ],
 )
 def test_settings_that_make_no_sense(changed, message):
-    fields = {"data": "D", "output": "R", "phases": [Phase(**PHASE)], **changed}
+    fields = {"data": ["D"], "output": "R", "phases": [Phase(**PHASE)], **changed}
     with pytest.raises(ValueError, match=message):
         resolve(PretrainSettings(**fields))
 

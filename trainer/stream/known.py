@@ -3,7 +3,7 @@
 May import numpy, pipeline.shards and this package.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -70,11 +70,11 @@ class KnownPasses:
         return StreamOrder(self.sizes, self.weights, seed, num_lanes, skipped)
 
     def reaches(self, position: int) -> bool:
-        """Whether the order of all positions before this one is known; looks for passes that were finished since."""
+        """Whether the order of all positions before this one is known."""
         return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
 
     def wait_for(self, position: int) -> None:
-        """Waits until the order of all positions before this one is known.
+        """Waits until the order of all positions before this one is known, and takes in what more there is.
 
         Raises:
             FileNotFoundError: Patience ended.
@@ -82,6 +82,8 @@ class KnownPasses:
         for dataset in range(len(self.mixture)):
             while not self._reaches(dataset, position):
                 self._wait_for_next(dataset)
+            while not self._has_all(dataset) and self._find_next(dataset):
+                pass
 
     def shard_index(self, runs: Runs) -> Array:
         """Index into `shards` of every run [R]."""
@@ -90,6 +92,10 @@ class KnownPasses:
         num_known = np.array([len(each) for each in self._first_shard])
         index: Array = first_DP[runs.dataset, runs.epoch % num_known[runs.dataset]] + runs.shard
         return index
+
+    def epochs(self, position: int) -> tuple[float, ...]:
+        """Passes of every dataset that lie before a position, as 2.25 for two and a quarter."""
+        return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
     def describe(self, position: int) -> tuple[DatasetState, ...]:
         """What the state at a position says of the datasets."""
@@ -103,17 +109,23 @@ class KnownPasses:
         datasets = self.describe(position)
         return StreamState(position, seed, num_lanes, self.split, self.seq_len, tuple(skipped), datasets)
 
+    def _epochs(self, dataset: int, position: int) -> float:
+        starts = self._starts[dataset]
+        full, rest = divmod(own_position(self.weights, dataset, position), starts[-1])
+        begun = bisect_right(starts, rest) - 1
+        share = (rest - starts[begun]) / (starts[begun + 1] - starts[begun])
+        return full * (len(starts) - 1) + begun + share
+
     def _num_begun(self, dataset: int, position: int) -> int:
         """Passes that hold a position before this one, at least one."""
         own = own_position(self.weights, dataset, position)
         return max(1, bisect_left(self._starts[dataset][:-1], own))
 
     def _reaches(self, dataset: int, position: int) -> bool:
-        own = own_position(self.weights, dataset, position)
-        while own > self._starts[dataset][-1] and len(self._passes[dataset]) < self.num_passes[dataset]:
-            if not self._find_next(dataset):
-                return False
-        return True
+        return self._has_all(dataset) or own_position(self.weights, dataset, position) <= self._starts[dataset][-1]
+
+    def _has_all(self, dataset: int) -> bool:
+        return len(self._passes[dataset]) == self.num_passes[dataset]
 
     def _wait_for_next(self, dataset: int) -> None:
         opened = self.mixture[dataset].dataset

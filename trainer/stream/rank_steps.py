@@ -10,7 +10,6 @@ import numpy as np
 from pipeline.shards.block import Array, block_instances
 from trainer.stream.fetch import LOOKAHEAD_STEPS, BlockWindow, ReadCounts
 from trainer.stream.known import KnownPasses
-from trainer.stream.order import StreamOrder
 from trainer.stream.packing import BlockSlice, MicroBatch, cut_micro_batches, gather_slices, pack_micro_batch
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.share import cut_at_blocks, rank_runs, rank_slots
@@ -30,6 +29,7 @@ class RankStep:
         num_tokens: Real tokens, specials included.
         num_masked: Masked positions.
         drawn: Instances and tokens of every dataset of the mixture.
+        epochs: Passes of every dataset that the stream has come through after this step.
         wait_seconds: How long the caller waited for this step.
     """
 
@@ -41,6 +41,7 @@ class RankStep:
     num_tokens: int
     num_masked: int
     drawn: tuple[tuple[int, int], ...]
+    epochs: tuple[float, ...]
     wait_seconds: float
 
 
@@ -70,15 +71,16 @@ class StepSizes:
 
 
 class _Planned(NamedTuple):
-    """What is known of a step before it is read."""
+    """What is known of a step before it is read; dataset and num_instances are those of each row of its plan [R]."""
 
     first_position: int
     position_after: int
     dataset: Array
+    num_instances: Array
 
 
 class RankSteps:
-    """Plans, reads and packs. A window reads on as long as the order is known; then the next one begins."""
+    """Plans, reads and packs. A window reads the passes known when it begins; then the next one begins."""
 
     def __init__(self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings) -> None:
         """Nothing is read before the first step is asked for."""
@@ -93,9 +95,8 @@ class RankSteps:
         while num_steps is None or step < first_step + num_steps:
             self._passes.wait_for(state.after(self._sizes.global_batch))
             plan = self._plan(state, None if num_steps is None else first_step + num_steps - step)
-            window = self._window = BlockWindow(
-                self._passes.store, self._passes.shards, plan, self._reading, self._min_steps()
-            )
+            shards = tuple(self._passes.shards)
+            window = self._window = BlockWindow(self._passes.store, shards, plan, self._reading, self._min_steps())
             window.counts = self.counts
             for slices in window:
                 planned = self._planned.popleft()
@@ -113,16 +114,14 @@ class RankSteps:
     def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Array]:
         """What this rank reads of every step as far as the order is known, as BlockWindow takes it."""
         sizes, block_size = self._sizes, block_instances(self._passes.seq_len)
-        order: StreamOrder | None = None
+        order = self._passes.order(state.seed, state.num_lanes, state.skipped)
         while num_steps is None or num_steps > 0:
-            after, known = state.after(sizes.global_batch), len(self._passes.shards)
+            after = state.after(sizes.global_batch)
             if not self._passes.reaches(after):
                 return
-            if order is None or len(self._passes.shards) != known:
-                order = self._passes.order(state.seed, state.num_lanes, state.skipped)
             runs = rank_runs(order, state.position, sizes.global_batch, sizes.rank, sizes.world_size)
             runs, block = cut_at_blocks(runs, block_size)
-            self._planned.append(_Planned(state.position, after, runs.dataset))
+            self._planned.append(_Planned(state.position, after, runs.dataset, runs.stop - runs.start))
             first = block * block_size
             yield np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
             state = replace(state, position=after)
@@ -145,14 +144,15 @@ class RankSteps:
             num_instances=share.num_instances,
             num_tokens=share.num_tokens,
             num_masked=share.num_masked,
-            drawn=_count_drawn(slices, planned.dataset, len(self._passes.mixture)),
+            drawn=_count_drawn(share.offsets, planned, len(self._passes.mixture)),
+            epochs=self._passes.epochs(planned.position_after),
             wait_seconds=0.0,
         )
 
 
-def _count_drawn(slices: Sequence[BlockSlice], dataset: Array, num_datasets: int) -> tuple[tuple[int, int], ...]:
-    """Instances and tokens of every dataset, the slices' datasets given."""
-    counts = np.zeros((num_datasets, 2), np.int64)
-    rows = [(stop - start, int(block.offsets[stop] - block.offsets[start])) for block, start, stop in slices]
-    np.add.at(counts, dataset, rows)
-    return tuple((instances, tokens) for instances, tokens in counts.tolist())
+def _count_drawn(offsets: Array, planned: _Planned, num_datasets: int) -> tuple[tuple[int, int], ...]:
+    """Instances and tokens of every dataset in a share with these offsets [N+1]."""
+    ends = np.cumsum(planned.num_instances)
+    tokens = offsets[ends] - offsets[ends - planned.num_instances]
+    columns = [np.bincount(planned.dataset, each, num_datasets) for each in (planned.num_instances, tokens)]
+    return tuple((int(instances), int(total)) for instances, total in zip(*columns, strict=True))

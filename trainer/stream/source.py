@@ -4,12 +4,13 @@ May import the stdlib and pipeline.shards.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Protocol
+from itertools import chain, count
+from typing import Any, Protocol
 
-from pipeline.shards.dataset import Dataset
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.growing import Patience, open_growing
 from pipeline.shards.manifest import BlockTable, Shard
 from trainer.stream.order import check_weights
 from trainer.stream.state import MAX_DATASETS
@@ -55,6 +56,37 @@ class WeightedDataset:
 
 
 Mixture = tuple[WeightedDataset, ...]
+
+
+def open_mixture(
+    entries: Sequence[str], storage_options: Mapping[str, Any] | None = None, patience: Patience | None = None
+) -> Mixture:
+    """Opens the datasets that `[NAME=]URL[:WEIGHT]` name.
+
+    Args:
+        entries: One or several.
+        storage_options: Of their filesystems.
+        patience: With datasets whose build is still running; None takes finished ones only.
+
+    Raises:
+        FileNotFoundError: There is no dataset, or patience ended.
+        ValueError: A dataset is damaged, or they do not agree.
+    """
+    mixture = []
+    for entry in parse_entries(entries):
+        opened = (
+            open_dataset(entry.url, storage_options)
+            if patience is None
+            else open_growing(entry.url, storage_options, patience)
+        )
+        mixture.append(WeightedDataset(entry.name, opened, entry.weight))
+    refuse_disagreement(tuple(mixture))
+    return tuple(mixture)
+
+
+def one_dataset(dataset: Dataset) -> Mixture:
+    """A mixture of one."""
+    return (WeightedDataset("data", dataset),)
 
 
 class JoinedShards:
@@ -134,4 +166,4 @@ def _facts(dataset: Dataset) -> dict[str, object]:
 
 def _name_by_url(url: str, taken: set[str]) -> str:
     name = url.rstrip("/").rpartition("/")[2] or url
-    return next(each for each in (name, *(f"{name}-{n}" for n in count(2))) if each not in taken)
+    return next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)

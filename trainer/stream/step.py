@@ -20,7 +20,7 @@ from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.rank_steps import RankStep, RankSteps, StepSizes
 from trainer.stream.share import default_num_lanes
-from trainer.stream.source import Mixture, WeightedDataset
+from trainer.stream.source import Mixture, one_dataset
 from trainer.stream.state import StreamState, parse_state, refuse_other_stream
 
 __all__ = ["MicroBatch", "RankStep", "StepLoader", "empty_micro_batch"]
@@ -86,7 +86,7 @@ class StepLoader:
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens)
         sizes.check(seq_len)
-        mixture = (WeightedDataset("data", data),) if isinstance(data, Dataset) else data
+        mixture = one_dataset(data) if isinstance(data, Dataset) else data
         patience = replace(patience or Patience(), stop=threading.Event())
         self.passes = KnownPasses(mixture, split, seq_len, patience)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
