@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
-from trainer.tool_settings import ExportSettings, FillMaskSettings
+from trainer.tool_settings import ExportSettings, FillMaskSettings, StreamSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
@@ -14,6 +14,11 @@ COMMANDS = {
     "pretrain": Command(
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
         function="trainer.pretrain:pretrain",
+    ),
+    "stream": Command(
+        summary="show what every rank would read of the data, and how fast",
+        settings="trainer.tool_settings:StreamSettings", function="trainer.cli:stream",
+        positionals=("data",),
     ),
     "export": Command(
         summary="write a run's newest checkpoint as a Hugging Face folder",
@@ -30,6 +35,13 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command that the arguments name; the exit code."""
     return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
+
+
+def stream(settings: StreamSettings, _remainder: object = None) -> None:
+    """`python -m trainer stream DATA ...`."""
+    from trainer.stream_report import report_stream
+
+    print(report_stream(settings))
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:

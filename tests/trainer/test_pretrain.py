@@ -234,6 +234,36 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
         )
 
 
+@pytest.mark.slow
+def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp_path):
+    """Two datasets, weights 3 and 1; killed after its checkpoint, then continued without the positions 60 to 83."""
+    write_tiny_dataset(tmp_path / "more", seq_lens=(16, 32), instances=100, seed=5)
+    command = write_config(tmp_path, data, tmp_path / "run")
+    mixed = [*command, "--data", f"big={data}:3", f"small={tmp_path / 'more'}"]
+    [killed] = run_ranks([__file__, "kill", "4", *mixed], world_size=1)
+    assert killed.returncode == 9
+    [refused] = run_ranks(["-m", "trainer", *mixed, "--skip", "0:20-60"], world_size=1)
+    assert refused.returncode == 2
+    assert "positions 20-60 cannot be skipped any more: training has come to position 36" in refused.stderr
+    continued = run_ranks(["-m", "trainer", *mixed, "--skip", "0:60-84"], world_size=2)
+    assert continued[0].returncode == 0, continued[0].stderr
+    rows = rows_of(tmp_path / "run")
+    assert [row["position"] for row in rows] == [0, 12, 24, 36, 48, 84, 96, 108, 0, 7, 14, 21, 28]
+    last = rows[-1]["drawn"]
+    assert last["big"]["instances"] == 3 * last["small"]["instances"] + 1  # 96 and 35 positions, from 0 each
+    assert last["big"]["instances"] + last["small"]["instances"] == 8 * 12 + 5 * 7
+    assert last["big"]["tokens"] + last["small"]["tokens"] == sum(row["tokens"] for row in rows)
+    assert rows[7]["epochs"]["big"] == pytest.approx(90 / 450)
+    measured = rows_of(tmp_path / "run", "validation")[-1]
+    big, small = measured["datasets"]["big"], measured["datasets"]["small"]
+    assert (big["instances"], small["instances"], measured["instances"]) == (60, 20, 80)
+    assert measured["mlm_loss"] == pytest.approx((3 * big["mlm_loss"] + small["mlm_loss"]) / 4)
+    assert "  small: validation MLM loss" in continued[0].stdout + continued[0].stderr
+    [weights] = run_ranks(["-m", "trainer", *command, "--data", f"big={data}", f"{tmp_path / 'more'}"], world_size=1)
+    assert weights.returncode == 2
+    assert f"weight of data big ({data}) was 3 and is now 1. Give the settings" in weights.stderr
+
+
 if __name__ == "__main__":
     suffer(sys.argv[1], int(sys.argv[2]))
     sys.exit(main(sys.argv[3:]))

@@ -17,7 +17,8 @@ def pretrain_settings(*arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"]]
+    "arguments",
+    [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"], ["stream", "--help"]],
 )
 def test_help_is_quick_because_it_imports_no_torch(arguments):
     code = (
@@ -92,7 +93,7 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretend"], "unknown command 'pretend'; the commands are pretrain, export, fill-mask"),
+        (["pretend"], "unknown command 'pretend'; the commands are pretrain, stream, export, fill-mask"),
         (["pretrain", "--data", "D", "--output", "R"], "phases"),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),

@@ -97,12 +97,19 @@ class KnownPasses:
         """Passes of every dataset that lie before a position, as 2.25 for two and a quarter."""
         return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
-    def describe(self, position: int) -> tuple[DatasetState, ...]:
-        """What the state at a position says of the datasets."""
+    def describe(self, position: int, weights: Sequence[int] | None = None) -> tuple[DatasetState, ...]:
+        """What the state at a position says of the datasets; with other weights, what it would say of their content."""
+        own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
         return tuple(
-            DatasetState(each.weight, self.num_passes[d], self._content(d, self._num_begun(d, position)))
+            DatasetState(each.weight, self.num_passes[d], self._content(d, self._num_begun(d, own[d])))
             for d, each in enumerate(self.mixture)
         )
+
+    def state_like(self, then: StreamState, seed: int, num_lanes: int) -> StreamState:
+        """The state that a stream over these datasets has where another one stood."""
+        weights = [each.weight for each in then.datasets]
+        datasets = self.describe(then.position, weights if len(weights) == len(self.mixture) else None)
+        return StreamState(then.position, seed, num_lanes, self.split, self.seq_len, then.skipped, datasets)
 
     def state(self, position: int, seed: int, num_lanes: int, skipped: Sequence[Stretch] = ()) -> StreamState:
         """The state at a position."""
@@ -116,9 +123,8 @@ class KnownPasses:
         share = (rest - starts[begun]) / (starts[begun + 1] - starts[begun])
         return full * (len(starts) - 1) + begun + share
 
-    def _num_begun(self, dataset: int, position: int) -> int:
-        """Passes that hold a position before this one, at least one."""
-        own = own_position(self.weights, dataset, position)
+    def _num_begun(self, dataset: int, own: int) -> int:
+        """Passes that hold a position of the dataset before this one, at least one."""
         return max(1, bisect_left(self._starts[dataset][:-1], own))
 
     def _reaches(self, dataset: int, position: int) -> bool:

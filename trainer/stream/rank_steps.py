@@ -22,7 +22,7 @@ class RankStep:
 
     Attributes:
         step: Steps taken before it.
-        first_position: Stream position g0 of the global batch.
+        first_position: Stream position of the global batch's first instance.
         micro_batches: In slot order; at least one.
         state: The stream's state after this step, plain values for JSON.
         num_instances: Of this rank's share, as are the next three.
@@ -121,7 +121,7 @@ class RankSteps:
                 return
             runs = rank_runs(order, state.position, sizes.global_batch, sizes.rank, sizes.world_size)
             runs, block = cut_at_blocks(runs, block_size)
-            self._planned.append(_Planned(state.position, after, runs.dataset, runs.stop - runs.start))
+            self._planned.append(_Planned(state.first_position, after, runs.dataset, runs.stop - runs.start))
             first = block * block_size
             yield np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
             state = replace(state, position=after)

@@ -51,6 +51,11 @@ class StreamState:
     skipped: tuple[Stretch, ...]
     datasets: tuple[DatasetState, ...]
 
+    @property
+    def first_position(self) -> int:
+        """Of the next instance: the position, or the end of what is skipped there."""
+        return next_stretches(self.skipped, self.position, 1)[0][0]
+
     def after(self, num_instances: int) -> int:
         """The position once the next num_instances are consumed."""
         return next_stretches(self.skipped, self.position, num_instances)[-1][1]

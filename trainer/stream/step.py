@@ -133,7 +133,7 @@ def _begin(
         return passes.state(0, seed, lanes)
     then = parse_state(state)
     passes.wait_for(then.position)
-    now = passes.state(then.position, seed, num_lanes or then.num_lanes, then.skipped)
+    now = passes.state_like(then, seed, num_lanes or then.num_lanes)
     refuse_other_stream(then, now, [each.name for each in passes.mixture])
     return then
 
