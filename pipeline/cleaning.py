@@ -22,7 +22,8 @@ _REPLACEMENTS = {
     for codes, replacement in ((_SPACE_CODES, b" "), (_LINE_END_CODES, b"\n"), (_DROPPED_CODES, b""))
     for code in codes
 }
-_REPLACED = re.compile(b"|".join(map(re.escape, _REPLACEMENTS)))
+_LAST_BYTES = {code[:-1]: [each[-1:] for each in _REPLACEMENTS if each[:-1] == code[:-1]] for code in _REPLACEMENTS}
+_REPLACED = re.compile(b"|".join(first + b"[" + b"".join(last) + b"]" for first, last in _LAST_BYTES.items()))
 
 
 def clean_text(raw: bytes | str) -> str:
@@ -37,15 +38,9 @@ def clean_text(raw: bytes | str) -> str:
     data = raw.encode("utf-8", "ignore").translate(_ASCII_TABLE, _ASCII_DROPPED)
     if not data.isascii():
         data = _REPLACED.sub(lambda match: _REPLACEMENTS[match[0]], data)
-    data = _squeeze(data, b"  ", b" ").replace(b" \n", b"\n").replace(b"\n ", b"\n")
-    return _squeeze(data, b"\n\n", b"\n").strip(b" \n").decode()
-
-
-def _squeeze(data: bytes, double: bytes, single: bytes) -> bytes:
-    """Every run of `single` as one; each round halves the runs."""
-    while double in data:
-        data = data.replace(double, single)
-    return data
+    while b"  " in data:  # each round halves the runs
+        data = data.replace(b"  ", b" ")
+    return b"\n".join(filter(None, (line.strip(b" ") for line in data.split(b"\n")))).decode()
 
 
 def document_id(cleaned: str) -> bytes:

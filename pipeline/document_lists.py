@@ -20,7 +20,7 @@ from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
 
 DocumentKind = TypeVar("DocumentKind")
-SENTENCES_PER_CALL = 4096
+SENTENCES_PER_CALL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -
     empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
     for group in _group_by_sentences(documents.documents):
-        # One call for many documents: the encoder's fixed cost a call is that of some twenty sentences.
+        # One call for many documents: the encoder looks once at each of its distinct words.
         tokens, lengths = encoder.encode_sentences([sentence for each in group for sentence in each.sentences])
         sentence = start = 0
         for document in group:

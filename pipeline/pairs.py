@@ -212,8 +212,9 @@ def gather_pairs(tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: 
     # Two runs an instance, [CLS] A and [SEP] B [SEP]: copied with the tokens around A and B, then overwritten.
     run_starts = np.stack([pairs.a_start - 1 - begins, pairs.b_start - 1 - middles], axis=1).ravel()
     run_lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
-    sources = np.repeat(run_starts, run_lengths)
-    sources += np.arange(len(sources))
+    index = np.int32 if len(tokens) < 2**31 else np.int64  # half the memory to go through
+    sources = np.repeat(run_starts.astype(index), run_lengths)
+    sources += np.arange(len(sources), dtype=index)
     input_ids = tokens.take(sources, mode="clip")
     input_ids[begins] = cls_id
     input_ids[middles] = input_ids[offsets[1:] - 1] = sep_id

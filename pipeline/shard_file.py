@@ -1,11 +1,12 @@
 """One shard file from its blocks: a WebDataset tar of `NNNNNN.arrow` members with fixed metadata, and its block table.
 
-May import: stdlib, numpy, pipeline.shards; webdataset only inside the function that writes, because importing it pulls
-torch in where there is one.
+The tar is what `webdataset.TarWriter` would write, byte for byte; that library itself is not imported, because it pulls
+torch in where there is one. May import: stdlib, numpy, pipeline.shards.
 """
 
 import hashlib
 import io
+import tarfile
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,17 +21,17 @@ def pack_shard(
     blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str
 ) -> tuple[bytes, Shard, BlockTable]:
     """The tar file's bytes, the shard's row and its block table: same blocks, same bytes within one lock file."""
-    import webdataset
-
     stream = io.BytesIO()
     totals = np.zeros(4, np.int64)
     rows: list[tuple[int, int, int, int, int]] = []
     digests: list[bytes] = []
     position = 0
-    with webdataset.TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as writer:
         for number, block in enumerate(blocks):
             data = encode_block(block)
-            writer.write({"__key__": f"{number:06d}", "arrow": data})
+            member = tarfile.TarInfo(f"{number:06d}.arrow")  # mode 0644, time and owner 0, no names
+            member.size = len(data)
+            writer.addfile(member, io.BytesIO(data))
             rows.append((position + _TAR_RECORD, len(data), block.num_instances, block.num_tokens, checksum(data)))
             digests.append(block_digest(block))
             totals += (block.num_instances, block.num_tokens, block.num_masked, int(block.is_random_next.sum()))

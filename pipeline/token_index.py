@@ -96,9 +96,7 @@ def read_bucket(
 ) -> Iterator[TokenizedDocument]:
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read."""
     with filesystem.open(f"{folder}/index.parquet", "rb") as file:
-        first, last = bucket.prefixes[0], bucket.prefixes[-1]
-        table = pq.read_table(file, filters=[("prefix", ">=", first), ("prefix", "<=", last)])
-    part, offset, size = (table.column(name).to_numpy() for name in ("part", "offset", "size"))
+        part, offset, size = _read_ranges(pq.ParquetFile(file), bucket)
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
@@ -165,6 +163,18 @@ def _prefixes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 
 def _id_bytes(rows: npt.NDArray[np.void]) -> bytes:
     return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
+
+
+def _read_ranges(table: pq.ParquetFile, bucket: Bucket) -> tuple[npt.NDArray[np.integer], ...]:
+    """Part, offset and size of all ranges of a bucket's prefixes, out of the row groups that may hold them."""
+    first, last = bucket.prefixes[0], bucket.prefixes[-1]
+    # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
+    statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]
+    groups = [group for group, each in enumerate(statistics) if each.min <= last and each.max >= first]
+    found = table.read_row_groups(groups)
+    prefix, *columns = (found.column(name).to_numpy() for name in INDEX_SCHEMA.names)
+    wanted = (prefix >= first) & (prefix <= last)
+    return tuple(column[wanted] for column in columns)
 
 
 def _write_ranges(writer: pq.ParquetWriter, rows: npt.NDArray[np.void], parts: npt.NDArray[np.int32]) -> None:

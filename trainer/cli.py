@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
-from trainer.tool_settings import ExportSettings, FillMaskSettings, StreamSettings
+from trainer.tool_settings import ExportSettings, FillMaskSettings, PlanSettings, StreamSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
@@ -15,10 +15,13 @@ COMMANDS = {
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
         function="trainer.pretrain:pretrain",
     ),
+    "plan": Command(
+        summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
+        function="trainer.cli:plan",
+    ),
     "stream": Command(
         summary="show what every rank would read of the data, and how fast",
-        settings="trainer.tool_settings:StreamSettings", function="trainer.cli:stream",
-        positionals=("data",),
+        settings="trainer.tool_settings:StreamSettings", function="trainer.cli:stream", positionals=("data",),
     ),
     "export": Command(
         summary="write a run's newest checkpoint as a Hugging Face folder",
@@ -42,6 +45,13 @@ def stream(settings: StreamSettings, _remainder: object = None) -> None:
     from trainer.stream_report import report_stream
 
     print(report_stream(settings))
+
+
+def plan(settings: PlanSettings, _remainder: object = None) -> None:
+    """`python -m trainer plan --config FILE --gpus 64 --gpu h200`."""
+    from trainer.plan import describe_plan
+
+    print("\n".join(describe_plan(settings)))
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:

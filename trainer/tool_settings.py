@@ -1,6 +1,9 @@
 """Settings of the commands around training: every default, meaning and unit. Imports the stdlib."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainer.settings import PretrainSettings
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,30 @@ class FillMaskSettings:
     model: str
     text: str
     top_k: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(PretrainSettings):
+    """Says what a run will take before it starts: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
+
+    Takes every setting of `pretrain` besides its own, so that the run's --config can be given as it is.
+
+    Attributes:
+        data: The datasets; without one every instance counts as full.
+        output: Not looked at.
+        gpus: How many.
+        gpu: Which, for the data sheet's TFLOP/s and memory.
+        peak_tflops: TFLOP/s of one GPU that mfu is a share of; null for the data sheet's dense bf16.
+        mfu: Share of the peak that training reaches, of real tokens' mathematics only.
+        steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
+    """
+
+    data: list[str] = field(default_factory=list)
+    output: str = ""
+    gpus: int = 8
+    gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x"] = "h200"
+    peak_tflops: float | None = None
+    mfu: float = 0.4
 
 
 @dataclass(frozen=True)

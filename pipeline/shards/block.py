@@ -115,7 +115,8 @@ def encode_block(block: Block) -> bytes:
         _flat_array(block.document_b, np.uint64),
     ]
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=ZSTD_LEVEL))
+    codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)  # columns are too small for threads to pay
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
     return bytes(sink.getvalue())

@@ -1,8 +1,13 @@
 """Instances per CPU-second of a whole build, text to finished shards, everything in: one JSON line.
 
     python scripts/bench/build.py --input 'wiki/*.zst' --vocab vocab.txt --workers 1 --passes 5
+    python scripts/bench/build.py ... --copies 10                 # ten times the corpus: memory, start-up's share
+    python scripts/bench/build.py ... --reference_python python   # google-research/bert's program in the same run
 
-CPU seconds are those of every process of the build, start-up of Python and Beam included.
+CPU seconds are those of every process of the build, start-up of Python and Beam included. With `--copies N` the corpus
+is written N times as JSON Lines, with one word of every document changed in each copy, so that none is a duplicate.
+The reference (scripts/bench/reference_build.py) gets a sample of the same text already split into sentences; its own
+start-up and its import of TensorFlow are left out; its writing of TFRecords is in where that has TensorFlow.
 """
 
 import argparse
@@ -13,13 +18,42 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import zstandard
+
+from pipeline.cleaning import clean_text
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.sentences import split_sentences
+
+_FILE_CHARACTERS = 64 * 2**20
+_READ_BYTES = 8 * 2**20
 
 
-def measure_build(arguments: list[str]) -> dict[str, float]:
+def read_texts(patterns: Sequence[str]) -> Iterator[str]:
+    """Every document of the input, cleaned."""
+    for part in plan_parts(find_inputs(patterns), "auto", _READ_BYTES):
+        for document in read_part(part):
+            if text := clean_text(document.text):
+                yield text
+
+
+def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
+    """JSON Lines of all documents, once a copy, the first word of each changed by the copy's number; returns a glob."""
+    for copy in range(copies):
+        for number, texts in enumerate(_batches(read_texts(patterns))):
+            lines = (json.dumps({"text": text.replace(" ", f"x{copy} ", 1)}, ensure_ascii=False) for text in texts)
+            data = "\n".join([*lines, ""]).encode()
+            (folder / f"copy-{copy:03d}-{number:03d}.jsonl.zst").write_bytes(zstandard.compress(data))
+    return f"{folder}/*.jsonl.zst"
+
+
+def measure_build(arguments: Sequence[str]) -> dict[str, Any]:
     """Runs one build in a process of its own and measures it."""
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         output = Path(folder, "data")
@@ -38,9 +72,31 @@ def measure_build(arguments: list[str]) -> dict[str, float]:
         "cpu_seconds": round(cpu, 2),
         "instances_per_cpu_second": round(instances / cpu),
         "corpus_tokens_per_cpu_second": round(manifest["counters"]["distinct_tokens"] / cpu),
-        "peak_mb_of_largest_process": round(after.ru_maxrss / 1024),
+        "peak_mb_of_largest_process": round(after.ru_maxrss / 1024),  # the build is the first child of this process
         "root_hash": manifest["root_hash"],
     }
+
+
+def measure_reference(
+    python: str, patterns: Sequence[str], vocab: str, passes: int, megabytes: float
+) -> dict[str, Any]:
+    """Runs the reference's program on the first documents of the input."""
+    with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
+        sample = Path(folder, "sentences.txt")
+        num_characters = 0
+        with sample.open("w", encoding="utf-8") as file:
+            for text in read_texts(patterns):
+                file.write("\n".join(split_sentences(text)) + "\n\n")
+                num_characters += len(text)
+                if num_characters > megabytes * 1e6:
+                    break
+        command = [python, str(Path(__file__).with_name("reference_build.py")), "--input", str(sample)]
+        command += ["--vocab", vocab, "--passes", str(passes), "--output", f"{folder}/out.tfrecord"]
+        result = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    stages = found["cpu_seconds_by_stage"]
+    rate = found["instances"] / sum(seconds for stage, seconds in stages.items() if stage != "start")
+    return found | {"instances_per_cpu_second": round(rate), "writes": "write" in stages}
 
 
 def commit() -> str:
@@ -51,10 +107,25 @@ def commit() -> str:
 
 def main() -> int:
     """Runs the build several times and prints medians and spread."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], epilog="Other arguments go to `python -m pipeline build`."
+    )
+    parser.add_argument("--input", nargs="+", required=True)
+    parser.add_argument("--vocab", required=True)
+    parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--copies", type=int, help="write the corpus that many times and build from that")
+    parser.add_argument("--reference_python", help="interpreter for the reference's program, best one with TensorFlow")
+    parser.add_argument("--reference_megabytes", type=float, default=3.0)
     own, rest = parser.parse_known_args()
-    runs = [measure_build(rest) for _ in range(own.repeat)]
+    rest = ["--vocab", own.vocab, "--passes", str(own.passes), *rest]
+    reference = None
+    with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
+        source = [write_copies(own.input, own.copies, Path(folder))] if own.copies else own.input
+        runs = [measure_build(["--input", *source, *rest]) for _ in range(own.repeat)]
+    if own.reference_python:
+        arguments = own.reference_python, own.input, own.vocab, own.passes, own.reference_megabytes
+        reference = measure_reference(*arguments)
     rates = [run["instances_per_cpu_second"] for run in runs]
     result = {
         "benchmark": "build",
@@ -62,14 +133,29 @@ def main() -> int:
         "versions": {name: version(name) for name in ("apache-beam", "pyarrow", "numpy", "tokenizers")},
         "hardware": f"{platform.machine()} {platform.processor()}".strip(),
         "python": platform.python_version(),
-        "config": rest,
+        "config": ["--input", *own.input, "--copies", str(own.copies or 0), *rest],
         "n": own.repeat,
         "median": float(np.median(rates)),
         "spread": [min(rates), max(rates)],
+        "times_the_reference": reference and round(float(np.median(rates)) / reference["instances_per_cpu_second"], 1),
+        "reference": reference,
         "runs": runs,
     }
     print(json.dumps(result))
     return 0
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _FILE_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 if __name__ == "__main__":

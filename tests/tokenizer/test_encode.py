@@ -159,10 +159,11 @@ def test_a_full_cache_changes_nothing(monkeypatch, small_vocab):
     encoder = Encoder(small_vocab, lower_case=True)
     expected = encoded(encoder, SPECIAL_TEXTS)
     monkeypatch.setattr(encode, "MAX_CACHED_CHUNKS", 3)
-    monkeypatch.setattr(encode, "NUM_SENTENCES_AT_ONCE", 2)
+    monkeypatch.setattr(encode, "CHARACTERS_AT_ONCE", 2)
     small = Encoder(small_vocab, lower_case=True)
     assert encoded(small, SPECIAL_TEXTS) == expected
     assert len(small._chunk_ids) <= 3
+    assert len(small._matcher._normalized_ids) <= 3
 
 
 def test_long_chunks_are_not_kept(small_vocab):

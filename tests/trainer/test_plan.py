@@ -1,0 +1,113 @@
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.shards.dataset import open_dataset
+from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
+from trainer.engine import forward_sums
+from trainer.flops import Lengths, num_parameters, training_flops
+from trainer.model.bert import BertForPreTraining, build_model
+from trainer.model.config import preset
+from trainer.plan import describe_plan, estimate_memory, measure_lengths, plan_phase
+from trainer.settings import ModelSettings, Phase
+from trainer.stream.packing import pack_micro_batch
+from trainer.tool_settings import PlanSettings
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_tiny_dataset(tmp_path_factory.mktemp("dataset"), seq_lens=(32,))
+
+
+def settings_of(**changes):
+    phases = [Phase(seq_len=32, global_batch=64, steps=100, peak_lr=1e-3)]
+    return PlanSettings(phases=phases, **{"model": ModelSettings("tiny"), **changes})
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "base", "large"])
+def test_parameters_are_those_of_the_model(name):
+    config = preset(name, vocab_size=1_000)
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+    assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("seq_len", "masked", "gigaflops"), [(128, 20, 1.880), (512, 76, 1.992)])
+def test_operations_of_bert_large(seq_len, masked, gigaflops):
+    flops = training_flops(preset("large"), Lengths(seq_len, seq_len**2, masked))
+    assert flops / seq_len / 1e9 == pytest.approx(gigaflops, abs=0.0006)
+
+
+def test_operations_are_those_torch_counts():
+    config = preset("mini", vocab_size=3_000, attention_backend="padded")
+    block = random_block(np.random.default_rng(0), 1, 128, 3_000)  # one instance, so that nothing is padded
+    batch = pack_micro_batch(block)
+    with FlopCounterMode(display=False) as counter:
+        sums = forward_sums(build_model(config, 0), batch, torch.device("cpu"))
+        (sums.mlm_nll + sums.nsp_nll).backward()
+    # The count has pooler and NSP head too, and the formula three products where the first layer makes two.
+    assert counter.get_total_flops() == pytest.approx(training_flops(config, measure_lengths(block)), rel=0.02)
+
+
+def test_lengths_are_means_over_instances(make_block):
+    block = make_block(50)
+    lengths = np.diff(block.offsets)
+    found = measure_lengths(block)
+    assert found.tokens == pytest.approx(lengths.mean())
+    assert found.squared_tokens == pytest.approx((lengths.astype(float) ** 2).mean())
+    assert found.masked == block.num_masked / 50
+
+
+def test_a_phase_of_a_dataset(data):
+    dataset = open_dataset(str(data))
+    phase = Phase(seq_len=32, global_batch=64, steps=100, peak_lr=1e-3)
+    config = preset("tiny", vocab_size=dataset.manifest.vocab_size)
+    found = plan_phase(phase, config, dataset, flops_per_second=1e9)
+    assert found.instances == 6_400
+    assert found.instances_a_pass == sum(shard.instances for shard in dataset.shards("train", 32, 0))
+    assert found.seconds == pytest.approx(6_400 * found.flops / 1e9)
+    assert found.flops < plan_phase(phase, config, None, 1e9).flops  # instances are not full
+
+
+def test_zero_divides_what_it_partitions():
+    config, settings = preset("large"), settings_of(gpus=8, precision="bf16")
+    first, second = (estimate_memory(config, settings, stage) for stage in (1, 2))
+    parameters = num_parameters(config)
+    assert first.optimizer == second.optimizer == 12 * parameters // 8
+    assert (first.gradients, second.gradients) == (6 * parameters, 2 * parameters + 4 * parameters // 8)
+    assert first.activations == second.activations
+
+
+def test_warnings(data):
+    text = "\n".join(describe_plan(settings_of(data=[str(data)], gpus=1, micro_tokens=64)))
+    assert "the 2 pass(es) of L32" in text
+    assert "times over" in text
+    few = settings_of(data=[str(data)], gpus=1, steps=[1], micro_tokens=1 << 20)
+    text = "\n".join(describe_plan(few))
+    assert "reads 1 of the 2 passes of L32" in text
+    assert "too few to keep" in text
+
+
+def test_a_dataset_without_the_length_is_refused(data):
+    wrong = settings_of(data=[str(data)])
+    wrong = dataclasses.replace(wrong, phases=[Phase(seq_len=64, global_batch=64, steps=1, peak_lr=1e-3)])
+    with pytest.raises(ValueError, match="no train instances of seq_len 64; the dataset has"):
+        list(describe_plan(wrong))
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"mfu": 1.5}, {"mfu": 0.0}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="at least 1 GPU"):
+        list(describe_plan(settings_of(**wrong)))
+
+
+def test_the_command_takes_a_runs_config():
+    arguments = ["plan", "--config", "configs/pretrain/bert-large.yaml", "--gpus", "64", "--gpu", "h200"]
+    result = subprocess.run([sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, check=True)
+    assert "336,226,108 parameters; 64 x h200" in result.stdout
+    assert "<- zero_stage" in result.stdout
