@@ -280,3 +280,14 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
     subprocess.run(build_command(corpus, data), cwd=ROOT, check=True, capture_output=True)
     with StepLoader(open_dataset(str(data)), "train", 64, **sizes) as loader:
         assert ids_of(islice(loader, 2)) == ids_of(iter(steps))
+
+
+@pytest.mark.slow
+def test_training_without_a_build_ends_in_one_message(tmp_path):
+    command = train_command(tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert ended.returncode == 2
+    assert "waiting for the build of" in ended.stdout
+    assert "none to come to its shards, the last 0.6 s without a new file: is the build still running?" in ended.stderr
+    assert "Traceback" not in ended.stderr

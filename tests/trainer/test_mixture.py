@@ -7,6 +7,8 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from tests.datasets import write_dataset
@@ -65,6 +67,28 @@ def test_global_batches_do_not_depend_on_ranks(mixture, expected, world_size, mi
         assert all(step.state == one.state for step in steps)
         drawn = zip(*(step.drawn for step in steps), strict=True)
         assert tuple(tuple(map(sum, zip(*pairs, strict=True))) for pairs in drawn) == one.drawn
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, data):
+    """Random ranks, micro-batches, memory, request sizes, threads and steps packed ahead."""
+    global_batch = data.draw(st.integers(1, 40), "global batch")
+    world_size = data.draw(st.integers(1, min(9, global_batch)), "world size")
+    reading = ReadSettings(
+        buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])),
+        max_read_bytes=data.draw(st.sampled_from([1, 4_000, 2**20])),
+        num_threads=data.draw(st.integers(1, 3)),
+    )
+    monkeypatch.setattr("trainer.stream.step.MAX_PREFETCH_STEPS", data.draw(st.integers(1, 9), "depth"))
+    lanes = data.draw(st.integers(1, 50), "lanes")
+    num_steps = max(2, 80 // global_batch)
+    sizes = {"global_batch": global_batch, "num_lanes": lanes}
+    whole = take(mixture, num_steps, **sizes)
+    sizes |= {"world_size": world_size, "reading": reading, "micro_tokens": data.draw(st.integers(SEQ_LEN, 20_000))}
+    shares = [take(mixture, num_steps, rank=rank, **sizes) for rank in range(world_size)]
+    assert [bag(*steps) for steps in zip(*shares, strict=True)] == [bag(step) for step in whole]
+    assert [step.state["position"] for step in whole] == [global_batch * (n + 1) for n in range(num_steps)]
 
 
 def test_draws_are_reported_and_keep_the_shares(mixture, expected):
