@@ -25,6 +25,7 @@ from trainer.metrics import MetricsFile, loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
 
@@ -90,6 +91,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
         first_step=run.position.phase_step,
         skip=run.settings.skipped(phase_index),
         patience=run.patience,
+        reading=ReadSettings(cache_dir=run.settings.cache_dir, cache_bytes=run.settings.cache_bytes),
     ) as loader:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()

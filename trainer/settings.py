@@ -151,6 +151,9 @@ class PretrainSettings:
         follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
         storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
             written into the run's folder.
+        cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
+            epochs; none where it is left out.
+        cache_bytes: What that folder may hold; what was used longest ago makes room.
     """
 
     data: list[str]
@@ -170,6 +173,8 @@ class PretrainSettings:
     follow: bool = False
     follow_limit_minutes: float = 60.0
     storage_options: str | None = None
+    cache_dir: str | None = None
+    cache_bytes: int = 64 * 2**30
 
     @property
     def num_steps(self) -> int:
@@ -194,7 +199,7 @@ class PretrainSettings:
 # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
 FREE_ON_RESUME = (
     "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes",
+    "follow_limit_minutes", "cache_dir", "cache_bytes",
 )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -
     """How often each token [V] stands in the text as it was before masking, over all ranks; no [CLS], [SEP]."""
     counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for batch in batches:
-        text_T = batch.input_ids.index_copy(0, batch.masked_positions, batch.masked_labels)
+        text_T = batch.input_ids.long().index_copy(0, batch.masked_positions, batch.masked_labels)
         counts_V += torch.bincount(text_T, minlength=len(counts_V))
     special = dataset.manifest.special_ids
     counts_V[[special["cls"], special["sep"]]] = 0

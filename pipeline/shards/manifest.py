@@ -229,7 +229,7 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     """
     file = _read_parquet(data, SHARDS_SCHEMA, where)
     with _named_damage(where):
-        table = file.read()
+        table = file.read(use_threads=False)
     rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
     return [Shard(*row) for row in rows]
 
@@ -263,7 +263,7 @@ def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str)
         ValueError: The rows name another shard, or their sums are not the shard's.
     """
     with _named_damage(where):
-        table = file.read_row_group(index)
+        table = file.read_row_group(index, use_threads=False)
     columns = {name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names}
     blocks = BlockTable(
         offset=columns["offset"],

@@ -1,5 +1,6 @@
 """The block codec: what goes in comes out, what is not a block of ours is refused, and its digest never changes."""
 
+import contextlib
 import dataclasses
 import hashlib
 import struct
@@ -187,3 +188,45 @@ def test_what_is_not_a_block_is_refused(data, message):
     with pytest.raises(ValueError, match=message) as caught:
         decode_block(data, "shard-00000.tar, block 3")
     assert str(caught.value).startswith("shard-00000.tar, block 3: ")
+
+
+def test_a_block_is_read_as_arrow_reads_it(make_block):
+    data = encode_block(make_block(40, seed=3))
+    with pa.ipc.open_stream(data) as reader:
+        expected = reader.read_next_batch()
+    found = decode_block(data, "here")
+    for name in ("input_ids", "masked_lm_positions", "masked_lm_ids"):
+        offsets = found.offsets if name == "input_ids" else found.masked_offsets
+        assert offsets.tolist() == expected[name].offsets.to_pylist()
+        assert getattr(found, name).tolist() == expected[name].values.to_pylist()
+    for name in ("segment_a_length", "is_random_next", "document_a", "document_b"):
+        assert getattr(found, name).tolist() == expected[name].to_pylist()
+
+
+def stream_with(compression) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch_of().schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch_of())
+    return bytes(sink.getvalue())
+
+
+def test_buffers_may_be_stored_plain_but_not_compressed_otherwise():
+    assert_equal(decode_block(stream_with(None), "here"), TINY)
+    with pytest.raises(ValueError, match="here: not an Arrow block: it is not compressed by zstd"):
+        decode_block(stream_with("lz4"), "here")
+
+
+@pytest.mark.parametrize("data", [encode_block(TINY), encode_block(EMPTY), stream_with(None)])
+def test_damage_is_a_value_error_or_other_values(data):
+    """The crc32 finds damage; what gets past it by mistake must still be refused or at least be a block."""
+    for length in range(len(data)):
+        with pytest.raises(ValueError, match="here: "):
+            decode_block(data[:length], "here")
+    draws = np.random.default_rng(0)
+    for position in range(len(data)):
+        for flips in (1 << draws.integers(8), 0xFF):
+            damaged = data[:position] + bytes([data[position] ^ int(flips)]) + data[position + 1 :]
+            with contextlib.suppress(ValueError):
+                block = decode_block(damaged, "here")
+                assert block.num_tokens == len(block.input_ids)
+                assert block.num_masked == len(block.masked_lm_ids) == len(block.masked_lm_positions)

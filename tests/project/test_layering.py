@@ -17,13 +17,13 @@ ALLOWED = {
         "tokenizer", "apache_beam", "numpy", "pyarrow", "fsspec", "sentencex", "zstandard",
         "jsonargparse", "tqdm",
     },
-    "pipeline.shards": {"numpy", "pyarrow", "fsspec"},
+    "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal"},
     "pipeline.command_line": {"jsonargparse"},
     "pipeline.pairs": {"numpy", "pipeline.seeds"},
     "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds"},
     "trainer": {
         "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "torch", "deepspeed",
-        "numpy", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard",
+        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard",
     },
 }  # fmt: skip
 OWN_ROOM = {

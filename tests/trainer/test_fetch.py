@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE, blocks_table, open_blocks_table, read_block_table
-from trainer.stream import ranged_read
+from trainer.stream import fetch, ranged_read
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings, ShardReadError
@@ -92,7 +92,7 @@ def window_over(dataset: Dataset, settings: ReadSettings = QUICK, steps: Iterato
 
 
 def read_all(window: BlockWindow) -> list[int]:
-    found = [n for slices in window for part in slices for n in part.block.document_a[part.start : part.stop].tolist()]
+    found = [n for step in window for n in step.document_a.tolist()]
     window.close()
     return found
 
@@ -115,12 +115,48 @@ def test_requests_stay_below_their_size(folder):
     assert 7 <= window.counts.requests <= 9
 
 
-def test_a_block_of_many_steps_is_read_and_decoded_once(folder):
+@pytest.mark.parametrize("gathered", [1, 6, 4096])
+def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gathered):
+    decoded = []
+    monkeypatch.setattr(fetch, "GATHERED_INSTANCES", gathered)
+    monkeypatch.setattr(
+        fetch, "decode_checked", lambda *block: (decoded.append(block[3]), ranged_read.decode_checked(*block))[1]
+    )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
     window = window_over(open_dataset(str(folder)), steps=iter(steps))
-    taken = list(window)
+    assert [step.document_a.tolist() for step in window] == [[n, 32 + n] for n in range(8)]
     assert window.counts.blocks == 2
-    assert all(slices[0].block is taken[0][0].block for slices in taken)
+    assert decoded == [0, 4]
+
+
+def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
+    steps = [np.array([[0, 0, 0, 8]]), np.array([[1, 0, 0, 8]])]
+    (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
+    window = window_over(open_dataset(str(folder)), steps=iter(steps))
+    assert next(window).document_a.tolist() == list(range(8))
+    with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.* is missing"):
+        next(window)
+
+
+def test_shards_may_be_added_while_reading(folder):
+    dataset = open_dataset(str(folder))
+    first, second = dataset.shards("train", 8192, 0)
+    shards = [first]
+
+    def steps() -> Iterator[np.ndarray]:
+        yield np.array([[0, 0, 0, 8]])
+        shards.append(second)
+        yield np.array([[1, 5, 0, 5], [0, 0, 3, 4]])
+
+    window = BlockWindow(dataset, shards, steps(), QUICK)
+    assert read_all(window) == [*range(8), *range(100_040, 100_045), 3]
+
+
+def test_a_block_needed_again_later_is_read_again(folder):
+    steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 0, 1, 0)]
+    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), iter(steps))
+    assert read_all(window) == [n for block in (0, 1, 2, 0, 1, 0) for n in range(8 * block, 8 * block + 8)]
+    assert window.counts.blocks == 6
 
 
 def test_memory_is_bounded_and_blocks_are_let_go(folder):

@@ -17,14 +17,7 @@ from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.packing import (
-    BlockSlice,
-    MicroBatch,
-    cut_micro_batches,
-    empty_micro_batch,
-    gather_slices,
-    pack_micro_batch,
-)
+from trainer.stream.packing import MicroBatch, cut_micro_batches, empty_micro_batch, pack_micro_batches, pad_micro_batch
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.share import rank_runs
 from trainer.stream.state import DatasetState, StreamState, parse_state
@@ -324,37 +317,48 @@ def test_validation_micro_batches_are_full(tmp_path, make_dataset):
 
 def test_packing_a_block_by_hand(make_block):
     block = make_block(2, seed=1)
-    batch = pack_micro_batch(block)
+    [batch] = pack_micro_batches(block, [(0, 2)])
     assert instances_of([batch]) == instances_of_block(block)
     assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
     assert batch.input_ids[batch.masked_positions].eq(4).all()
     kinds = {name: getattr(batch, name).dtype for name in batch.__dataclass_fields__ if name != "max_seqlen"}
-    assert kinds.pop("cu_seqlens") == torch.int32
-    assert set(kinds.values()) == {torch.int64}
+    tokens = {"input_ids", "cu_seqlens", "token_type_ids", "position_ids"}
+    assert {name for name, kind in kinds.items() if kind == torch.int32} == tokens
+    assert {kind for name, kind in kinds.items() if name not in tokens} == {torch.int64}
+
+
+def test_micro_batches_are_cut_from_one_packed_block(make_block):
+    block = make_block(9, seed=2)
+    cuts = [(0, 4), (4, 5), (5, 9)]
+    batches = pack_micro_batches(block, cuts)
+    assert [instances_of([batch]) for batch in batches] == [instances_of_block(block.slice(*cut)) for cut in cuts]
+    assert all(batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == len(batch.input_ids) for batch in batches)
+    assert all(batch.input_ids[batch.masked_positions].eq(4).all() for batch in batches)
+
+
+def test_a_padded_view_holds_the_same_instances(make_block):
+    block = make_block(5, seed=3)
+    [batch] = pack_micro_batches(block, [(0, 5)])
+    padded = pad_micro_batch(batch, 48)
+    for n, (ids, types, _, positions, labels, is_random_next) in enumerate(instances_of_block(block)):
+        rest = [0] * (48 - len(ids))
+        assert padded["input_ids"][n].tolist() == [*ids, *rest]
+        assert padded["attention_mask"][n].tolist() == [*[1] * len(ids), *rest]
+        assert padded["token_type_ids"][n].tolist() == [*types, *rest]
+        expected = [-100] * 48
+        for position, label in zip(positions, labels, strict=True):
+            expected[position] = label
+        assert padded["labels"][n].tolist() == expected
+        assert padded["next_sentence_label"][n] == is_random_next
+    assert pad_micro_batch(empty_micro_batch(), 48)["input_ids"].shape == (0, 48)
 
 
 def test_an_empty_micro_batch_is_one_of_no_instances(make_block):
-    empty, packed = empty_micro_batch(), pack_micro_batch(make_block(2).slice(1, 1))
+    empty, [packed] = empty_micro_batch(), pack_micro_batches(make_block(2).slice(1, 1), [(0, 0)])
     for name in empty.__dataclass_fields__:
         assert torch.equal(torch.as_tensor(getattr(empty, name)), torch.as_tensor(getattr(packed, name))), name
         if name != "max_seqlen":
             assert getattr(empty, name).dtype == getattr(packed, name).dtype
-
-
-@given(data=st.data())
-def test_gathering_slices_is_concatenating_them(make_block, data):
-    blocks = [make_block(8), make_block(5, first_id=100)]
-    slices = []
-    for _ in range(data.draw(st.integers(1, 5))):
-        block = data.draw(st.sampled_from(blocks))
-        start = data.draw(st.integers(0, block.num_instances - 1))
-        slices.append(BlockSlice(block, start, data.draw(st.integers(start + 1, block.num_instances))))
-    gathered = gather_slices(slices)
-    joined = concatenate_blocks([block.slice(start, stop) for block, start, stop in slices])
-    assert gathered.document_a.tolist() == joined.document_a.tolist()
-    assert gathered.document_b.tolist() == joined.document_b.tolist()
-    assert instances_of_block(gathered) == instances_of_block(joined)
-    assert (gathered.offsets.dtype, gathered.masked_offsets.dtype) == (joined.offsets.dtype, joined.offsets.dtype)
 
 
 @given(st.lists(st.integers(1, 10), max_size=30), st.integers(10, 40))

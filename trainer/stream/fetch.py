@@ -1,30 +1,30 @@
 """Blocks read ahead of need, in the order a plan needs them (docs/order.md, "Reads").
 
-May import the stdlib, numpy, pipeline.shards and this package. Reading is done by daemon threads of this process:
-a live filesystem does not survive a fork, and daemons do not keep the interpreter from exiting.
+May import the stdlib, numpy, pipeline.shards and this package.
 """
 
-import queue
-import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 
-from pipeline.shards.block import Array, Block
+import numpy as np
+
+from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.manifest import Shard
-from trainer.stream.packing import BlockSlice
-from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked, read_blocks, read_table
+from trainer.stream.arena import Arena
+from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked, read_table
+from trainer.stream.read_threads import Read, ReadThreads
 from trainer.stream.source import ShardStore
 
 LOOKAHEAD_STEPS = 512
 """Planned ahead at most, whatever the memory: enough to join a lane's blocks into long reads, and quick to plan."""
 
-BlockId = tuple[int, int]
-"""Index of a shard, index of a block in it."""
+GATHERED_INSTANCES = 4096
+"""Steps are gathered together up to this size."""
 
 
 @dataclass
@@ -43,30 +43,39 @@ class ReadCounts:
 
 
 @dataclass
-class _Read:
-    """A request to make, and where its blocks go."""
-
-    blocks: BlockRange
-    results: "list[Future[memoryview]]"
-
-
-@dataclass
 class _Held:
-    """A block that some planned step needs: on its way, fetched, or decoded."""
+    """A block that some planned step needs: on its way, or fetched. Its decoded rows are in the arena."""
 
+    shard: int
+    block: int
     stored: "Future[memoryview]"
     cost_bytes: int
-    last_step: int
-    decoded: Block | None = None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a step takes: rows start to stop - 1 of blocks, which are named by their numbers; all [R]."""
+
+    number: Array
+    start: Array
+    stop: Array
+
+    @property
+    def num_instances(self) -> int:
+        return int(np.sum(self.stop - self.start))
 
 
 class BlockWindow:
-    """Iterator over steps: the block slices of each, in slot order.
+    """Iterator over steps: the instances of each as one block, in slot order.
 
     Plans ahead until the planned steps' blocks fill buffer_bytes, reads all new ones in order of need, consecutive
     blocks of a shard by one request, and begins again once half of them are let go. A block stays from its first to
     its last planned use, so one that serves many steps of a lane is fetched and decoded once. Memory is bounded by
     buffer_bytes or by what `min_steps` steps need, whichever is more.
+
+    Nothing is done for each row of a step but by numpy and Arrow: with many lanes and small batches a step is one row
+    of each of hundreds of blocks. Blocks are numbered through all shards, so that arrays tell of each whether it is
+    held and where.
     """
 
     def __init__(
@@ -81,7 +90,7 @@ class BlockWindow:
 
         Args:
             dataset: Where the shards are.
-            shards: Those that steps refer to by index.
+            shards: Those that steps refer to by index, all of one length; more may be added at the end at any time.
             steps: One array [R, 4] a step: shard, block, and start and stop inside the block, in slot order.
             settings: Memory, threads and patience.
             min_steps: Steps kept planned whatever the memory, so that no block is let go between two uses.
@@ -92,37 +101,59 @@ class BlockWindow:
         self._steps = steps
         self._settings = settings
         self._min_steps = min_steps
-        self._planned: deque[Array] = deque()
+        self._planned: deque[_Rows] = deque()
+        self._gathered: deque[Block] = deque()
         self._num_taken = 0
-        self._held: dict[BlockId, _Held] = {}
+        self._first_number = np.zeros(1, np.int64)
+        self._last_use = np.zeros(0, np.int64)  # counted from 1; 0 where a block is not held
+        self._slot = np.zeros(0, np.int32)  # in the arena, from 1; 0 where a block is not decoded
+        self._arena = Arena(block_instances(shards[0].seq_len))
+        self._held: dict[int, _Held] = {}
         self._held_bytes = 0
-        self._threads = _ReadThreads(dataset, settings)
+        self._threads = ReadThreads(dataset, settings)
         read = partial(read_table, dataset, settings=settings, stop=self._threads.stop)
         self._tables = lru_cache(maxsize=1024)(lambda shard: read(shards[shard]))
         weakref.finalize(self, self._threads.close)
 
-    def __iter__(self) -> Iterator[list[BlockSlice]]:
+    def __iter__(self) -> Iterator[Block]:
         return self
 
-    def __next__(self) -> list[BlockSlice]:
-        """The next step's slices.
+    def __next__(self) -> Block:
+        """The next step's instances.
 
         Raises:
             FileNotFoundError: A shard is not there.
             ShardReadError: A shard could not be read in full.
         """
-        if self._runs_low():
-            self._plan_ahead()
-        if not self._planned:
+        if not self._gathered:
+            self._gather_steps()
+        if not self._gathered:
             raise StopIteration
-        rows = self._planned.popleft().tolist()
-        slices = [BlockSlice(self._decoded(shard, block), start, stop) for shard, block, start, stop in rows]
-        self._let_go(rows)
-        return slices
+        return self._gathered.popleft()
 
     def close(self) -> None:
         """Stops the threads; blocks on their way are given up."""
         self._threads.close()
+
+    def _gather_steps(self) -> None:
+        """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""
+        parts: list[tuple[Array, Array, Array]] = []
+        bounds, done = [0], []
+        while bounds[-1] < GATHERED_INSTANCES:
+            if self._runs_low():
+                self._plan_ahead()
+            if not self._planned or (parts and not self._are_here(self._planned[0])):
+                break
+            rows = self._planned.popleft()
+            self._decode_missing(rows)
+            parts.append((self._slot[rows.number] - 1, rows.start, rows.stop))
+            bounds.append(bounds[-1] + rows.num_instances)
+            done += self._let_go(rows)
+        if parts:
+            share = self._arena.gather(*map(np.concatenate, zip(*parts, strict=True)))
+            self._gathered.extend(share.slice(start, stop) for start, stop in pairwise(bounds))
+        for slot in done:
+            self._arena.free(slot)
 
     def _runs_low(self) -> bool:
         num_planned = len(self._planned)
@@ -135,105 +166,82 @@ class BlockWindow:
         return enough and num_planned >= self._min_steps
 
     def _plan_ahead(self) -> None:
-        new: dict[BlockId, Future[memoryview]] = {}
+        new: list[_Held] = []
         while not self._is_full():
-            rows = next(self._steps, None)
-            if rows is None:
+            step = next(self._steps, None)
+            if step is None:
                 break
-            step = self._num_taken + len(self._planned)
+            shard, block, start, stop = step.T
+            if len(self._first_number) <= len(self._shards):
+                self._number_blocks()
+            rows = _Rows(self._first_number[shard] + block, start, stop)
             self._planned.append(rows)
-            for block in map(tuple, rows[:, :2].tolist()):
-                if block in self._held:
-                    self._held[block].last_step = step
-                else:
-                    held = self._held[block] = _Held(Future(), self._cost(block), step)
-                    new[block] = held.stored
-                    self._held_bytes += held.cost_bytes
+            unknown = np.flatnonzero(self._last_use[rows.number] == 0)
+            self._last_use[rows.number] = self._num_taken + len(self._planned)
+            for row in unknown.tolist():
+                number = int(rows.number[row])
+                if number not in self._held:
+                    self._held[number] = self._hold(int(shard[row]), int(block[row]))
+                    new.append(self._held[number])
         for read in self._join(new):
             self.counts.add(read.blocks)
             self._threads.submit(read)
 
-    def _let_go(self, rows: list[list[int]]) -> None:
-        """Drops the blocks whose last planned use was the step just taken."""
-        for shard, block, _, _ in rows:
-            held = self._held.get((shard, block))
-            if held is not None and held.last_step == self._num_taken:
-                del self._held[shard, block]
-                self._held_bytes -= held.cost_bytes
+    def _number_blocks(self) -> None:
+        """Numbers the blocks of all shards, those of shards added since after the others."""
+        added = self._shards[len(self._first_number) - 1 :]
+        counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
+        self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
+        unknown = np.zeros(sum(counts), np.int64)
+        self._last_use = np.concatenate([self._last_use, unknown])
+        self._slot = np.concatenate([self._slot, unknown.astype(np.int32)])
+
+    def _hold(self, shard: int, block: int) -> _Held:
+        """A block to be read. It costs twice its stored bytes: those of a request stay until its last is decoded."""
+        cost_bytes = 2 * int(self._tables(shard).size[block])
+        self._held_bytes += cost_bytes
+        return _Held(shard, block, Future(), cost_bytes)
+
+    def _let_go(self, rows: _Rows) -> list[int]:
+        """Drops the blocks whose last planned use is this step, the next one to take. Returns their slots."""
         self._num_taken += 1
+        slots = []
+        for number in np.unique(rows.number[self._last_use[rows.number] == self._num_taken]).tolist():
+            slots.append(int(self._slot[number]) - 1)
+            self._held_bytes -= self._held.pop(number).cost_bytes
+            self._last_use[number] = self._slot[number] = 0
+        return slots
 
-    def _decoded(self, shard: int, block: int) -> Block:
+    def _missing(self, rows: _Rows) -> dict[int, _Held]:
+        """The blocks of a step that are not decoded yet."""
+        return {number: self._held[number] for number in rows.number[self._slot[rows.number] == 0].tolist()}
+
+    def _are_here(self, rows: _Rows) -> bool:
+        return all(held.stored.done() and not held.stored.exception() for held in self._missing(rows).values())
+
+    def _decode_missing(self, rows: _Rows) -> None:
         # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
-        held = self._held[shard, block]
-        if held.decoded is None:
-            url = self._dataset.locate(self._shards[shard].name)
-            held.decoded = decode_checked(held.stored.result(), self._shards[shard], self._tables(shard), block, url)
+        for number, held in self._missing(rows).items():
+            shard = self._shards[held.shard]
+            url, table = self._dataset.locate(shard.name), self._tables(held.shard)
+            block = decode_checked(held.stored.result(), shard, table, held.block, url)
+            self._slot[number] = self._arena.put(block) + 1
             held.stored = Future()
-        return held.decoded
 
-    def _cost(self, block: BlockId) -> int:
-        """Twice the stored bytes: a request's bytes stay until its last block is decoded, into 1.4 times as many."""
-        return 2 * int(self._tables(block[0]).size[block[1]])
-
-    def _join(self, new: "dict[BlockId, Future[memoryview]]") -> "list[_Read]":
+    def _join(self, new: "list[_Held]") -> "list[Read]":
         """Reads for new blocks, in order of need; one takes in the next block of its shard while it is not too long."""
-        reads: list[_Read] = []
-        endings: dict[BlockId, _Read] = {}
-        for (shard, block), result in new.items():
-            read = endings.pop((shard, block), None)
-            if read is None or not self._fits(read.blocks._replace(stop=block + 1)):
-                read = _Read(BlockRange(self._shards[shard], self._tables(shard), block, block), [])
+        reads: list[Read] = []
+        endings: dict[tuple[int, int], Read] = {}
+        for held in new:
+            read = endings.pop((held.shard, held.block), None)
+            if read is None or not self._fits(read.blocks._replace(stop=held.block + 1)):
+                shard, table = self._shards[held.shard], self._tables(held.shard)
+                read = Read(BlockRange(shard, table, held.block, held.block), [])
                 reads.append(read)
-            read.blocks = read.blocks._replace(stop=block + 1)
-            read.results.append(result)
-            endings[shard, block + 1] = read
+            read.blocks = read.blocks._replace(stop=held.block + 1)
+            read.results.append(held.stored)
+            endings[held.shard, held.block + 1] = read
         return reads
 
     def _fits(self, blocks: BlockRange) -> bool:
         return blocks.stop_byte - blocks.start_byte <= self._settings.max_read_bytes
-
-
-class _ReadThreads:
-    """A few daemon threads that read what is submitted, in order."""
-
-    def __init__(self, dataset: ShardStore, settings: ReadSettings) -> None:
-        self.stop = threading.Event()
-        self._dataset = dataset
-        self._settings = settings
-        self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, daemon=True, name=f"fetch-{i}") for i in range(settings.num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, read: _Read) -> None:
-        self._reads.put(read)
-
-    def close(self, seconds: float = 1.0) -> None:
-        """Stops the threads and waits a moment: at exit none should be inside Arrow."""
-        self.stop.set()
-        for _ in self._threads:
-            self._reads.put(None)
-        deadline = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _run(self) -> None:
-        while (read := self._reads.get()) is not None:
-            if self.stop.is_set():
-                _give_up(read)
-                continue
-            try:
-                bodies = read_blocks(self._dataset, read.blocks, self._settings, self.stop)
-            except BaseException as error:  # noqa: BLE001 - raised where the blocks are needed
-                for result in read.results:
-                    result.set_exception(error)
-            else:
-                for result, body in zip(read.results, bodies, strict=True):
-                    result.set_result(body)
-
-
-def _give_up(read: _Read) -> None:
-    for result in read.results:
-        result.cancel()

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipeline.shards.block import Array, block_instances
+from pipeline.shards.block import Array, Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Shard
 from trainer.stream.fetch import BlockWindow
-from trainer.stream.packing import BlockSlice, MicroBatch, cut_micro_batches, gather_slices, pack_micro_batch
+from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.ranged_read import ReadSettings
 
 
@@ -44,14 +44,15 @@ def iterate_validation(
 
 def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatch]:
     """Micro-batches across the window's steps: only the last one is not full."""
-    rest: list[BlockSlice] = []
+    rest: list[Block] = []
     try:
-        for slices in window:
-            joined = gather_slices([*rest, *slices])
+        for block in window:
+            joined = concatenate_blocks([*rest, block])
             *full, last = cut_micro_batches(joined.offsets, micro_tokens)
-            yield from (pack_micro_batch(joined.slice(start, stop)) for start, stop in full)
-            rest = [BlockSlice(joined, *last)]
-        yield from (pack_micro_batch(block.slice(start, stop)) for block, start, stop in rest)
+            yield from pack_micro_batches(joined, full)
+            rest = [joined.slice(*last)]
+        for block in rest:
+            yield from pack_micro_batches(block, [(0, block.num_instances)])
     finally:
         window.close()
 

@@ -5,6 +5,7 @@ B instances, T tokens, M masked positions of a micro-batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,23 +15,17 @@ from torch import Tensor
 from pipeline.shards.block import Array, Block
 
 
-class BlockSlice(NamedTuple):
-    """Instances start to stop - 1 of a block."""
-
-    block: Block
-    start: int
-    stop: int
-
-
 @dataclass(frozen=True)
 class MicroBatch:
     """Instances one after another without padding. An empty one has B = T = M = 0.
 
+    What there is one of for each token is int32, as embeddings take and half the memory that int64 asks for.
+
     Attributes:
-        input_ids: [T] int64; masked already.
+        input_ids: [T] int32; masked already.
         cu_seqlens: [B+1] int32; instance b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
-        token_type_ids: [T] int64; 0 for [CLS] A [SEP], 1 for B [SEP].
-        position_ids: [T] int64; counted from each instance's [CLS].
+        token_type_ids: [T] int32; 0 for [CLS] A [SEP], 1 for B [SEP].
+        position_ids: [T] int32; counted from each instance's [CLS].
         masked_positions: [M] int64 into the T tokens.
         masked_labels: [M] int64; the tokens that stood there.
         is_random_next: [B] int64; 1 where B is not what follows A.
@@ -50,10 +45,10 @@ class MicroBatch:
 def empty_micro_batch() -> MicroBatch:
     """What a rank adds where others have more micro-batches in a step."""
     return MicroBatch(
-        input_ids=torch.zeros(0, dtype=torch.int64),
+        input_ids=torch.zeros(0, dtype=torch.int32),
         cu_seqlens=torch.zeros(1, dtype=torch.int32),
-        token_type_ids=torch.zeros(0, dtype=torch.int64),
-        position_ids=torch.zeros(0, dtype=torch.int64),
+        token_type_ids=torch.zeros(0, dtype=torch.int32),
+        position_ids=torch.zeros(0, dtype=torch.int32),
         masked_positions=torch.zeros(0, dtype=torch.int64),
         masked_labels=torch.zeros(0, dtype=torch.int64),
         is_random_next=torch.zeros(0, dtype=torch.int64),
@@ -61,43 +56,57 @@ def empty_micro_batch() -> MicroBatch:
     )
 
 
-def gather_slices(slices: Sequence[BlockSlice]) -> Block:
-    """All instances of the slices as one block: at 16 instances each, 4 times as fast as slicing and joining blocks."""
-    columns = map(np.concatenate, zip(*(_slice_columns(*part) for part in slices), strict=True))
-    input_ids, starts, stops, segment_a, positions, ids, masked_starts, masked_stops, is_random, a, b = columns
-    return Block(
-        input_ids=input_ids,
-        offsets=_join_lengths(stops - starts),
-        segment_a_length=segment_a,
-        masked_lm_positions=positions,
-        masked_lm_ids=ids,
-        masked_offsets=_join_lengths(masked_stops - masked_starts),
-        is_random_next=is_random,
-        document_a=a,
-        document_b=b,
-    )
+def pack_micro_batches(block: Block, cuts: Sequence[tuple[int, int]]) -> list[MicroBatch]:
+    """Stretches [start, stop) of a block's instances as micro-batches.
 
-
-def pack_micro_batch(block: Block) -> MicroBatch:
-    """The instances of a block as tensors that share nothing with it."""
-    starts, stops = block.offsets[:-1], block.offsets[1:]
-    lengths = stops - starts
-    segments = np.empty((len(lengths), 2), np.int64)
+    Every column is made once for the whole block, and each micro-batch is a view of it where nothing has to be
+    counted anew from the micro-batch's start.
+    """
+    starts, lengths = block.offsets[:-1], block.offsets[1:] - block.offsets[:-1]
+    segments = np.empty((len(lengths), 2), np.int32)
     segments[:, 0] = block.segment_a_length
     segments[:, 1] = lengths - block.segment_a_length
-    position_ids = np.arange(block.num_tokens)
-    position_ids -= np.repeat(starts, lengths)
+    kinds = np.zeros(segments.size, np.int32)
+    kinds[1::2] = 1
+    position_ids = np.repeat(starts, lengths)
+    np.subtract(_count_to(block.num_tokens), position_ids, out=position_ids)
     masked_starts = np.repeat(starts, block.masked_offsets[1:] - block.masked_offsets[:-1])
-    return MicroBatch(
-        input_ids=_int64(block.input_ids),
-        cu_seqlens=torch.from_numpy(block.offsets.astype(np.int32)),
-        token_type_ids=torch.from_numpy(np.repeat(np.arange(segments.size) % 2, segments.ravel())),
+    columns = _Columns(
+        input_ids=torch.from_numpy(block.input_ids.astype(np.int32)),
+        token_type_ids=torch.from_numpy(np.repeat(kinds, segments.ravel())),
         position_ids=torch.from_numpy(position_ids),
-        masked_positions=_int64(masked_starts + block.masked_lm_positions),
-        masked_labels=_int64(block.masked_lm_ids),
-        is_random_next=_int64(block.is_random_next),
-        max_seqlen=int(lengths.max(initial=0)),
+        masked_positions=torch.from_numpy(np.add(masked_starts, block.masked_lm_positions, dtype=np.int64)),
+        masked_labels=torch.from_numpy(block.masked_lm_ids.astype(np.int64)),
+        is_random_next=torch.from_numpy(block.is_random_next.astype(np.int64)),
     )
+    return [_cut_columns(block, lengths, columns, start, stop) for start, stop in cuts]
+
+
+def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
+    """The same instances as rows of seq_len tokens, as `transformers.BertForPreTraining` takes them; all int64.
+
+    Returns:
+        input_ids, attention_mask and token_type_ids [B, S] with 0 for padding, labels [B, S] with -100 where nothing
+        is masked, next_sentence_label [B].
+    """
+    num_instances = len(batch.is_random_next)
+    lengths = batch.cu_seqlens.diff()
+    row_starts = torch.arange(num_instances, dtype=torch.int64) * seq_len - batch.cu_seqlens[:-1]
+    places = torch.arange(len(batch.input_ids)) + row_starts.repeat_interleave(lengths)
+    padded = torch.zeros((3, num_instances * seq_len), dtype=torch.int64)
+    padded[0, places] = batch.input_ids.long()
+    padded[1, places] = 1
+    padded[2, places] = batch.token_type_ids.long()
+    labels = torch.full((num_instances * seq_len,), -100)
+    labels[places[batch.masked_positions]] = batch.masked_labels
+    input_ids, attention_mask, token_type_ids = padded.view(3, num_instances, seq_len)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "token_type_ids": token_type_ids,
+        "labels": labels.view(num_instances, seq_len),
+        "next_sentence_label": batch.is_random_next,
+    }
 
 
 def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
@@ -117,30 +126,38 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
     return cuts
 
 
-def _slice_columns(block: Block, start: int, stop: int) -> tuple[Array, ...]:
-    offsets, masked_offsets = block.offsets, block.masked_offsets
-    rows, ends = slice(start, stop), slice(start + 1, stop + 1)
-    tokens, masked = slice(offsets[start], offsets[stop]), slice(masked_offsets[start], masked_offsets[stop])
-    return (
-        block.input_ids[tokens],
-        offsets[rows],
-        offsets[ends],
-        block.segment_a_length[rows],
-        block.masked_lm_positions[masked],
-        block.masked_lm_ids[masked],
-        masked_offsets[rows],
-        masked_offsets[ends],
-        block.is_random_next[rows],
-        block.document_a[rows],
-        block.document_b[rows],
+class _Columns(NamedTuple):
+    """Those of a whole block; masked_positions count from its first token."""
+
+    input_ids: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    masked_positions: Tensor
+    masked_labels: Tensor
+    is_random_next: Tensor
+
+
+def _cut_columns(block: Block, lengths: Array, columns: _Columns, start: int, stop: int) -> MicroBatch:
+    first = int(block.offsets[start])
+    tokens = slice(first, int(block.offsets[stop]))
+    masked = slice(int(block.masked_offsets[start]), int(block.masked_offsets[stop]))
+    return MicroBatch(
+        input_ids=columns.input_ids[tokens],
+        cu_seqlens=torch.from_numpy(block.offsets[start : stop + 1] - np.int32(first)),
+        token_type_ids=columns.token_type_ids[tokens],
+        position_ids=columns.position_ids[tokens],
+        masked_positions=columns.masked_positions[masked] - first if first else columns.masked_positions[masked],
+        masked_labels=columns.masked_labels[masked],
+        is_random_next=columns.is_random_next[start:stop],
+        max_seqlen=int(lengths[start:stop].max(initial=0)),
     )
 
 
-def _join_lengths(lengths: Array) -> Array:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+@lru_cache(maxsize=1)
+def _ascending(size: int) -> Array:
+    return np.arange(size, dtype=np.int32)
 
 
-def _int64(values: Array) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64))
+def _count_to(count: int) -> Array:
+    """The numbers 0 to count - 1, which are made for a power of two and kept."""
+    return _ascending(1 << max(0, count - 1).bit_length())[:count]

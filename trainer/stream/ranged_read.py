@@ -22,7 +22,7 @@ from pipeline.shards.block import Block, block_instances, checksum, decode_block
 from pipeline.shards.manifest import BLOCKS_TABLE, BlockTable, Shard
 from trainer.stream.source import ShardStore
 
-DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; what is stored wrong stays wrong
+DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire, and a refusal from a key being renewed; else they stay
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
 
@@ -33,7 +33,7 @@ class ShardReadError(ValueError):
     """A shard could not be read in full. A ValueError, because what helps is to mend the store or the dataset."""
 
 
-class _DamageError(Exception):
+class _DamageError(ValueError):
     """Bytes that are not what the tables say."""
 
 
@@ -47,6 +47,8 @@ class ReadSettings:
         num_threads: Requests in flight.
         timeout_seconds: Patience with one request.
         budget_seconds: Patience with one range over all its attempts.
+        cache_dir: Folder on a disk of this machine for what was read, shared by the ranks on it; None for none.
+        cache_bytes: What the cache may hold.
     """
 
     buffer_bytes: int = 512 * 2**20
@@ -54,6 +56,8 @@ class ReadSettings:
     num_threads: int = 8
     timeout_seconds: float = 60.0
     budget_seconds: float = 300.0
+    cache_dir: str | None = None
+    cache_bytes: int = 64 * 2**30
 
 
 class BlockRange(NamedTuple):
@@ -75,23 +79,27 @@ class BlockRange(NamedTuple):
         return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
 
 
-def read_blocks(
-    dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
-) -> list[memoryview]:
-    """Reads the stored bytes of a range's blocks and checks each one's crc32.
+def fetch_blocks(dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event) -> bytes:
+    """A range's bytes from the store; the crc32 of every block is checked.
 
     Raises:
         FileNotFoundError: The shard is not there.
         ShardReadError: Its bytes did not come, or are not those of the block table.
     """
     url = dataset.locate(blocks.shard.name)
-    start, end = blocks.start_byte, blocks.stop_byte
 
-    def attempt(seconds: float) -> list[memoryview]:
-        data = call_within(seconds, lambda: dataset.read_bytes(blocks.shard.name, start, end))
-        return split_blocks(data, blocks, url)
+    def attempt(seconds: float) -> bytes:
+        data = call_within(seconds, lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte))
+        split_blocks(data, blocks, url)
+        return data
 
-    return retry(attempt, f"{url}, blocks {blocks.first} to {blocks.stop - 1} (bytes {start}-{end})", settings, stop)
+    return retry(attempt, describe_range(dataset, blocks), settings, stop)
+
+
+def describe_range(dataset: ShardStore, blocks: BlockRange) -> str:
+    """Where a range is, for messages."""
+    places = f"blocks {blocks.first} to {blocks.stop - 1} (bytes {blocks.start_byte}-{blocks.stop_byte})"
+    return f"{dataset.locate(blocks.shard.name)}, {places}"
 
 
 def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
@@ -143,8 +151,8 @@ def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings,
     """Calls attempt(seconds allowed) until it returns, with growing random pauses within the budget.
 
     Raises:
-        FileNotFoundError, PermissionError, ValueError: At once, as time does not mend them.
-        ShardReadError: The budget is spent, or the bytes were wrong DAMAGE_ATTEMPTS times.
+        FileNotFoundError, ValueError: At once, as time does not mend them.
+        ShardReadError: The budget is spent, or the bytes were wrong, or refused, DAMAGE_ATTEMPTS times.
     """
     began = time.monotonic()
     delay = FIRST_DELAY_SECONDS
@@ -154,12 +162,12 @@ def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings,
             return attempt(min(settings.timeout_seconds, max(left, 0.001)))
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{what}: the file is missing; restore or rebuild the dataset") from error
-        except (PermissionError, ValueError):
-            raise
         except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, _DamageError):
+                raise
             pause = SystemRandom().uniform(0.5, 1.0) * delay
             seconds = time.monotonic() - began
-            hopeless = isinstance(error, _DamageError) and number >= DAMAGE_ATTEMPTS
+            hopeless = isinstance(error, _DamageError | PermissionError) and number >= DAMAGE_ATTEMPTS
             if hopeless or seconds + pause > settings.budget_seconds or stop.wait(pause):
                 raise ShardReadError(
                     f"{what}: gave up after {number} attempts in {seconds:.1f} s: {error or repr(error)};"

@@ -1,16 +1,16 @@
 """Plan, read, pack: the steps of one rank (docs/order.md, rules 4 to 7). May import numpy and this package."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.shards.block import Array, block_instances
+from pipeline.shards.block import Array, Block, block_instances
 from trainer.stream.fetch import LOOKAHEAD_STEPS, BlockWindow, ReadCounts
 from trainer.stream.known import KnownPasses
-from trainer.stream.packing import BlockSlice, MicroBatch, cut_micro_batches, gather_slices, pack_micro_batch
+from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.share import cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
@@ -98,11 +98,11 @@ class RankSteps:
             shards = tuple(self._passes.shards)
             window = self._window = BlockWindow(self._passes.store, shards, plan, self._reading, self._min_steps())
             window.counts = self.counts
-            for slices in window:
+            for share in window:
                 planned = self._planned.popleft()
                 datasets = self._passes.describe(planned.position_after)
                 state = replace(state, position=planned.position_after, datasets=datasets)
-                yield self._pack(step, slices, planned, state)
+                yield self._pack(step, share, planned, state)
                 step += 1
             window.close()
 
@@ -133,13 +133,12 @@ class RankSteps:
         visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
         return min(LOOKAHEAD_STEPS, visits)
 
-    def _pack(self, step: int, slices: Sequence[BlockSlice], planned: _Planned, state: StreamState) -> RankStep:
-        share = gather_slices(slices)
+    def _pack(self, step: int, share: Block, planned: _Planned, state: StreamState) -> RankStep:
         cuts = cut_micro_batches(share.offsets, self._sizes.micro_tokens)
         return RankStep(
             step=step,
             first_position=planned.first_position,
-            micro_batches=[pack_micro_batch(share.slice(start, stop)) for start, stop in cuts],
+            micro_batches=pack_micro_batches(share, cuts),
             state=state.to_dict(),
             num_instances=share.num_instances,
             num_tokens=share.num_tokens,

@@ -1,0 +1,147 @@
+"""Instances per CPU-second that loaders deliver as ready batches, each in one process: one JSON line a loader.
+
+    python scripts/bench/load.py --data DATASET --seq_len 128 [--peers_python VENV/bin/python]
+
+Ours reads the dataset's shards in the order of training with all checks on and delivers what the model takes:
+`packed` micro-batches, or the `padded` view of them. The others read the same instances, padded, and make the same
+tensors of them (scripts/bench/load_peers.py); for `raw`, the limit, rows come by nothing but reading a file. Loaders
+take turns, so that a ratio compares what ran under the same load. Peers that cannot be imported are named and left out:
+mosaicml-streaming, litdata and datasets may live in an environment of their own.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from load_peers import LOADERS, measure  # type: ignore[import-not-found]
+
+from pipeline.shards.block import Block, concatenate_blocks, decode_block
+from pipeline.shards.dataset import Dataset, open_dataset
+from trainer.stream.packing import pad_micro_batch
+from trainer.stream.step import StepLoader
+
+OURS = ("packed", "padded")
+PEERS_ELSEWHERE = ("mosaicml", "litdata", "datasets")
+QUICK = 1_000_000
+"""Instances of the quick loaders; the others, 20 times slower or more, get fewer."""
+
+
+def read_ours(dataset: Dataset, seq_len: int, batch: int, padded: bool) -> Iterator[Any]:
+    """Steps of one micro-batch each."""
+    size = batch * seq_len
+    with StepLoader(
+        dataset, "train", seq_len, rank=0, world_size=1, global_batch=batch, micro_tokens=size, seed=0
+    ) as steps:
+        for step in steps:
+            [micro_batch] = step.micro_batches
+            yield pad_micro_batch(micro_batch, seq_len)["input_ids"] if padded else micro_batch.is_random_next
+
+
+def write_rows(dataset: Dataset, seq_len: int, num_rows: int, path: Path) -> None:
+    """The first instances of the first pass as rows: padded tokens, lengths, masked positions and labels, label."""
+    blocks: list[Block] = []
+    for shard in dataset.shards("train", seq_len, 0):
+        data, table = dataset.read_file(shard.name), dataset.blocks(shard)
+        for offset, size in zip(table.offset, table.size, strict=True):
+            if sum(block.num_instances for block in blocks) < num_rows:
+                blocks.append(decode_block(data[offset : offset + size], shard.name))
+    block = concatenate_blocks(blocks)
+    block = block.slice(0, min(num_rows, block.num_instances))
+    most_masked = int(np.diff(block.masked_offsets).max())
+    rows = np.zeros((block.num_instances, seq_len + 4 + 2 * most_masked), np.uint16)
+    for n, row in enumerate(rows):
+        one = block.slice(n, n + 1)
+        row[: one.num_tokens] = one.input_ids
+        ends = row[seq_len:]
+        ends[:4] = (one.num_tokens, one.segment_a_length[0], one.num_masked, one.is_random_next[0])
+        ends[4 : 4 + one.num_masked] = one.masked_lm_positions
+        ends[4 + most_masked : 4 + most_masked + one.num_masked] = one.masked_lm_ids
+    np.save(path, rows)
+
+
+def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One measurement in a process of its own."""
+    instances = QUICK if name in (*OURS, "raw", "webdataset-blocks") else QUICK // 20
+    if name in OURS:
+        command = [sys.executable, __file__, "--data", options.data, "--seq_len", str(options.seq_len)]
+        command += ["--run", name, "--batches", str(batch), "--instances", str(instances)]
+    else:
+        python = options.peers_python if name in PEERS_ELSEWHERE and options.peers_python else sys.executable
+        program = Path(__file__).with_name("load_peers.py")
+        command = [python, str(program), name, str(folder), *map(str, (options.seq_len, batch, instances))]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        return {"skipped": (ran.stderr.strip().splitlines() or ["no message"])[-1]}
+    measured: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return measured
+
+
+def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
+    """Prints one line for each loader."""
+    names = [name for name in (*OURS, *LOADERS) if not options.only or name in options.only]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(options.repeat):
+        for name in names:
+            if not any("skipped" in run for run in runs[name]):
+                runs[name].append(run_loader(name, batch, options, folder))
+    medians: dict[str, float] = {}
+    for name in names:
+        rates = [run["instances"] / run["cpu_seconds"] for run in runs[name] if "skipped" not in run]
+        line: dict[str, Any] = {"benchmark": "load", "loader": name, "seq_len": options.seq_len, "batch": batch}
+        if rates:
+            medians[name] = float(np.median(rates))
+            line |= {"instances_per_cpu_second": round(medians[name]), "n": len(rates)}
+            line |= {"spread": [round(min(rates)), round(max(rates))]}
+        else:
+            line |= runs[name][-1]
+        print(json.dumps(line | describe()), flush=True)
+    if "packed" in medians:
+        ratios = {name: round(medians["packed"] / rate, 2) for name, rate in medians.items() if name != "packed"}
+        print(json.dumps({"benchmark": "load", "seq_len": options.seq_len, "batch": batch, "packed_over": ratios}))
+
+
+def describe() -> dict[str, Any]:
+    """What the numbers were measured with."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
+    return {"commit": found.stdout.strip(), "versions": versions, "hardware": platform.machine()}
+
+
+def main() -> int:
+    """Compares all loaders, or measures one of ours for the process that does."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--seq_len", type=int, default=128)
+    parser.add_argument("--batches", type=int, nargs="+", default=[256, 4096])
+    parser.add_argument("--rows", type=int, default=28_672)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--peers_python", help="interpreter that has mosaicml-streaming, litdata and datasets")
+    parser.add_argument("--only", nargs="+", help="loaders to compare")
+    parser.add_argument("--run", choices=OURS, help=argparse.SUPPRESS)
+    parser.add_argument("--instances", type=int, default=QUICK, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    dataset = open_dataset(options.data)
+    if options.run:
+        torch.set_num_threads(1)
+        [batch], padded = options.batches, options.run == "padded"
+        batches = read_ours(dataset, options.seq_len, batch, padded)
+        print(json.dumps(measure(lambda: batches, options.instances)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
+        write_rows(dataset, options.seq_len, options.rows, Path(folder, "rows.npy"))
+        for batch in options.batches:
+            compare(batch, options, Path(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

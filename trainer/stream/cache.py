@@ -1,0 +1,162 @@
+"""Stretches of shards kept on a local disk, shared by the ranks of a node: whole, checked, least recently used out.
+
+May import the stdlib. The unit is a stretch of some MiB and not a shard, so a first batch waits for one request and not
+for a gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the folder is never
+believed: whoever reads checks every block's crc32, and one that is damaged is fetched again.
+
+Locks are those of `flock`, which the kernel lets go of when a process dies, however it dies; the folder must be on a
+disk of this machine. Files appear by rename. Killed anywhere, a process leaves at most unfinished files that the next
+one to want them overwrites.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+MIN_CACHE_BYTES = 64 * 2**20
+_NUM_LOCKS = 256
+_KEPT_PERCENT = 90
+_POLL_SECONDS = 0.02
+_USAGE_SECONDS = 60.0
+_UNFINISHED = ".partial"
+
+Checked = TypeVar("Checked")
+
+
+class CacheError(ValueError):
+    """The cache cannot be used: no room, no rights, too long a wait. The message names the folder and what to do."""
+
+
+class ShardCache:
+    """A folder of stretches by key; any number of threads and processes use it at once."""
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        """Makes the folder.
+
+        Raises:
+            ValueError: max_bytes is too small.
+            CacheError: The folder cannot be made or written.
+        """
+        if max_bytes < MIN_CACHE_BYTES:
+            raise ValueError(f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)")
+        self._folder = Path(folder)
+        self._max_bytes = max_bytes
+        with self._named_errors():
+            (self._folder / "locks").mkdir(parents=True, exist_ok=True)
+            (self._folder / "stretches").mkdir(exist_ok=True)
+            with self._locked("usage", threading.Event(), time.monotonic() + _USAGE_SECONDS):
+                pass
+
+    def read(
+        self,
+        key: str,
+        check: Callable[[bytes], Checked],
+        fetch: Callable[[], bytes],
+        stop: threading.Event,
+        seconds: float,
+    ) -> Checked:
+        """What `check` makes of a stretch's bytes, from the folder or else from `fetch`, which then only one calls.
+
+        Args:
+            key: Names the bytes for good; the bytes of a key never change.
+            check: Raises ValueError where bytes are not what they should be.
+            fetch: Gets them from the store; raises where it cannot.
+            stop: Set when nobody waits any more.
+            seconds: Patience with another process that fetches the same.
+
+        Raises:
+            CacheError: The folder cannot be used, or patience ended.
+        """
+        path = self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
+        if (found := self._find(path, check)) is not None:
+            return found
+        lock = f"{int(path.name[:8], 16) % _NUM_LOCKS:02x}"
+        with self._locked(lock, stop, time.monotonic() + seconds):
+            if (found := self._find(path, check)) is not None:
+                return found
+            data = fetch()
+            checked = check(data)
+            with self._named_errors():
+                self._keep(path, data, stop)
+            return checked
+
+    def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
+        """The stretch as checked; None where it is not there, or is damaged and now removed."""
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._name(error) from error
+        try:
+            return check(data)
+        except ValueError:
+            path.unlink(missing_ok=True)
+            return None
+
+    def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
+        """Writes a stretch, after removing the least recently used where it does not fit.
+
+        A process killed between counting and renaming leaves a count too high, which the next clearing puts right.
+        """
+        usage, unfinished = self._folder / "usage", path.with_suffix(_UNFINISHED)
+        with self._locked("usage", stop, time.monotonic() + _USAGE_SECONDS):
+            text = usage.read_text() if usage.exists() else ""
+            used = int(text) if text.isdigit() else self._max_bytes
+            if used + len(data) > self._max_bytes:
+                used = self._remove_oldest(self._max_bytes * _KEPT_PERCENT // 100 - len(data))
+            unfinished.write_bytes(data)
+            usage.write_text(str(used + len(data)))
+            unfinished.replace(path)
+
+    def _remove_oldest(self, most_bytes: int) -> int:
+        """Removes stretches, those used longest ago first, until at most most_bytes are left, and says how many are."""
+        files = []
+        for entry in os.scandir(self._folder / "stretches"):
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                files.append((status.st_mtime_ns, status.st_size, entry.path))
+        used = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if used <= most_bytes:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                Path(path).unlink()
+            used -= size
+        return used
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, stop: threading.Event, deadline: float) -> Iterator[None]:
+        with self._named_errors():
+            file = (self._folder / "locks" / name).open("wb")
+        with file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if stop.is_set() or time.monotonic() > deadline:
+                        what = f"waited in vain for another process to let go of {self._folder / 'locks' / name}"
+                        raise CacheError(f"cache_dir {self._folder}: {what}") from error
+                time.sleep(_POLL_SECONDS)
+            yield
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._name(error) from error
+
+    def _name(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"cache_dir {self._folder}: {error.strerror or error}; free some room there, lower cache_bytes, give"
+            " another folder or leave cache_dir out"
+        )
