@@ -125,6 +125,7 @@ class GrowingDataset(Dataset):
         with self._growing:
             if self.shards(split, seq_len, pass_index):
                 return True
+            self.filesystem.invalidate_cache()  # a listing kept from before would hide it
             rows = self._published(pass_folder(split, seq_len, pass_index))
             rows = rows or self._finished(split, seq_len, pass_index)
             self._tables |= {shard.name: table for shard, table in rows}
@@ -181,6 +182,7 @@ def open_growing(
     filesystem, root = open_filesystem(url, storage_options)
 
     def look() -> Dataset | None:
+        filesystem.invalidate_cache()
         if file_exists(filesystem, f"{root}/{PLAN}"):
             try:
                 plan = parse_manifest(read_file(filesystem, f"{root}/{PLAN}"), f"{url}/{PLAN}")

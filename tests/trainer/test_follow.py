@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 
@@ -161,6 +162,39 @@ def test_a_pass_of_another_build_is_refused(build):
     build.finish_pass(0, settings_hash="0" * 64)
     with pytest.raises(ValueError, match=r"pass-00/pass.json belongs to a build of other settings"):
         open_growing(str(build.folder)).find_pass("train", 8192, 0)
+
+
+def test_an_object_store_is_followed_though_it_keeps_listings(build):
+    """As s3fs does, which answers from a listing until it is told to forget it."""
+    memory = fsspec.filesystem("memory")
+    listed: list[str] = []
+
+    class Listing(type(memory)):
+        cachable = False
+
+        def invalidate_cache(self, _path=None):
+            listed.clear()
+
+        def info(self, path, **kwargs):
+            if not listed:
+                listed.extend(memory.find("/growing"))
+            if path not in listed:
+                raise FileNotFoundError(path)
+            return memory.info(path, **kwargs)
+
+    def upload():
+        for path in sorted(path for path in build.folder.rglob("*") if path.is_file()):
+            memory.pipe_file(f"/growing/{path.relative_to(build.folder)}", path.read_bytes())
+
+    build.plan()
+    upload()
+    opened = open_growing("memory://growing")
+    followed = growing.GrowingDataset(opened.url, Listing(), opened.root, opened.manifest, None)
+    assert not followed.find_pass("train", 8192, 0)
+    build.finish_pass(0)
+    upload()
+    assert followed.find_pass("train", 8192, 0)
+    memory.rm("/growing", recursive=True)
 
 
 def test_a_finished_dataset_is_opened_as_it_is(whole):
