@@ -154,6 +154,13 @@ def agree_on_step(
     )
 
 
+def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[bool, bool]:
+    """Whether every rank has its next step, and whether any rank was told to stop."""
+    both = torch.tensor([is_ready, not must_stop], dtype=torch.int64)
+    torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MIN, group=ranks.counts_group)
+    return bool(both[0]), not both[1]
+
+
 def train_step(engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], counts: StepCounts) -> Tensor:
     """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
 

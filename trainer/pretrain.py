@@ -15,6 +15,7 @@ from trainer.checkpoint import remove_old, save_checkpoint
 from trainer.engine import (
     StepCounts,
     agree_on_step,
+    agree_on_waiting,
     deepspeed_config,
     grad_norm,
     read_deepspeed_file,
@@ -30,6 +31,7 @@ from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
 
 STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
+WAITING_SECONDS = 0.05
 
 
 def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
@@ -95,7 +97,21 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
     ) as loader:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()
-            yield next(loader)
+            if run.settings.follow and not _have_step(run, loader):
+                _save(run)
+                run.must_stop = True
+                return
+            rank_step = next(loader)
+            yield dataclasses.replace(rank_step, wait_seconds=time.monotonic() - run.step_started)
+
+
+def _have_step(run: Run, loader: StepLoader) -> bool:
+    """Waits until every rank has its next step, however long a build takes; False where one was told to stop."""
+    while True:
+        ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop_requested)
+        if ready or stopped:
+            return not stopped
+        time.sleep(WAITING_SECONDS)
 
 
 def _advance(position: Position, phase: Phase, counts: StepCounts, stream: dict[str, Any]) -> Position:

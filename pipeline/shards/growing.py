@@ -109,12 +109,12 @@ class GrowingDataset(Dataset):
     ) -> None:
         super().__init__(url, filesystem, root, plan, [])
         self._storage_options = storage_options
-        self._tables: dict[str, BlockTable] = {}
+        self._found: dict[str, BlockTable] = {}
         self._growing = threading.Lock()
 
     def blocks(self, shard: Shard) -> BlockTable:
         """Where the blocks of a shard of a pass found lie."""
-        return self._tables[shard.name]
+        return self._found[shard.name]
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
         """Whether a pass is complete; from then on its shards are known here.
@@ -125,9 +125,10 @@ class GrowingDataset(Dataset):
         with self._growing:
             if self.shards(split, seq_len, pass_index):
                 return True
+            self.filesystem.invalidate_cache()  # a listing kept from before would hide it
             rows = self._published(pass_folder(split, seq_len, pass_index))
             rows = rows or self._finished(split, seq_len, pass_index)
-            self._tables |= {shard.name: table for shard, table in rows}
+            self._found |= {shard.name: table for shard, table in rows}
             self.all_shards = (*self.all_shards, *(shard for shard, _ in rows))
             return bool(rows)
 
@@ -181,6 +182,7 @@ def open_growing(
     filesystem, root = open_filesystem(url, storage_options)
 
     def look() -> Dataset | None:
+        filesystem.invalidate_cache()
         if file_exists(filesystem, f"{root}/{PLAN}"):
             try:
                 plan = parse_manifest(read_file(filesystem, f"{root}/{PLAN}"), f"{url}/{PLAN}")

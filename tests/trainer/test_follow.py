@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from pipeline.shards import growing
 from pipeline.shards import manifest as tables
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, Patience, open_growing, publish_pass
+from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.known import KnownPasses
 from trainer.stream.source import WeightedDataset, open_mixture
 from trainer.stream.step import StepLoader
@@ -36,23 +38,24 @@ def quick_looks(monkeypatch):
 class Build:
     """Does in `folder`, step by step, what a build does that ends as the finished dataset `whole`."""
 
-    def __init__(self, whole: Path, folder: Path) -> None:
-        self.whole, self.folder = open_dataset(str(whole)), folder
+    def __init__(self, whole: Path, folder: Path, seq_len: int = 8192) -> None:
+        self.whole, self.folder, self.seq_len = open_dataset(str(whole)), folder, seq_len
         self.source = whole
 
     def plan(self, passes: int = 3) -> None:
         manifest = json.loads((self.source / "manifest.json").read_text())
         groups = [{**group, "passes": passes, "instances": 0, "tokens": 0} for group in manifest["groups"]]
         self.write(PLAN, json.dumps({**manifest, "groups": groups, "root_hash": ""}).encode())
-        self.write("vocab.txt", (self.source / "vocab.txt").read_bytes())
+        for name in ("vocab.txt", "tokenizer.json"):
+            self.write(name, (self.source / name).read_bytes())
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    def finish_pass(self, number: int, settings_hash: str | None = None) -> None:
-        shards = self.whole.shards("train", 8192, number)
+    def finish_pass(self, number: int, settings_hash: str | None = None, split: str = "train") -> None:
+        shards = self.whole.shards(split, self.seq_len, number)
         for shard in shards:
             self.write(shard.name, (self.source / shard.name).read_bytes())
         rows = [(shard, self.whole.blocks(shard)) for shard in shards]
@@ -161,6 +164,39 @@ def test_a_pass_of_another_build_is_refused(build):
     build.finish_pass(0, settings_hash="0" * 64)
     with pytest.raises(ValueError, match=r"pass-00/pass.json belongs to a build of other settings"):
         open_growing(str(build.folder)).find_pass("train", 8192, 0)
+
+
+def test_an_object_store_is_followed_though_it_keeps_listings(build):
+    """As s3fs does, which answers from a listing until it is told to forget it."""
+    memory = fsspec.filesystem("memory")
+    listed: list[str] = []
+
+    class Listing(type(memory)):
+        cachable = False
+
+        def invalidate_cache(self, _path=None):
+            listed.clear()
+
+        def info(self, path, **kwargs):
+            if not listed:
+                listed.extend(memory.find("/growing"))
+            if path not in listed:
+                raise FileNotFoundError(path)
+            return memory.info(path, **kwargs)
+
+    def upload():
+        for path in sorted(path for path in build.folder.rglob("*") if path.is_file()):
+            memory.pipe_file(f"/growing/{path.relative_to(build.folder)}", path.read_bytes())
+
+    build.plan()
+    upload()
+    opened = open_growing("memory://growing")
+    followed = growing.GrowingDataset(opened.url, Listing(), opened.root, opened.manifest, None)
+    assert not followed.find_pass("train", 8192, 0)
+    build.finish_pass(0)
+    upload()
+    assert followed.find_pass("train", 8192, 0)
+    memory.rm("/growing", recursive=True)
 
 
 def test_a_finished_dataset_is_opened_as_it_is(whole):
@@ -291,3 +327,32 @@ def test_training_without_a_build_ends_in_one_message(tmp_path):
     assert "waiting for the build of" in ended.stdout
     assert "none to come to its shards, the last 0.6 s without a new file: is the build still running?" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
+    """One pass of 450 instances is there: seven steps of 64, then a wait that SIGTERM ends."""
+    build = Build(write_tiny_dataset(tmp_path / "whole"), tmp_path / "data", seq_len=16)
+    build.plan(passes=2)
+    build.finish_pass(0)
+    build.finish_pass(0, split="validation")
+    command = train_command(build.folder, tmp_path / "run", "--follow", "true")
+    command = [word.replace("seq_len: 64, global_batch: 512", "seq_len: 16, global_batch: 64") for word in command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    log = tmp_path / "log"
+    with log.open("w") as said:
+        pipes = {"cwd": ROOT, "env": environment, "stdout": said, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **pipes) as training:
+            rows = tmp_path / "run/metrics.jsonl"
+            wait_until(
+                lambda: (rows.exists() and len(rows.read_text().splitlines()) == 7) or training.poll() is not None
+            )
+            wait_until(lambda: "pass-01 to be built" in log.read_text() or training.poll() is not None)
+            training.terminate()
+            assert training.wait(timeout=60) == 143, log.read_text()
+        assert "stopped by a signal and saved after step 7" in log.read_text()
+        assert (tmp_path / "run/checkpoints/step-00000007/COMMITTED").is_file()
+        build.finish_pass(1)
+        assert subprocess.run(command, **pipes, check=False, timeout=200).returncode == 0, log.read_text()
+    assert "continuing after step 7" in log.read_text()
+    assert [row["step"] for row in rows_of(tmp_path / "run") if "position" in row] == list(range(1, 10))

@@ -165,6 +165,8 @@ def test_messages_for_people(runs):
     }
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
+    assert " tok/s, data wait " in printed["calm"]
+    assert " epochs in phase 1; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
     assert "stopped by a signal and saved after step 10; the same command continues" in printed["stopped"]
     assert "continuing after step 10" in printed["continued"]

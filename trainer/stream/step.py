@@ -112,6 +112,11 @@ class StepLoader:
         packed = next(self._steps)
         return replace(packed, wait_seconds=time.monotonic() - began)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next step, or what will be raised in its place, is there."""
+        return self._steps.is_ready
+
     def __enter__(self) -> "StepLoader":
         return self
 
