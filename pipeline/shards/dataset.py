@@ -1,11 +1,10 @@
 """A finished dataset opened for reading: its manifest, its shard table, its block tables as they are needed."""
 
-import threading
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow.parquet as pq
-
+from pipeline.shards.block_tables import BlockTables
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
@@ -13,13 +12,11 @@ from pipeline.shards.manifest import (
     BlockTable,
     Manifest,
     Shard,
-    open_blocks_table,
     parse_manifest,
     parse_shards_table,
-    read_block_table,
     root_hash,
 )
-from pipeline.shards.storage import file_exists, open_filesystem, read_file, read_range
+from pipeline.shards.storage import file_exists, file_size, open_filesystem, read_file, read_range
 
 
 class Dataset:
@@ -38,8 +35,13 @@ class Dataset:
         self.manifest = manifest
         self.all_shards = tuple(shards)
         self._rows = {shard.name: row for row, shard in enumerate(shards)}
-        self._block_file: pq.ParquetFile | None = None
-        self._lock = threading.Lock()
+        path = f"{root}/{BLOCKS_TABLE}"
+        self._tables = BlockTables(
+            lambda start, stop: read_range(filesystem, path, start, stop),
+            lambda: self._size_of(BLOCKS_TABLE),
+            len(shards),
+            self.locate(BLOCKS_TABLE),
+        )
 
     def num_passes(self, split: str, seq_len: int) -> int:
         """Passes of one split and length.
@@ -64,16 +66,8 @@ class Dataset:
         return pass_index < self.num_passes(split, seq_len)
 
     def blocks(self, shard: Shard) -> BlockTable:
-        """Where a shard's blocks lie. The table of all shards is read once, whole.
-
-        A file left open on an object store would keep the interpreter from exiting, and a read of one row group
-        costs a round trip for each lane; the whole table is some 20 bytes a block, 40 MB for a billion instances.
-        """
-        where = self.locate(BLOCKS_TABLE)
-        with self._lock:
-            if self._block_file is None:
-                self._block_file = open_blocks_table(self.read_file(BLOCKS_TABLE), len(self.all_shards), where)
-            return read_block_table(self._block_file, self._rows[shard.name], shard, where)
+        """Where a shard's blocks lie. A file of many blocks is read a shard at a time, its footer apart."""
+        return self._tables.table(self._rows[shard.name], shard)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
@@ -85,8 +79,17 @@ class Dataset:
         Raises:
             FileNotFoundError: It is missing.
         """
-        try:
+        with self._named_absence(name):
             return read_file(self.filesystem, f"{self.root}/{name}")
+
+    def _size_of(self, name: str) -> int:
+        with self._named_absence(name):
+            return file_size(self.filesystem, f"{self.root}/{name}")
+
+    @contextlib.contextmanager
+    def _named_absence(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.locate(name)} is missing; restore or rebuild the dataset") from error
 

@@ -128,7 +128,12 @@ def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int 
 
 def read_file(filesystem: Any, path: str) -> bytes:
     """A whole file, its length checked against the store's listing."""
-    return read_range(filesystem, path, 0, _ask(filesystem, path, lambda: int(filesystem.size(path))))
+    return read_range(filesystem, path, 0, file_size(filesystem, path))
+
+
+def file_size(filesystem: Any, path: str) -> int:
+    """Bytes of a file."""
+    return _ask(filesystem, path, lambda: int(filesystem.size(path)))
 
 
 def file_exists(filesystem: Any, path: str) -> bool:

@@ -10,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from pipeline.shards import block_tables as lazy_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import block_digest, concatenate_blocks, content_hash, decode_block
 from pipeline.shards.dataset import open_dataset
@@ -71,6 +72,39 @@ def test_block_tables_lead_to_the_blocks_and_the_tar_members(folder):
     assert concatenate_blocks(blocks).document_a.tolist() == list(range(20))
     assert content_hash([block_digest(block) for block in blocks]) == shard.content_hash
     assert hashlib.sha256((folder / shard.name).read_bytes()).hexdigest() == shard.sha256
+
+
+@pytest.mark.parametrize(("num_shards", "num_requests"), [(3, 1), (400, 2)])
+def test_a_large_block_table_is_read_a_shard_at_a_time(folder, monkeypatch, num_shards, num_requests):
+    monkeypatch.setattr(lazy_tables, "WHOLE_BYTES", 100)
+    [shard, *_], [table, *_] = shard_rows(folder), block_tables(folder)
+    content = tables.blocks_table([table] * num_shards)
+    asked = []
+
+    def read(start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return content[start:stop]
+
+    lazy = lazy_tables.BlockTables(read, lambda: len(content), num_shards, "here")
+    for row in (num_shards - 1, 0, 1):
+        found = lazy.table(row, shard)
+        for column in dataclasses.fields(tables.BlockTable):
+            assert getattr(found, column.name).tolist() == getattr(table, column.name).tolist()
+    assert len(asked) == num_requests + 3
+    assert asked[0] == (max(0, len(content) - 2**16), len(content))
+    assert all(stop - start < 1000 for start, stop in asked[num_requests:])
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-20], lambda data: data[:-8] + b"\xff" * 8, lambda _: b"PAR1" * 50]
+)
+def test_a_large_block_table_that_is_damaged_is_refused(folder, monkeypatch, spoil):
+    monkeypatch.setattr(lazy_tables, "WHOLE_BYTES", 100)
+    path = folder / tables.BLOCKS_TABLE
+    path.write_bytes(spoil(path.read_bytes()))
+    dataset = open_dataset(str(folder))
+    with pytest.raises(ValueError, match=r"blocks.parquet: a damaged Parquet table"):
+        dataset.blocks(dataset.all_shards[0])
 
 
 def test_a_dataset_opens_at_any_fsspec_url(folder):

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from pipeline.shards.block import Array, Block, block_instances
-from pipeline.shards.manifest import Shard
+from pipeline.shards.manifest import BlockTable, Shard
 from trainer.stream.arena import Arena
-from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked, read_table
+from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked
 from trainer.stream.read_threads import Read, ReadThreads
 from trainer.stream.source import ShardStore
 
@@ -25,6 +25,9 @@ LOOKAHEAD_STEPS = 512
 
 GATHERED_INSTANCES = 4096
 """Steps are gathered together up to this size."""
+
+MAX_TABLES = 4096
+"""Block tables kept: some kB each."""
 
 
 @dataclass
@@ -111,8 +114,8 @@ class BlockWindow:
         self._held: dict[int, _Held] = {}
         self._held_bytes = 0
         self._threads = ReadThreads(dataset, settings)
-        read = partial(read_table, dataset, settings=settings, stop=self._threads.stop)
-        self._tables = lru_cache(maxsize=1024)(lambda shard: read(shards[shard]))
+        threads = self._threads
+        self._asked_table = lru_cache(maxsize=MAX_TABLES)(lambda shard: threads.read_table(shards[shard]))
         weakref.finalize(self, self._threads.close)
 
     def __iter__(self) -> Iterator[Block]:
@@ -178,6 +181,8 @@ class BlockWindow:
             self._planned.append(rows)
             unknown = np.flatnonzero(self._last_use[rows.number] == 0)
             self._last_use[rows.number] = self._num_taken + len(self._planned)
+            for index in np.unique(shard[unknown]).tolist():
+                self._asked_table(index)  # of all shards at once: each is a round trip
             for row in unknown.tolist():
                 number = int(rows.number[row])
                 if number not in self._held:
@@ -198,7 +203,7 @@ class BlockWindow:
 
     def _hold(self, shard: int, block: int) -> _Held:
         """A block to be read. It costs twice its stored bytes: those of a request stay until its last is decoded."""
-        cost_bytes = 2 * int(self._tables(shard).size[block])
+        cost_bytes = 2 * int(self._table(shard).size[block])
         self._held_bytes += cost_bytes
         return _Held(shard, block, Future(), cost_bytes)
 
@@ -212,6 +217,9 @@ class BlockWindow:
             self._last_use[number] = self._slot[number] = 0
         return slots
 
+    def _table(self, shard: int) -> BlockTable:
+        return self._asked_table(shard).result()
+
     def _missing(self, rows: _Rows) -> dict[int, _Held]:
         """The blocks of a step that are not decoded yet."""
         return {number: self._held[number] for number in rows.number[self._slot[rows.number] == 0].tolist()}
@@ -223,7 +231,7 @@ class BlockWindow:
         # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
         for number, held in self._missing(rows).items():
             shard = self._shards[held.shard]
-            url, table = self._dataset.locate(shard.name), self._tables(held.shard)
+            url, table = self._dataset.locate(shard.name), self._table(held.shard)
             block = decode_checked(held.stored.result(), shard, table, held.block, url)
             self._slot[number] = self._arena.put(block) + 1
             held.stored = Future()
@@ -235,7 +243,7 @@ class BlockWindow:
         for held in new:
             read = endings.pop((held.shard, held.block), None)
             if read is None or not self._fits(read.blocks._replace(stop=held.block + 1)):
-                shard, table = self._shards[held.shard], self._tables(held.shard)
+                shard, table = self._shards[held.shard], self._table(held.shard)
                 read = Read(BlockRange(shard, table, held.block, held.block), [])
                 reads.append(read)
             read.blocks = read.blocks._replace(stop=held.block + 1)

@@ -155,7 +155,7 @@ def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings,
         ShardReadError: The budget is spent, or the bytes were wrong, or refused, DAMAGE_ATTEMPTS times.
     """
     began = time.monotonic()
-    delay = FIRST_DELAY_SECONDS
+    delay, num_damaged = FIRST_DELAY_SECONDS, 0
     for number in count(1):
         left = settings.budget_seconds - (time.monotonic() - began)
         try:
@@ -167,8 +167,8 @@ def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings,
                 raise
             pause = SystemRandom().uniform(0.5, 1.0) * delay
             seconds = time.monotonic() - began
-            hopeless = isinstance(error, _DamageError | PermissionError) and number >= DAMAGE_ATTEMPTS
-            if hopeless or seconds + pause > settings.budget_seconds or stop.wait(pause):
+            num_damaged += isinstance(error, _DamageError | PermissionError)
+            if num_damaged >= DAMAGE_ATTEMPTS or seconds + pause > settings.budget_seconds or stop.wait(pause):
                 raise ShardReadError(
                     f"{what}: gave up after {number} attempts in {seconds:.1f} s: {error or repr(error)};"
                     " check the store, or verify the dataset and restore the file"

@@ -1,4 +1,4 @@
-"""Threads that read what is asked for, in order, and give up at once when they are closed.
+"""Threads that read what is asked for, tables first and else in order, and give up at once when they are closed.
 
 May import the stdlib, pipeline.shards and this package. They are daemons of this process: a live filesystem does not
 survive a fork, and daemons do not keep the interpreter from exiting.
@@ -9,9 +9,11 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import count
 
+from pipeline.shards.manifest import BlockTable, Shard
 from trainer.stream.cached_read import open_cache, read_blocks
-from trainer.stream.ranged_read import BlockRange, ReadSettings
+from trainer.stream.ranged_read import BlockRange, ReadSettings, complete, read_table
 from trainer.stream.source import ShardStore
 
 
@@ -23,8 +25,16 @@ class Read:
     results: "list[Future[memoryview]]"
 
 
+@dataclass
+class _TableRead:
+    """A shard whose block table is wanted."""
+
+    shard: Shard
+    result: "Future[BlockTable]"
+
+
 class ReadThreads:
-    """A few daemon threads that read what is submitted, in order."""
+    """A few daemon threads."""
 
     def __init__(self, dataset: ShardStore, settings: ReadSettings) -> None:
         """Starts settings.num_threads threads.
@@ -37,7 +47,8 @@ class ReadThreads:
         self.stop = threading.Event()
         self._dataset = dataset
         self._settings = settings
-        self._reads: queue.SimpleQueue[Read | None] = queue.SimpleQueue()
+        self._numbers = count()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Read | _TableRead | None]] = queue.PriorityQueue()
         self._threads = [
             threading.Thread(target=self._run, daemon=True, name=f"fetch-{i}") for i in range(settings.num_threads)
         ]
@@ -46,32 +57,43 @@ class ReadThreads:
 
     def submit(self, read: Read) -> None:
         """Reads what is asked for when its turn comes."""
-        self._reads.put(read)
+        self._jobs.put((1, next(self._numbers), read))
+
+    def read_table(self, shard: Shard) -> "Future[BlockTable]":
+        """A shard's block table, before everything else that waits: nothing can be planned without."""
+        result: Future[BlockTable] = Future()
+        self._jobs.put((0, next(self._numbers), _TableRead(shard, result)))
+        return result
 
     def close(self, seconds: float = 1.0) -> None:
         """Stops the threads and waits a moment: at exit none should be inside Arrow."""
         self.stop.set()
         for _ in self._threads:
-            self._reads.put(None)
+            self._jobs.put((2, next(self._numbers), None))
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        while (read := self._reads.get()) is not None:
+        while (job := self._jobs.get()[2]) is not None:
+            results = job.results if isinstance(job, Read) else [job.result]
             if self.stop.is_set():
-                _give_up(read)
-                continue
-            try:
-                bodies = read_blocks(self._dataset, read.blocks, self._settings, self.stop)
-            except BaseException as error:  # noqa: BLE001 - raised where the blocks are needed
-                for result in read.results:
-                    result.set_exception(error)
+                for result in results:
+                    result.cancel()
+            elif isinstance(job, _TableRead):
+                self._read_table(job)
             else:
-                for result, body in zip(read.results, bodies, strict=True):
-                    result.set_result(body)
+                self._read_blocks(job)
 
+    def _read_table(self, job: _TableRead) -> None:
+        complete(job.result, lambda: read_table(self._dataset, job.shard, self._settings, self.stop))
 
-def _give_up(read: Read) -> None:
-    for result in read.results:
-        result.cancel()
+    def _read_blocks(self, read: Read) -> None:
+        try:
+            bodies = read_blocks(self._dataset, read.blocks, self._settings, self.stop)
+        except BaseException as error:  # noqa: BLE001 - raised where the blocks are needed
+            for result in read.results:
+                result.set_exception(error)
+        else:
+            for result, body in zip(read.results, bodies, strict=True):
+                result.set_result(body)

@@ -1,0 +1,137 @@
+"""Training data from a real S3 store through every fault: the same batches, or one error that names the place."""
+
+import threading
+from itertools import islice
+
+import fsspec
+import pytest
+import torch
+
+from pipeline.shards.dataset import open_dataset
+from tests.stores import faulty_proxy
+from tests.stores.faulty_proxy import FAULTS, FaultyProxy
+from trainer.stream import ranged_read
+from trainer.stream.ranged_read import ReadSettings, ShardReadError
+from trainer.stream.step import StepLoader
+
+SEQ_LEN = 8192
+NUM_STEPS = 8
+BUCKET = "corpus/faults"
+LASTING = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch):
+    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+
+
+@pytest.fixture(scope="module")
+def folder(make_dataset, tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("faults") / "data", train=((60, 45), (50, 37)))
+
+
+@pytest.fixture(scope="module")
+def on_s3(folder, s3):
+    fsspec.filesystem("s3", **s3).put(f"{folder}/", f"{BUCKET}/", recursive=True)
+    return f"s3://{BUCKET}"
+
+
+@pytest.fixture
+def through(on_s3, swift_port, s3):
+    """through(fault, count): the proxy, and the dataset seen through it."""
+    proxies = []
+
+    def start(fault, count):
+        proxy = FaultyProxy(swift_port, fault, count)
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        proxies.append(proxy)
+        return proxy, open_dataset(on_s3, s3 | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
+
+    yield start
+    for proxy in proxies:
+        proxy.shutdown()
+        proxy.server_close()
+
+
+def batches(dataset, settings):
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+    with StepLoader(dataset, "train", SEQ_LEN, **sizes, reading=settings) as loader:
+        return [micro for step in islice(loader, NUM_STEPS) for micro in step.micro_batches]
+
+
+@pytest.fixture(scope="module")
+def clean(folder):
+    return batches(open_dataset(str(folder)), ReadSettings())
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected) >= NUM_STEPS
+    for one, other in zip(found, expected, strict=True):
+        for name in ("input_ids", "cu_seqlens", "masked_positions", "masked_labels", "is_random_next"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def settings_for(fault, tmp_path, cached, budget_seconds):
+    timeout = 0.5 if fault is faulty_proxy.stall else 10.0
+    cache_dir = str(tmp_path / "cache") if cached else None
+    return ReadSettings(
+        num_threads=2,
+        timeout_seconds=timeout,
+        budget_seconds=budget_seconds,
+        max_read_bytes=6000,
+        buffer_bytes=40_000,
+        cache_dir=cache_dir,
+    )
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_passing_fault_changes_nothing(through, clean, tmp_path, fault, cached):
+    proxy, dataset = through(fault, 2)
+    assert_same(batches(dataset, settings_for(fault, tmp_path, cached, 30.0)), clean)
+    assert proxy.spoiled == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_lasting_fault_is_one_error_that_names_the_place(through, tmp_path, fault):
+    proxy, dataset = through(fault, LASTING)
+    with pytest.raises(ShardReadError) as caught:
+        batches(dataset, settings_for(fault, tmp_path, False, 1.0))
+    said = str(caught.value)
+    assert said.startswith(f"s3://{BUCKET}/train/L8192/pass-0")
+    assert ".tar, blocks " in said
+    assert "(bytes " in said
+    assert "gave up after " in said
+    assert " attempts in " in said
+    assert proxy.spoiled >= 1
+
+
+def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):
+    _, dataset = through(faulty_proxy.other_object, LASTING)
+    settings = settings_for(faulty_proxy.other_object, tmp_path, True, 1.0)
+    with pytest.raises(ShardReadError, match=r"gave up after 3 attempts .* crc32 of its"):
+        batches(dataset, settings)
+    assert not list((tmp_path / "cache/stretches").iterdir())
+    proxy, dataset = through(None, 0)
+    assert_same(batches(dataset, settings), clean)
+    asked = proxy.requests
+    assert_same(batches(dataset, settings), clean)
+    assert proxy.requests == asked > 0
+
+
+def test_a_storm_over_every_second_answer_changes_nothing(through, clean, tmp_path):
+    proxy, dataset = through(None, LASTING)
+    answers = iter(range(10**6))
+
+    def sometimes(handler, status, headers, data):
+        number = next(answers)
+        if number % 2:
+            handler.send(status, headers, data)
+        else:
+            FAULTS[number // 2 % (len(FAULTS) - 1)](handler, status, headers, data)  # but for the last, which stalls
+
+    proxy.fault = sometimes
+    assert_same(batches(dataset, settings_for(None, tmp_path, False, 60.0)), clean)
+    assert proxy.spoiled > 20
