@@ -65,7 +65,11 @@ def plan_buckets(num_train_buckets: int, last_validation_id: bytes | None) -> li
 
 
 def choose_num_buckets(
-    documents_by_prefix: npt.NDArray[np.int64], total_bytes: int, num_wanted: int | None, where: str
+    documents_by_prefix: npt.NDArray[np.int64],
+    total_bytes: int,
+    num_wanted: int | None,
+    where: str,
+    num_used: int | None = None,
 ) -> int:
     """Train buckets: the smallest power of two with at most 128 MiB of text and some 64 documents each.
 
@@ -76,6 +80,7 @@ def choose_num_buckets(
         total_bytes: Cleaned text of all of them.
         num_wanted: The user's number instead, checked.
         where: The setting's name, for messages.
+        num_used: Documents that a pass uses, where weights leave some of them out.
 
     Raises:
         ValueError: The user's number is no power of two up to 4096 or leaves a bucket with fewer than 2 documents.
@@ -92,7 +97,7 @@ def choose_num_buckets(
     num_buckets = 1
     while num_buckets < NUM_PREFIXES and total_bytes > num_buckets * MAX_BUCKET_BYTES:
         num_buckets *= 2
-    while num_buckets > 1 and total < num_buckets * MIN_BUCKET_DOCUMENTS:
+    while num_buckets > 1 and min(total, total if num_used is None else num_used) < num_buckets * MIN_BUCKET_DOCUMENTS:
         num_buckets //= 2
     while num_buckets > 1 and _fewest_documents(documents_by_prefix, num_buckets) < 2:
         num_buckets //= 2

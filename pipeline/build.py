@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,22 +16,23 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pipeline.build_shards import instance_rule, make_shards
-from pipeline.build_tokens import make_tokens, read_store
+from pipeline.build_tokens import make_tokens, read_store, store_settings
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.run_beam import stopwatch
-from pipeline.settings import BuildSettings
+from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
+from pipeline.sources import Source
 from tokenizer.vocab import parse_vocab
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The input of a build: its files, and the parts they are read in."""
+    """The input of a build: its files, each with the number of its source, and the parts they are read in."""
 
     files: list[InputFile]
     parts: list[Part]
@@ -52,7 +53,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds["tokens"] = watch() - sum(seconds.values())
     dataset = make_shards(settings, vocabulary, store, beam_arguments)
     seconds["shards"] = watch() - sum(seconds.values())
-    _write_sources(dataset, corpus)
+    _write_sources(dataset, settings.corpus, corpus)
     _write_report(dataset, settings, seconds)
     _print_result(dataset, watch())
 
@@ -82,6 +83,8 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     vocabulary = parse_vocab(read_file(output, f"{root}/{VOCAB}"), where)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
+    if changed := describe_changes(store.settings, store_settings(settings, vocabulary.sha256)):
+        raise ValueError(f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones")
     _print_result(make_shards(settings, vocabulary, store, beam_arguments), watch())
 
 
@@ -90,18 +93,39 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, or all of it is empty.
+        ValueError: No input is named, all of a source is empty, or two sources hold the same file.
     """
-    if not settings.input:
-        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `input:` in the --config file")
+    if not (settings.input or settings.sources):
+        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file")
     options = settings.filesystem_options()
-    files = find_inputs(settings.input, options)
-    return Corpus(files, plan_parts(files, settings.format, settings.part_bytes, options, settings.wrapping))
+    files: list[InputFile] = []
+    parts: list[Part] = []
+    for number, source in enumerate(settings.corpus):
+        found = [replace(file, source=number) for file in find_inputs(source.input, options)]
+        parts += plan_parts(found, source.format, settings.part_bytes, options, source.wrapping)
+        files += found
+    _refuse_shared_files(settings.corpus, files)
+    return Corpus(files, parts)
 
 
-def _write_sources(dataset: Dataset, corpus: Corpus) -> None:
+def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
+    owners: dict[str, int] = {}
+    for file in files:
+        owner = owners.setdefault(file.url, file.source)
+        if owner != file.source:
+            names = " and ".join(sources[number].name for number in (owner, file.source))
+            raise ValueError(f"{file.url} is in the input of the sources {names}; a file belongs to one source only")
+
+
+def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
     """sources.parquet: the input files, which may have been moved since and change no hash."""
-    table = pa.table({"url": [file.url for file in corpus.files], "bytes": [file.size for file in corpus.files]})
+    columns = {
+        "url": [file.url for file in corpus.files],
+        "bytes": [file.size for file in corpus.files],
+        "source": [sources[file.source].name for file in corpus.files],
+        "licence": [sources[file.source].licence for file in corpus.files],
+    }
+    table = pa.table(columns)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_atomic(dataset.filesystem, f"{dataset.root}/{SOURCES}", bytes(sink.getvalue()))
@@ -111,7 +135,9 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
     machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
     run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
-    shown = {key: value for key, value in asdict(settings).items() if key != "storage_options"}  # may hold secrets
+    left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
+    left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()
+    shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
     run = load_report(dataset).get("build", run | {"settings": shown})
     numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
     report: dict[str, Any] = json.loads(json.dumps({"dataset": numbers, "build": run}))

@@ -2,7 +2,7 @@
 
 The one function behind every way of bringing a bucket's documents together. Spans are shuffled first and gathered and
 masked in runs, so memory is the bucket's tokens once and a run, not its instances. May import: stdlib, numpy,
-pipeline.pairs, masking, seeds, token_parts and pipeline.shards.
+pipeline.pairs, masking, seeds, sources, token_parts and pipeline.shards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.masking import MaskingRule, mask_run
-from pipeline.pairs import Pairs, gather_pairs, make_pairs
+from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
+from pipeline.sources import MAX_SOURCES, choose_uses
 from pipeline.token_parts import TokenizedDocument
 
 BLOCKS_PER_RUN = 16  # instances masked by one generator; part of what a seed means
@@ -32,6 +33,8 @@ class InstanceRule:
         cls_id: Id of [CLS].
         sep_id: Id of [SEP].
         masking: What to mask, and with what.
+        nsp_balance: Whether random nexts are as many as the reference makes, or exactly half.
+        weights: How often a pass uses a document, in millionths by its source's number; none where each is used once.
     """
 
     seq_len: int
@@ -40,6 +43,8 @@ class InstanceRule:
     cls_id: int
     sep_id: int
     masking: MaskingRule
+    nsp_balance: NspBalance = "reference"
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,24 +56,28 @@ class BucketDocuments:
         sentence_offsets: [D + 1] int64, first sentence of each document.
         sentence_lengths: [S] uint16, tokens of each sentence.
         tokens: [T] uint16 or uint32.
+        sources: [D] uint8, number of each one's source.
     """
 
     ids: list[bytes]
     sentence_offsets: npt.NDArray[np.int64]
     sentence_lengths: npt.NDArray[np.unsignedinteger]
     tokens: npt.NDArray[np.unsignedinteger]
+    sources: npt.NDArray[np.uint8]
 
 
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
-    """Sorts a bucket's documents, drops copies and lays them end to end.
+    """Sorts a bucket's documents, drops copies and lays them end to end; of copies that of the first source stays.
 
     Documents are copied out of the buffers they come in, and each is let go once it is in its place, so memory is the
     tokens once and the largest buffer.
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
+    source_of: dict[bytes, int] = {}
     for document in documents:
-        if document.id not in by_id:
+        if document.source < source_of.get(document.id, MAX_SOURCES):
             by_id[document.id] = document.sentence_lengths.copy(), document.tokens.copy()
+            source_of[document.id] = document.source
     ids = sorted(by_id)
     sentence_offsets = np.cumsum([0, *(len(by_id[each][0]) for each in ids)], dtype=np.int64)
     lengths = np.concatenate([by_id[each][0] for each in ids]) if ids else np.zeros(0, np.uint16)
@@ -79,7 +88,8 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
         _, own = by_id.pop(each)
         tokens[start : start + len(own)] = own
         start += len(own)
-    return BucketDocuments(ids, sentence_offsets, lengths, tokens)
+    sources = np.array([source_of[each] for each in ids], np.uint8)
+    return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources)
 
 
 def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Iterator[Block]:
@@ -88,10 +98,10 @@ def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int
     The result depends on the set of documents, the rule, the pass and the bucket's name, on nothing else.
 
     Raises:
-        ValueError: Fewer than two distinct documents.
+        ValueError: Fewer than two distinct documents, or none that the pass uses.
     """
     pairs = _shuffled_pairs(documents, rule, pass_index, bucket_name)
-    id_prefixes = np.array([int.from_bytes(each[:8], "big") for each in documents.ids], np.uint64)
+    id_prefixes = _id_prefixes(documents)
     size = block_instances(rule.seq_len)
     run_size = size * BLOCKS_PER_RUN
     for run, start in enumerate(range(0, len(pairs), run_size)):
@@ -101,13 +111,39 @@ def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int
             yield block.slice(first, min(first + size, block.num_instances))
 
 
+def count_source_tokens(
+    blocks: Iterable[Block], documents: BucketDocuments, counts: npt.NDArray[np.int64]
+) -> Iterator[Block]:
+    """Passes on blocks and adds their tokens to `counts` by source: [CLS] A [SEP] to A's, B [SEP] to B's."""
+    id_prefixes = _id_prefixes(documents)
+    for block in blocks:
+        a_length = block.segment_a_length.astype(np.int64)
+        for keys, lengths in ((block.document_a, a_length), (block.document_b, np.diff(block.offsets) - a_length)):
+            sources = documents.sources[np.searchsorted(id_prefixes, keys)]
+            counts += np.bincount(sources, lengths, len(counts)).astype(np.int64)
+        yield block
+
+
 def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Pairs:
     purpose = f"pairs-L{rule.seq_len}"
-    seeds = [seed_for(rule.seed, purpose, pass_index, each.hex()) for each in documents.ids]
+    names, rows = [each.hex() for each in documents.ids], None
+    if rule.weights:
+        rows, before = choose_uses(documents.ids, documents.sources, rule.weights, rule.seed, pass_index)
+        names = [f"{names[row]}/{number}" if number else names[row] for row, number in zip(rows, before, strict=True)]
+        if not rows:
+            raise ValueError(
+                f"pass {pass_index} uses none of the {len(documents.ids)} documents of {bucket_name}: the weights of"
+                " their sources are too small; multiply all weights by the same number, or take fewer num_buckets"
+            )
+    seeds = [seed_for(rule.seed, purpose, pass_index, name) for name in names]
     lengths, offsets = documents.sentence_lengths, documents.sentence_offsets
-    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob)
+    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rule.nsp_balance, rows)
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
+
+
+def _id_prefixes(documents: BucketDocuments) -> npt.NDArray[np.uint64]:
+    return np.array([int.from_bytes(each[:8], "big") for each in documents.ids], np.uint64)
 
 
 def _build_run(

@@ -4,19 +4,17 @@ manifest.json comes after everything it speaks of; lengths and passes may be add
 """
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
-import pyarrow as pa
 
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
+from pipeline.describe import describe_dataset
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
 from pipeline.masking import MaskingRule
 from pipeline.publish import (
@@ -32,16 +30,12 @@ from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
-    FORMAT_VERSION,
     MANIFEST,
-    Manifest,
-    group_totals,
     json_bytes,
-    root_hash,
-    settings_hash,
 )
 from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.shards_job import BuildShards, ShardBuilder, parse_record, record_name
+from pipeline.sources import apply_weights
 from pipeline.token_index import Totals
 from tokenizer.vocab import CONTINUATION, Vocabulary
 
@@ -64,9 +58,8 @@ def make_shards(
     if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
         remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
-    plan = dataclasses.replace(
-        _describe(vocabulary, content, store, built), groups=planned_groups(tasks, built), root_hash=""
-    )
+    described = describe_dataset(settings, vocabulary, store, [])
+    plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash="")
     publish_plan(filesystem, root, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
@@ -76,7 +69,8 @@ def make_shards(
     built |= _read_records(filesystem, root, [task for task in missing if task.name not in built])
     lost = [task.name for task in tasks if task.name not in built]
     assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
-    publish_dataset(filesystem, root, built, _describe(vocabulary, content, store, built))
+    shards = [shard for shard, _ in built.values()]
+    publish_dataset(filesystem, root, built, describe_dataset(settings, vocabulary, store, shards))
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -87,7 +81,9 @@ def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
     by_prefix = np.array(totals.documents_by_prefix, np.int64)
     held_out = [prefix_of(each) for each in lowest if last is not None and each <= last]
     by_prefix -= np.bincount(held_out, minlength=NUM_PREFIXES).astype(np.int64)
-    number = choose_num_buckets(by_prefix, totals.cleaned_bytes, settings.num_buckets, "num_buckets")
+    sizes = ([getattr(source, name) for source in totals.sources] for name in ("documents", "cleaned_bytes"))
+    used_bytes, used = apply_weights(settings.weights, *sizes)
+    number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)
     return plan_buckets(number, last)
 
 
@@ -152,7 +148,7 @@ def add_shards_graph(
     options = settings.filesystem_options()
     folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options)
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    builder = ShardBuilder(settings.output, rules, options)
+    builder = ShardBuilder(settings.output, rules, len(settings.corpus), options)
     _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
 
 
@@ -179,30 +175,6 @@ def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int)
         cls_id=vocabulary.cls_id,
         sep_id=vocabulary.sep_id,
         masking=masking,
-    )
-
-
-def _describe(vocabulary: Vocabulary, content: Mapping[str, Any], store: TokenStore, built: Built) -> Manifest:
-    shards = [shard for shard, _ in built.values()]
-    special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
-    totals = store.totals
-    counters = dict(store.counters) | {
-        "dropped_duplicate": totals.duplicates,
-        "documents": totals.documents,
-        "cleaned_bytes": totals.cleaned_bytes,
-        "distinct_tokens": totals.tokens,
-    }
-    software = {"beambert": importlib.metadata.version("beambert"), "python": platform.python_version()}
-    software |= {"numpy": np.__version__, "pyarrow": pa.__version__}
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        software=software,
-        settings=content,
-        settings_hash=settings_hash(content),
-        vocab_sha256=vocabulary.sha256,
-        vocab_size=len(vocabulary),
-        special_ids=special,
-        groups=group_totals(shards),
-        counters=counters,
-        root_hash=root_hash(shards),
+        nsp_balance=settings.nsp_balance,
+        weights=settings.weights,
     )

@@ -16,7 +16,8 @@ from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
-from pipeline.token_index import Totals, build_index
+from pipeline.token_index import SourceTotals, Totals, build_index
+from pipeline.token_parts import LAYOUT
 from pipeline.tokens_job import (
     CleanDocuments,
     EncodeDocuments,
@@ -27,6 +28,7 @@ from pipeline.tokens_job import (
     read_counters,
     read_examples,
     record_stem,
+    sum_counters,
 )
 from tokenizer.vocab import Vocabulary
 
@@ -45,6 +47,7 @@ class TokenStore:
         part_names: Names of the token parts.
         counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of all kept ones.
         totals: Distinct documents.
+        source_counters: The counters of each source, by its number.
         dropped_examples: A few dropped documents of each reason; they decide nothing.
     """
 
@@ -53,6 +56,7 @@ class TokenStore:
     part_names: tuple[str, ...]
     counters: Mapping[str, int]
     totals: Totals
+    source_counters: Sequence[Mapping[str, int]]
     dropped_examples: Sequence[Mapping[str, str]] = ()
 
 
@@ -65,7 +69,7 @@ def make_tokens(
         ValueError: The folder holds tokens of other settings, or the input is malformed.
     """
     filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
-    content = settings.tokens_content(vocabulary.sha256)
+    content = store_settings(settings, vocabulary.sha256)
     _claim_folder(filesystem, folder, settings.tokens_folder, content)
     key = hashlib.blake2b("".join(sorted(part.key for part in parts)).encode(), digest_size=16).hexdigest()
     if filesystem.exists(f"{folder}/{STORE}"):
@@ -76,10 +80,13 @@ def make_tokens(
     _run_job(settings, vocabulary, parts, beam_arguments)
     records = [record for found in finished_parts(list_files(filesystem, folder), parts).values() for record in found]
     names = sorted(record_stem(record) for record in records)
-    totals, index = build_index(filesystem, folder, names)
+    num_sources = len(settings.corpus)
+    totals, index = build_index(filesystem, folder, names, num_sources)
     write_atomic(filesystem, f"{folder}/{INDEX}", index)
-    counters, examples = read_counters(filesystem, folder, records), read_examples(filesystem, folder, records)
-    store = TokenStore(content, key, tuple(names), counters, totals, examples)
+    by_source = read_counters(filesystem, folder, records)
+    examples = read_examples(filesystem, folder, records)
+    rows = [by_source.get(source, {}) for source in range(num_sources)]
+    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples)
     write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
     _remove_other_parts(filesystem, folder, names)
     return store
@@ -90,13 +97,22 @@ def read_store(filesystem: Any, folder: str) -> TokenStore:
 
     Raises:
         FileNotFoundError: The tokens job has not finished there.
+        ValueError: Its parts have another layout.
     """
     try:
         fields = json.loads(read_file(filesystem, f"{folder}/{STORE}"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder} holds no {STORE}: run `python -m pipeline tokens` first") from error
-    totals = Totals(**fields.pop("totals"))
-    return TokenStore(totals=totals, part_names=tuple(fields.pop("part_names")), **fields)
+    if fields["settings"].get("layout") != LAYOUT:
+        raise ValueError(f"{folder} holds token parts of an earlier version; delete the folder and build again")
+    totals = fields.pop("totals")
+    sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
+    return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)
+
+
+def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
+    """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
+    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT}
 
 
 def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, Any]) -> None:
@@ -137,9 +153,11 @@ def add_tokens_graph(
     _ = (
         pipeline
         | "Parts" >> beam.Create(parts, reshuffle=True)
-        | ReadDocuments(settings.text_field, settings.on_bad_document, settings.part_bytes, options)
+        | ReadDocuments(
+            [source.text_field for source in settings.corpus], settings.on_bad_document, settings.part_bytes, options
+        )
         | CleanDocuments()
-        | SplitSentences(settings.language)
+        | SplitSentences([source.language for source in settings.corpus])
         | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
         | WriteTokenParts(settings.tokens_folder, options)
     )
@@ -147,6 +165,6 @@ def add_tokens_graph(
 
 def _remove_other_parts(filesystem: Any, folder: str, stems: Sequence[str]) -> None:
     """Removes parts of an earlier input or cut, and what an interrupted task left."""
-    endings = (".tokens", ".index", ".json", "-last.json")
+    endings = (".tokens", ".index", ".places", ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX} | {f"{stem}{ending}" for stem in stems for ending in endings}
     remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])

@@ -6,6 +6,7 @@ so that running again reuses it and other input is refused.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
-from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters
+from pipeline.sources import Source, count_factors
+from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters, sum_counters
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
 from tokenizer.export import tokenizer_json
@@ -63,15 +65,32 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
     if settings.vocab:
         return {"vocab_sha256": _read_given(settings).sha256, "lower_case": settings.lower_case}
     listing = "".join(f"{file.url} {file.size}\n" for file in files)
-    return {
+    origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
         "vocab_size": settings.vocab_size,
         "num_unused": settings.num_unused,
         "lower_case": settings.lower_case,
-        "format": settings.format,
-        "text_field": settings.text_field,
-        "wrapping": settings.wrapping,
     }
+    if settings.alphabet_size != BuildSettings.alphabet_size:
+        origin["alphabet_size"] = settings.alphabet_size
+    rows = [_reading(source) for source in settings.corpus]
+    if len(rows) == 1:
+        return origin | rows[0]
+    factors, numbers = (
+        count_factors([source.millionths for source in settings.corpus]),
+        Counter(file.source for file in files),
+    )
+    return origin | {
+        "sources": [
+            row | {"files": numbers[number], "counts_times": factor}
+            for number, (row, factor) in enumerate(zip(rows, factors, strict=True))
+        ]
+    }
+
+
+def _reading(source: Source) -> dict[str, Any]:
+    """What decides the words of a source's files; the language only splits sentences."""
+    return {name: value for name, value in source.reading().items() if name != "language"}
 
 
 def _read_given(settings: BuildSettings) -> Vocabulary:
@@ -92,7 +111,7 @@ def _learn(
     if not words:
         raise ValueError(f"no word was found in {sampled}; expected text to learn from, or --vocab FILE")
     tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
-    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused)
+    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
     if len(vocabulary) < settings.vocab_size:
         tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
     return vocabulary
@@ -105,16 +124,22 @@ def _count_words(
     folder, folder_url = f"{root}/{_COUNTING}", f"{settings.output.rstrip('/')}/{_COUNTING}"
     options = settings.filesystem_options()
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
+    factors = count_factors([source.millionths for source in settings.corpus])
     largest_first = sorted(parts, key=lambda part: -part.text_bytes)  # runners deal parts out in turn
 
     def build(pipeline: beam.Pipeline) -> None:
         _ = (
             pipeline
             | "Parts" >> beam.Create(largest_first, reshuffle=True)
-            | ReadDocuments(settings.text_field, settings.on_bad_document, settings.part_bytes, options)
+            | ReadDocuments(
+                [source.text_field for source in settings.corpus],
+                settings.on_bad_document,
+                settings.part_bytes,
+                options,
+            )
             | CleanDocuments()
             | SampleDocuments(num_bits)
-            | CountWords(settings.lower_case, folder_url, options)
+            | CountWords(settings.lower_case, folder_url, options, factors)
             | AddCounts()
             | WriteCounts(folder_url, options)
         )
@@ -125,7 +150,7 @@ def _count_words(
     run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments), len(parts), count)
     names = list_files(filesystem, folder)
     records = [record for found in finished_parts(names, parts).values() for record in found]
-    counters = read_counters(filesystem, folder, records)
+    counters = sum_counters(read_counters(filesystem, folder, records))
     table = join_tables(filesystem, [f"{folder}/{name}" for name in names if name.endswith(".parquet")])
     _remove_counting(filesystem, root)
     return counters, table

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline.command_line import Command, run_program
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pipeline.shards.dataset import Dataset
 
 _BUILD = "pipeline.settings:BuildSettings"
+_NO_PLACES = "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
 COMMANDS = {
     "build": Command(
         "text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.build:run_build", (), True
@@ -45,7 +46,7 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Shows instances in readable form, masked words as [shown>original], or some of the documents left out.
+    """Shows instances in readable form, masked words as [shown>original]; or documents, or some of those left out.
 
     Attributes:
         dataset: Folder or URL of the dataset.
@@ -53,6 +54,8 @@ class InspectSettings:
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
         dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
+        documents: Show where these documents come from and how often they are used instead: the starts of their ids,
+            such as the 16 hex digits shown with an instance.
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
@@ -61,6 +64,7 @@ class InspectSettings:
     split: str = "train"
     seq_len: int | None = None
     dropped: bool = False
+    documents: list[str] = field(default_factory=list)
     storage_options: str | None = None
 
 
@@ -103,14 +107,25 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     """`python -m pipeline inspect DATASET`."""
     from pipeline.inspect import show_instances
+    from pipeline.provenance import describe_documents, find_tokens
+    from pipeline.report.summary import tokens_url
+    from pipeline.shards.storage import parse_storage_options
 
     dataset = _open(settings)
     if settings.dropped:
         _print_dropped(dataset)
         return
+    tokens = find_tokens(dataset, tokens_url(dataset), parse_storage_options(settings.storage_options))
+    if settings.documents:
+        if tokens is None:
+            raise FileNotFoundError(f"{settings.dataset}: {_NO_PLACES}; build again to find out")
+        print("\n".join(describe_documents(dataset, tokens, settings.documents)))
+        return
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
-    for text in show_instances(dataset, settings.split, seq_len, settings.count):
+    for text in show_instances(dataset, settings.split, seq_len, settings.count, tokens):
         print(f"{text}\n")
+    if tokens is None:
+        print(_NO_PLACES)
 
 
 def _print_dropped(dataset: "Dataset") -> None:

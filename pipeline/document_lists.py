@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.cleaning import clean_text, document_id
 from pipeline.documents import Document, DroppedDocument, add_example
+from pipeline.documents.parts import Part
 from pipeline.sentences import cut_document, split_sentences
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
@@ -51,6 +52,7 @@ class DocumentList(Generic[DocumentKind]):
         documents: In the order of the input.
         counters: What was read, dropped by reason or cut, so far.
         dropped: A few examples of what was dropped.
+        source: Number of the part's source.
     """
 
     part: str
@@ -59,6 +61,7 @@ class DocumentList(Generic[DocumentKind]):
     documents: list[DocumentKind]
     counters: Mapping[str, int] = field(default_factory=dict)
     dropped: tuple[DroppedDocument, ...] = ()
+    source: int = 0
 
     def replace(
         self, documents: list[Any], counters: Mapping[str, int], empty: Iterable[tuple[str, str]] = ()
@@ -72,7 +75,7 @@ class DocumentList(Generic[DocumentKind]):
 
 
 def group_documents(
-    part: str,
+    part: Part,
     documents: Iterable[Document],
     malformed: Mapping[str, int],
     max_characters: int,
@@ -81,22 +84,23 @@ def group_documents(
     """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
 
     Args:
-        part: The part's key.
+        part: What they are read from.
         documents: Read lazily.
         malformed: Filled by the reader while it is read: documents it skipped, by reason. Counted in the last list.
         max_characters: A list ends with the document that reaches it.
         examples: Filled as `malformed` is: some of the documents skipped.
     """
-    number, size = 0, 0
+    key, number, size = part.key, 0, 0
     gathered: list[Document] = []
     for document in documents:
         if size >= max_characters:
-            yield DocumentList(part, number, False, gathered, {"documents_read": len(gathered)})
+            counters = {"documents_read": len(gathered)}
+            yield DocumentList(key, number, False, gathered, counters, source=part.source)
             number, size, gathered = number + 1, 0, []
         gathered.append(document)
         size += len(document.text)
-    skipped = {f"dropped_{reason}": count for reason, count in malformed.items()}
-    yield DocumentList(part, number, True, gathered, {"documents_read": len(gathered)} | skipped, tuple(examples))
+    counters = {"documents_read": len(gathered)} | {f"dropped_{reason}": n for reason, n in malformed.items()}
+    yield DocumentList(key, number, True, gathered, counters, tuple(examples), part.source)
 
 
 def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
@@ -108,8 +112,12 @@ def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]
     return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
 
 
-def split_documents(documents: DocumentList[Document], language: str) -> DocumentList[SplitDocument]:
-    """Splits cleaned documents into sentences; a very long one becomes several documents with their own ids."""
+def split_documents(documents: DocumentList[Document], languages: Sequence[str]) -> DocumentList[SplitDocument]:
+    """Splits cleaned documents into sentences by the rules of their source's language.
+
+    A very long one becomes several documents with their own ids.
+    """
+    language = languages[documents.source]
     split: list[SplitDocument] = []
     empty: list[tuple[str, str]] = []
     counters = {"dropped_empty": 0, "documents_cut": 0}
@@ -139,7 +147,8 @@ def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -
             stop = start + int(own.sum())
             if stop > start:
                 kept = own[own > 0]
-                encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, tokens[start:stop]))
+                found = tokens[start:stop], documents.source, document.where
+                encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, *found))
             else:
                 empty.append((document.where, document.sentences[0]))
             sentence, start = sentence + len(document.sentences), stop

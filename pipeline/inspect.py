@@ -1,8 +1,10 @@
 """Instances of a dataset in readable form: segments, masked words, label, documents."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.provenance import EncodedDocuments, find_documents, format_place, printable
 from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Shard
@@ -41,29 +43,44 @@ def read_vocabulary(dataset: Dataset) -> Vocabulary:
     return parse_vocab(dataset.read_file("vocab.txt"), dataset.locate("vocab.txt"))
 
 
-def show_instances(dataset: Dataset, split: str, seq_len: int, count: int) -> Iterator[str]:
-    """The first instances of pass 0 of one split and length, each as a few lines of text."""
+def show_instances(
+    dataset: Dataset, split: str, seq_len: int, count: int, tokens: EncodedDocuments | None = None
+) -> Iterator[str]:
+    """The first instances of pass 0 of one split and length, each as a few lines of text.
+
+    With the dataset's encoded documents also where A and B come from.
+    """
     vocabulary = read_vocabulary(dataset)
     dataset.num_passes(split, seq_len)
-    shown = 0
+    chosen = list(itertools.islice(_rows_of(dataset, split, seq_len), count))
+    described = [describe_instance(block, vocabulary) for _, block in chosen]
+    ids = [instance[name] for instance in described for name in ("document_a", "document_b")]
+    found = find_documents(tokens, ids) if tokens else {}
+    places = {start: format_place(dataset.manifest, documents[0]) for start, documents in found.items()}
+    for number, ((shard, _), instance) in enumerate(zip(chosen, described, strict=True)):
+        yield f"{shard.name} #{number}\n{format_instance(instance, places)}"
+
+
+def _rows_of(dataset: Dataset, split: str, seq_len: int) -> Iterator[tuple[Shard, Block]]:
+    """Each instance of pass 0 as a block of its own, with its shard."""
     for shard in dataset.shards(split, seq_len, 0):
         for block in read_blocks(dataset, shard):
-            for row in range(block.num_instances):
-                if shown == count:
-                    return
-                yield f"{shard.name} #{shown}\n{format_instance(block.slice(row, row + 1), vocabulary)}"
-                shown += 1
+            yield from ((shard, block.slice(row, row + 1)) for row in range(block.num_instances))
 
 
-def format_instance(block: Block, vocabulary: Vocabulary) -> str:
-    """One instance: both segments with masked words as [shown>original], the label and the documents."""
-    instance = describe_instance(block, vocabulary)
+def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> str:
+    """What `describe_instance` said: both segments with masked words as [shown>original], the label, the documents."""
+    origins = "".join(
+        f"\n  {name} is from {places[instance[key]]}"
+        for name, key in (("A", "document_a"), ("B", "document_b"))
+        if instance[key] in places
+    )
     return (
         f"  A: {_format_runs(instance['a'])}\n"
         f"  B: {_format_runs(instance['b'])}\n"
         f"  label: {LABELS[instance['is_random_next']]};"
         f" documents {instance['document_a']} / {instance['document_b']};"
-        f" {instance['tokens']} tokens, {instance['masked']} masked"
+        f" {instance['tokens']} tokens, {instance['masked']} masked{origins}"
     )
 
 
@@ -75,7 +92,7 @@ def format_dropped(examples: Sequence[Mapping[str, str]] | None, counters: Mappi
             continue
         yield f"{name.removeprefix('dropped_')}: {count:,} dropped"
         yield from (
-            f"  {_printable(each['where'])}\n    {_printable(each['text'])}"
+            f"  {printable(each['where'])}\n    {printable(each['text'])}"
             for each in kept
             if each["reason"] == name.removeprefix("dropped_")
         )
@@ -98,11 +115,6 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
         "tokens": len(pieces),
         "masked": len(originals),
     }
-
-
-def _printable(text: str) -> str:
-    """The text on one line, with what would move a terminal's cursor or turn its direction as an escape."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: range) -> list[Any]:

@@ -13,14 +13,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.seeds import draw_below
 
+NspBalance = Literal["reference", "exact"]
 NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 _MAX_TRIES = 10  # docs/parity.md 1.6
+_FREE_PAIRS = 64  # docs/parity.md 5: the share of one-sentence chunks is 0 at first, and changes slowly
 # The top bit of the fourth of every eight bytes, that many times; and for bytes.translate, whether the top bit is set.
 _MARKS = [((1 << 64 * n) - 1) // ((1 << 64) - 1) << 31 for n in range(256)]
 _IS_BACK = bytes(128) + b"\1" * 128
@@ -55,6 +58,32 @@ class PackedPairs:
     segment_a_length: npt.NDArray[np.uint16]  # [N], tokens of type 0: [CLS] A [SEP]
 
 
+class _Balance:
+    """Chance of a random next for chunks that have a choice, so that a bucket comes to half random, half actual nexts.
+
+    It is what would level both at the bucket's end, were one-sentence chunks as frequent as so far (docs/parity.md 5).
+    So it hardly depends on where a chunk stands, and what a long document is off by is spread over all others.
+    """
+
+    def __init__(self, num_tokens: int, max_tokens: int) -> None:
+        """Of all documents to come, each as often as it is used; of both segments of a pair."""
+        self.chance = 0.5
+        self._tokens_left = num_tokens
+        self._max_tokens = max_tokens
+        self._num_pairs = self._num_forced = self._excess = 0
+
+    def count(self, is_random_next: bool, is_forced: bool, num_tokens: int) -> float:
+        """The chance after one more pair, which went over so many tokens of its document."""
+        self._tokens_left -= num_tokens
+        self._num_pairs += 1
+        self._num_forced += is_forced
+        self._excess += 1 if is_random_next else -1
+        forced = self._num_forced / (self._num_pairs + _FREE_PAIRS)
+        wanted = 0.5 - self._excess / (2 * max(1, self._tokens_left // self._max_tokens))
+        self.chance = (wanted - forced) / (1 - forced)
+        return self.chance
+
+
 @dataclass(frozen=True)
 class _Sentences:
     """Where sentences lie in the bucket's tokens: not in numpy's arrays, whose single elements are slow to read."""
@@ -69,15 +98,21 @@ def make_pairs(
     seeds: Sequence[int],
     seq_len: int,
     short_seq_prob: float = 0.1,
+    nsp_balance: NspBalance = "reference",
+    rows: Sequence[int] | None = None,
 ) -> Pairs:
-    """Pairs of every document of a bucket, in document order (docs/parity.md 1.2-1.8).
+    """Pairs of the documents of a bucket, in document order (docs/parity.md 1.2-1.8).
 
     Args:
         sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
         sentence_offsets: [D + 1], first sentence of each document and S; every document has one at least.
-        seeds: [D], one seed per document; no draw of one document shifts those of another.
+        seeds: [D], one seed per document; no draw of one document shifts those of another, nor, but for an exact
+            balance, its pairs. With rows, one per row.
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: Share of documents cut to a random shorter target.
+        nsp_balance: reference draws as the reference does, or exact: half random, half actual nexts (docs/parity.md 5).
+        rows: Documents to make pairs of, any of them any number of times; by default each once. A random B comes from
+            all documents of the bucket but A's own.
 
     Raises:
         ValueError: Fewer than two documents: a random B must come from another one.
@@ -88,13 +123,17 @@ def make_pairs(
             f"next sentence prediction takes a random B from another document: found {num_documents} document(s) "
             "in the bucket, expected at least 2; add text, or use fewer buckets"
         )
-    assert len(seeds) == num_documents, f"{len(seeds)} seeds for {num_documents} documents"
+    rows = range(num_documents) if rows is None else rows
+    assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} documents"
     sentences = _find_sentences(sentence_lengths, sentence_offsets)
     spans = array("q")
-    for document, seed in enumerate(seeds):
-        rng = Random(seed)
-        _pair_document(sentences, document, seq_len - NUM_SPECIAL_TOKENS, short_seq_prob, rng, spans)
     token_offsets = np.asarray(sentences.bounds, np.int64)[sentence_offsets]
+    balance = None
+    if nsp_balance == "exact":
+        balance = _Balance(int(np.diff(token_offsets)[rows].sum()), seq_len - NUM_SPECIAL_TOKENS)
+    for document, seed in zip(rows, seeds, strict=True):
+        rng = Random(seed)
+        _pair_document(sentences, document, seq_len - NUM_SPECIAL_TOKENS, short_seq_prob, rng, spans, balance)
     return _as_columns(spans, token_offsets)
 
 
@@ -108,22 +147,30 @@ def _find_sentences(sentence_lengths: npt.NDArray[np.integer], sentence_offsets:
 
 
 def _pair_document(
-    sentences: _Sentences, document: int, max_tokens: int, short_seq_prob: float, rng: Random, spans: "array[int]"
+    sentences: _Sentences,
+    document: int,
+    max_tokens: int,
+    short_seq_prob: float,
+    rng: Random,
+    spans: "array[int]",
+    balance: _Balance | None,
 ) -> None:
     """Appends (a_start, a_stop, b_start, b_stop, is_random_next) of each pair of one document."""
     random, getrandbits = rng.random, rng.getrandbits
     is_short = random() < short_seq_prob
     target = 2 + draw_below(max_tokens - 1, getrandbits) if is_short else max_tokens
+    random_chance = 0.5 if balance is None else balance.chance
     rows: list[int] = []
     bounds, sentence, end = sentences.bounds, sentences.firsts[document], sentences.firsts[document + 1]
+    walked = bounds[sentence]
     while sentence < end:
         a_start = bounds[sentence]
         chunk_end = bisect_left(bounds, a_start + target, sentence + 1, end)
         a_end = sentence + 1
-        is_random_next = chunk_end == a_end
-        if not is_random_next:
+        is_forced = is_random_next = chunk_end == a_end
+        if not is_forced:
             a_end += draw_below(chunk_end - a_end, getrandbits)
-            is_random_next = random() < 0.5
+            is_random_next = random() < random_chance
         a_stop = bounds[a_end]
         if is_random_next:
             b_start, b_stop = _draw_random_b(sentences, document, target - (a_stop - a_start), getrandbits)
@@ -135,6 +182,9 @@ def _pair_document(
         if num_cuts > 0:
             a_start, a_stop, b_start, b_stop = _truncate(a_start, a_stop, b_start, b_stop, num_cuts, getrandbits)
         rows += (a_start, a_stop, b_start, b_stop, is_random_next)
+        if balance is not None:
+            random_chance = balance.count(is_random_next, is_forced, bounds[sentence] - walked)
+            walked = bounds[sentence]
     spans.fromlist(rows)  # twice as fast as array.extend
 
 

@@ -9,50 +9,23 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, choose_num_buckets
 from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
-from pipeline.document_lists import clean_documents, encode_documents, group_documents, split_documents
-from pipeline.documents.parts import InputFile, Part, plan_parts
-from pipeline.documents.read import read_part
+from pipeline.documents.parts import InputFile, Part
+from pipeline.plan_sample import Sample, take_sample
+from pipeline.provenance import pack_places
 from pipeline.settings import BuildSettings
 from pipeline.shard_file import pack_shard
 from pipeline.shards.block import block_instances
-from pipeline.shards.storage import open_filesystem, read_file
-from pipeline.token_parts import TokenizedDocument, pack_documents
-from tokenizer.encode import Encoder
-from tokenizer.learn import learn_vocabulary
-from tokenizer.vocab import Vocabulary, parse_vocab
-from tokenizer.words import count_words
+from pipeline.sources import UNIT, Source, apply_weights
+from pipeline.token_parts import pack_documents
+from tokenizer.vocab import Vocabulary
 
-_NUM_PLACES = 8
-_PLACE_BYTES = 512 * 2**10
 _MAX_LANES = 256  # docs/order.md: how many places the trainer reads at once
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Documents of the input, encoded.
-
-    Attributes:
-        documents: Distinct or not, as they came.
-        text_bytes: Input they came from, headers and JSON included, compressed input as if it were not.
-        seconds: Reading, cleaning, splitting and encoding, in one process.
-        vocabulary: The given one, the output's, or one learned from the sample.
-    """
-
-    documents: list[TokenizedDocument]
-    text_bytes: int
-    seconds: float
-    vocabulary: Vocabulary
-
-    @property
-    def cleaned_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return sum(document.cleaned_bytes for document in self.documents)
 
 
 @dataclass(frozen=True)
@@ -66,12 +39,24 @@ class LengthPlan:
 
 
 @dataclass(frozen=True)
+class SourcePlan:
+    """One source: documents and tokens, copies included; its share of the tokens that a pass uses, random B's aside."""
+
+    name: str
+    weight: float
+    documents: int
+    tokens: int
+    used_share: float
+
+
+@dataclass(frozen=True)
 class BuildPlan:
     """What a build will make.
 
     Attributes:
         files, stored_bytes, formats, parts: The input.
         documents, cleaned_bytes, tokens: Of the whole corpus, copies included.
+        sources: One row a source.
         token_bytes: Of the folder between the jobs.
         buckets: Train shards of a pass and length.
         lengths: One row a length.
@@ -88,6 +73,7 @@ class BuildPlan:
     documents: int
     cleaned_bytes: int
     tokens: int
+    sources: tuple[SourcePlan, ...]
     token_bytes: int
     buckets: int
     lengths: tuple[LengthPlan, ...]
@@ -115,22 +101,28 @@ def make_plan(
         ValueError: Malformed input, or too few documents.
     """
     sample = take_sample(settings, files)
-    scale = sum(part.text_bytes for part in parts) / max(1, sample.text_bytes)
-    documents, tokens = (
-        round(scale * each) for each in (len(sample.documents), sum(len(d.tokens) for d in sample.documents))
-    )
-    cleaned_bytes = round(scale * sample.cleaned_bytes)
+    scales = [
+        sum(part.text_bytes for part in parts if part.source == number) / max(1, text_bytes)
+        for number, text_bytes in enumerate(sample.text_bytes)
+    ]
+    documents_of = sample.scaled(scales, len)
+    bytes_of = sample.scaled(scales, lambda own: sum(document.cleaned_bytes for document in own))
+    documents, cleaned_bytes = sum(documents_of), sum(bytes_of)
+    tokens_of = sample.scaled(scales, lambda own: sum(len(document.tokens) for document in own))
+    tokens = sum(tokens_of)
     spread = np.bincount(np.arange(documents) * NUM_PREFIXES // max(1, documents), minlength=NUM_PREFIXES)
-    buckets = choose_num_buckets(spread.astype(np.int64), cleaned_bytes, settings.num_buckets, "num_buckets")
+    used_bytes, used = apply_weights(settings.weights, documents_of, bytes_of)
+    buckets = choose_num_buckets(spread.astype(np.int64), used_bytes, settings.num_buckets, "num_buckets", used)
     held_out = min(settings.validation_fraction, MAX_VALIDATION_TOKENS / max(1, tokens))
     lengths = tuple(
-        _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), scale * (1 - held_out))
+        _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), [each * (1 - held_out) for each in scales])
         for seq_len in settings.seq_lens
     )
-    token_bytes = round(scale * sum(map(len, pack_documents(sample.documents))))
+    token_bytes = sum(sample.scaled(scales, lambda own: sum(map(len, (*pack_documents(own), pack_places(own))))))
     shard_bytes = max(length.instances * length.bytes_each for length in lengths) / buckets
     tasks = buckets * settings.passes * len(lengths)
-    seconds = scale * sample.seconds + settings.passes * sum(each.instances * each.seconds_each for each in lengths)
+    encoding = sum(scale * seconds for scale, seconds in zip(scales, sample.seconds, strict=True))
+    seconds = encoding + settings.passes * sum(each.instances * each.seconds_each for each in lengths)
     # A resident process with everything imported, a part as text, sentences and tokens, or a bucket and its shard.
     worker_bytes = _peak_bytes() + max(6 * settings.part_bytes, round(token_bytes / buckets + 2 * shard_bytes))
     return BuildPlan(
@@ -141,40 +133,15 @@ def make_plan(
         documents=documents,
         cleaned_bytes=cleaned_bytes,
         tokens=tokens,
+        sources=_plan_sources(settings.corpus, documents_of, tokens_of),
         token_bytes=token_bytes,
         buckets=buckets,
         lengths=lengths,
-        requests=len(parts) * (1 + 3 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
+        requests=len(parts) * (1 + 4 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
         worker_bytes=worker_bytes,
         worker_seconds=seconds,
         warnings=tuple(_warnings(lengths, buckets)),
     )
-
-
-def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
-    """Reads and encodes up to 8 places of half a MB, spread evenly over the files by size."""
-    options = settings.filesystem_options()
-    start = time.perf_counter()
-    lists, text_bytes = [], 0
-    for part in _choose_places(settings, files):
-        documents = read_part(
-            part,
-            text_field=settings.text_field,
-            on_bad_document=settings.on_bad_document,
-            skipped={},
-            storage_options=options,
-        )
-        first = next(group_documents(part.key, documents, {}, _PLACE_BYTES))
-        read = sum(len(document.text.encode()) for document in first.documents)
-        text_bytes += part.text_bytes if first.is_last else read
-        lists.append(clean_documents(first))
-    reading = time.perf_counter() - start
-    texts = [document.text for each in lists for document in each.documents]
-    encoder = Encoder(_find_vocabulary(settings, texts), settings.lower_case)
-    start = time.perf_counter()
-    encoded = [encode_documents(split_documents(each, settings.language), encoder) for each in lists]
-    seconds = reading + time.perf_counter() - start
-    return Sample([document for each in encoded for document in each.documents], text_bytes, seconds, encoder.vocab)
 
 
 def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
@@ -186,9 +153,15 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         f" {each.instances // plan.buckets:,} a shard"
         for each in plan.lengths
     )
+    sources = (
+        f"  {each.name}: {each.documents:,} documents of {each.tokens:,} tokens; weight {each.weight:g} makes them"
+        f" {each.used_share:.1%} of what a pass uses"
+        for each in (plan.sources if len(plan.sources) > 1 else ())
+    )
     rows = [
         f"input: {plan.files:,} file(s), {_size(plan.stored_bytes)} as stored; ranges read: {formats}",
         f"about {plan.documents:,} documents, {_size(plan.cleaned_bytes)} of text, {plan.tokens:,} tokens (copies too)",
+        *sources,
         f"{plan.parts:,} part(s) to encode, then {plan.buckets} train bucket(s), x {passes} pass(es)",
         *instances,
         f"storage: {_size(plan.token_bytes)} of tokens (may be deleted afterwards), {_size(shard_bytes)} of shards",
@@ -201,36 +174,32 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
     return "\n".join(rows)
 
 
-def _choose_places(settings: BuildSettings, files: Sequence[InputFile]) -> list[Part]:
-    ends = np.cumsum([file.size for file in files])
-    wanted = (np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES * ends[-1]
-    chosen = Counter(np.searchsorted(ends, wanted, side="right").tolist())
-    places: list[Part] = []
-    for index, count in chosen.items():
-        found = plan_parts(
-            [files[index]], settings.format, _PLACE_BYTES, settings.filesystem_options(), settings.wrapping
-        )
-        picks = {int((number + 0.5) / count * len(found)) for number in range(count)}
-        places += [found[pick] for pick in sorted(picks)]
-    return places
+def _plan_sources(sources: Sequence[Source], documents: Sequence[int], tokens: Sequence[int]) -> tuple[SourcePlan, ...]:
+    used = [source.millionths * own for source, own in zip(sources, tokens, strict=True)]
+    return tuple(
+        SourcePlan(source.name, source.weight, own_documents, own_tokens, own_used / max(1, sum(used)))
+        for source, own_documents, own_tokens, own_used in zip(sources, documents, tokens, used, strict=True)
+    )
 
 
-def _find_vocabulary(settings: BuildSettings, texts: Sequence[str]) -> Vocabulary:
-    for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
-        filesystem, path = open_filesystem(url, settings.filesystem_options())
-        if filesystem.exists(path):
-            return parse_vocab(read_file(filesystem, path), url)
-    counts = count_words(texts, settings.lower_case)
-    return learn_vocabulary(list(counts), list(counts.values()), settings.vocab_size, settings.num_unused)
-
-
-def _plan_length(sample: Sample, rule: InstanceRule, scale: float) -> LengthPlan:
+def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) -> LengthPlan:
+    """Of every document once; weights then multiply what each source gave."""
     start = time.perf_counter()
-    blocks = build_bucket(gather_documents(sample.documents), rule, 0, "plan")
-    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan")
+    documents = gather_documents(sample.documents)
+    blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
+    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id)
     seconds = time.perf_counter() - start
+    source_of = {
+        int.from_bytes(key[:8], "big"): source for key, source in zip(documents.ids, documents.sources, strict=True)
+    }
+    instances = Counter(source_of[key] for block in blocks for key in block.document_a.tolist())
+    weights = rule.weights or (UNIT,) * len(scales)
+    total = sum(
+        scale * weight / UNIT * instances[number]
+        for number, (scale, weight) in enumerate(zip(scales, weights, strict=True))
+    )
     each = max(1, shard.instances)
-    return LengthPlan(rule.seq_len, round(scale * shard.instances), len(tar) / each, seconds / each)
+    return LengthPlan(rule.seq_len, round(total), len(tar) / each, seconds / each)
 
 
 def _warnings(lengths: Sequence[LengthPlan], buckets: int) -> list[str]:

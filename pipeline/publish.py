@@ -86,7 +86,7 @@ def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...
     members: dict[tuple[str, int], list[int]] = {}
     for split, seq_len, pass_index, _ in shards:
         members.setdefault((split, seq_len), []).append(pass_index)
-    return tuple(Group(*key, len(set(passes)), len(passes), 0, 0, 0, 0) for key, passes in sorted(members.items()))
+    return tuple(Group(*key, len(set(passes)), len(passes), *[0] * 6) for key, passes in sorted(members.items()))
 
 
 def publish_dataset(filesystem: Any, root: str, built: Built, manifest: Manifest) -> None:

@@ -10,6 +10,10 @@ import sentencex
 _WINDOW_CHARACTERS = 10_000
 _LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 _MAX_UTF8_BYTES = 4  # of a character
+# `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and years begin many.
+_WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
+_STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
+_OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
 
 
 def split_sentences(text: str, language: str = "en", max_characters: int = 1000) -> list[str]:
@@ -27,7 +31,8 @@ def split_sentences(text: str, language: str = "en", max_characters: int = 1000)
     return [
         piece
         for line in text.split("\n")
-        for sentence in _split_line(line, language)
+        for found in _split_line(line, language)
+        for sentence in _split_before_digits(found, language)
         for piece in _cut_sentence(sentence, max_characters)
     ]
 
@@ -48,6 +53,19 @@ def _split_line(line: str, language: str) -> Iterator[str]:
         yield from complete
         start += sum(map(len, complete))
     yield from sentencex.segment(language, line[start:])
+
+
+def _split_before_digits(sentence: str, language: str) -> list[str]:
+    """In languages written without spaces the sentences of what seems one; a quotation stays whole."""
+    if language.split("-", 1)[0] not in _WITHOUT_SPACES:
+        return [sentence]
+    pieces = [""]
+    for piece in _STOP_BEFORE_DIGIT.split(sentence):
+        if sum(map(pieces[-1].count, _OPENING)) > sum(map(pieces[-1].count, _CLOSING)):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces[1:]
 
 
 def _cut_sentence(sentence: str, max_characters: int) -> Iterator[str]:

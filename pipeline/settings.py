@@ -1,4 +1,7 @@
-"""Every setting of a build, its default and its meaning, and which of them change content. Imports storage."""
+"""Every setting of a build, its default and its meaning, and which of them change content.
+
+Imports pairs, sources and storage.
+"""
 
 import math
 import os
@@ -6,9 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.pairs import NspBalance
 from pipeline.shards.storage import parse_storage_options
+from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
+OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
+"""Settings that each of several sources has for itself."""
+
+# Later settings at the value of builds from before them: not written down, so that hashes stay.
+_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference"}
 
 
 @dataclass(frozen=True)
@@ -16,8 +25,9 @@ class BuildSettings:
     """From raw text to shards: vocabulary, tokens, instances.
 
     Attributes:
-        input: Files, folders or globs of text, at any fsspec URL.
+        input: Files, folders or globs of text, at any fsspec URL: one source named "input".
         output: Folder or URL of the dataset.
+        sources: Several sources instead of input, each with name, input, weight, language, licence (docs/input.md).
         format: Layout of the input; auto looks at each file's extension and first bytes.
         text_field: Field of a JSONL object or column of a Parquet file that holds the text.
         wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
@@ -26,6 +36,8 @@ class BuildSettings:
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
         num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
+        alphabet_size: Characters of a learned vocabulary, the commonest; words with another one are [UNK]. Chinese has
+            some 8,000.
         lower_case: Uncased (lower-cased, accents stripped) or cased.
         seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
         passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
@@ -34,6 +46,7 @@ class BuildSettings:
         masked_lm_prob: Share of an instance's tokens that are masked.
         max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
         whole_word_masking: Mask all pieces of a word together.
+        nsp_balance: Random second segments: as many as the reference makes (reference, some 56 %), or half (exact).
         validation_fraction: Share of documents held out, at least 2 and at most 1.28 M tokens; 0 for none.
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
@@ -47,14 +60,16 @@ class BuildSettings:
 
     output: str
     input: list[str] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
     format: TextFormat = "auto"
     text_field: str = "text"
-    wrapping: Literal["auto", "none", "blank-lines", "hard"] = "auto"
+    wrapping: Wrapping = "auto"
     on_bad_document: Literal["stop", "skip"] = "stop"
     language: str = "en"
     vocab: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
+    alphabet_size: int = 1000
     lower_case: bool = True
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
@@ -63,6 +78,7 @@ class BuildSettings:
     masked_lm_prob: float = 0.15
     max_predictions: int | None = None
     whole_word_masking: bool = False
+    nsp_balance: NspBalance = "reference"
     validation_fraction: float = 0.005
     num_buckets: int | None = None
     tokens: str | None = None
@@ -84,12 +100,28 @@ class BuildSettings:
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
             "num_unused": self.num_unused >= 0,
+            "alphabet_size": self.alphabet_size >= 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
         if wrong:
             raise ValueError(
                 f"out of range: {', '.join(wrong)}; `python -m pipeline build --help` says what each means"
             )
+
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        if not self.sources:
+            return
+        if self.input:
+            names = ", ".join(source.name for source in self.sources)
+            raise ValueError(
+                f"both input ({', '.join(self.input)}) and sources ({names}) are given; give --input for a single"
+                " source, or make it one of the sources in the --config file"
+            )
+        if others := [name for name in OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)]:
+            raise ValueError(f"{', '.join(others)}: with sources this belongs to each of them; write it there")
+        check_sources(self.sources)
 
     @property
     def tokens_folder(self) -> str:
@@ -108,35 +140,55 @@ class BuildSettings:
         """Most masked positions of an instance of one length: 20 at 128, 77 at 512."""
         return self.max_predictions or math.ceil(seq_len * self.masked_lm_prob)
 
+    @property
+    def corpus(self) -> tuple[Source, ...]:
+        """The sources in the order of their numbers; --input and what goes with it is one source."""
+        if self.sources:
+            return tuple(self.sources)
+        reading = {name: getattr(self, name) for name in OF_A_SOURCE}
+        return (Source("input", self.input, **reading),)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """In millionths, by the source's number; none where every document is used once a pass."""
+        weights = tuple(source.millionths for source in self.corpus)
+        return weights if set(weights) != {UNIT} else ()
+
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
         """The settings that decide what the tokens job writes."""
-        return {
-            "vocab_sha256": vocab_sha256,
-            "lower_case": self.lower_case,
-            "language": self.language,
-            "format": self.format,
-            "text_field": self.text_field,
-            "wrapping": self.wrapping,
-        }
+        content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
+        if len(self.corpus) == 1:
+            return content | self.corpus[0].reading()
+        return content | {"sources": [{"name": source.name} | source.reading() for source in self.corpus]}
 
     def content(self, vocab_sha256: str, documents_hash: str) -> dict[str, Any]:
         """The settings that decide the instances of a pass: what settings_hash covers.
 
         Lengths and passes are left out, because more of either may be added to a dataset.
         """
-        return self.tokens_content(vocab_sha256) | {
-            "documents_hash": documents_hash,
-            "seed": self.seed,
-            "short_seq_prob": self.short_seq_prob,
-            "masked_lm_prob": self.masked_lm_prob,
-            "max_predictions": self.max_predictions,
-            "whole_word_masking": self.whole_word_masking,
-            "validation_fraction": self.validation_fraction,
-            "num_buckets": self.num_buckets,
-        }
+        mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
+        if len(self.corpus) > 1 or self.weights:
+            shown = ({"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus)
+            rows = [row | source.reading() for row, source in zip(shown, self.corpus, strict=True)]
+            mixture |= {"sources": rows}
+        return (
+            self.tokens_content(vocab_sha256)
+            | mixture
+            | {
+                "documents_hash": documents_hash,
+                "seed": self.seed,
+                "short_seq_prob": self.short_seq_prob,
+                "masked_lm_prob": self.masked_lm_prob,
+                "max_predictions": self.max_predictions,
+                "whole_word_masking": self.whole_word_masking,
+                "validation_fraction": self.validation_fraction,
+                "num_buckets": self.num_buckets,
+            }
+        )
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The keys whose values differ, with both values; empty where none does."""
-    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"{key} was {found.get(key)} and is now {wanted.get(key)}" for key in keys)
+    before, now = {**_UNSAID, **found}, {**_UNSAID, **wanted}
+    keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    return ", ".join(f"{key} was {before.get(key)} and is now {now.get(key)}" for key in keys)

@@ -7,22 +7,23 @@ torch in where there is one. May import: stdlib, numpy, pipeline.shards.
 import hashlib
 import io
 import tarfile
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 
-from pipeline.shards.block import Block, block_digest, checksum, content_hash, encode_block
+from pipeline.shards.block import Block, block_digest, checksum, content_hash, count_block, encode_block
 from pipeline.shards.manifest import BlockTable, Shard
 
 _TAR_RECORD = 512
 
 
 def pack_shard(
-    blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str
+    blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str, mask_id: int
 ) -> tuple[bytes, Shard, BlockTable]:
     """The tar file's bytes, the shard's row and its block table: same blocks, same bytes within one lock file."""
     stream = io.BytesIO()
-    totals = np.zeros(4, np.int64)
+    totals: Counter[str] = Counter()
     rows: list[tuple[int, int, int, int, int]] = []
     digests: list[bytes] = []
     position = 0
@@ -34,11 +35,25 @@ def pack_shard(
             writer.addfile(member, io.BytesIO(data))
             rows.append((position + _TAR_RECORD, len(data), block.num_instances, block.num_tokens, checksum(data)))
             digests.append(block_digest(block))
-            totals += (block.num_instances, block.num_tokens, block.num_masked, int(block.is_random_next.sum()))
+            totals.update(count_block(block, mask_id))
             position += _TAR_RECORD + -(-len(data) // _TAR_RECORD) * _TAR_RECORD
     tar = stream.getvalue()
     offset, size, instances, tokens, crc32 = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
     sha256 = hashlib.sha256(tar).hexdigest()
-    shard = Shard(split, seq_len, pass_index, name, len(tar), sha256, content_hash(digests), *map(int, totals))
+    shard = Shard(
+        split,
+        seq_len,
+        pass_index,
+        name,
+        len(tar),
+        sha256,
+        content_hash(digests),
+        instances=totals["instances"],
+        tokens=totals["tokens"],
+        masked=totals["masked"],
+        random_next=totals["random_next"],
+        masked_as_mask=totals["masked_as_mask"],
+        masked_kept=totals["masked_kept"],
+    )
     return tar, shard, table

@@ -15,11 +15,11 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline import worker_guard
-from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, gather_documents
+from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, count_source_tokens, gather_documents
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
 from pipeline.shards.growing import RECORDS
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.manifest import BlockTable, Shard, parse_shard_row, shard_row
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 
@@ -33,11 +33,13 @@ class ShardBuilder:
     Attributes:
         output: Folder or URL of the dataset.
         rules: How instances are made, by length.
+        num_sources: Of the corpus; the tokens of several are counted.
         storage_options: Of the output's filesystem.
     """
 
     output: str
     rules: Mapping[int, InstanceRule]
+    num_sources: int
     storage_options: Mapping[str, Any] | None = None
 
     def build(self, tasks: Sequence[ShardTask], documents: Iterable[TokenizedDocument]) -> Iterator[str]:
@@ -53,8 +55,18 @@ class ShardBuilder:
                 yield self._write_shard(task, gathered)
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> str:
-        blocks = build_bucket(documents, self.rules[task.seq_len], task.pass_index, task.bucket.name)
-        tar, shard, table = pack_shard(blocks, task.bucket.split, task.seq_len, task.pass_index, task.name)
+        rule = self.rules[task.seq_len]
+        if task.bucket.split == "validation":  # measured on each document once, whatever the mixture
+            rule = dataclasses.replace(rule, weights=())
+        blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
+        tokens = np.zeros(self.num_sources, np.int64)
+        if self.num_sources > 1:
+            blocks = count_source_tokens(blocks, documents, tokens)
+        tar, shard, table = pack_shard(
+            blocks, task.bucket.split, task.seq_len, task.pass_index, task.name, rule.masking.mask_id
+        )
+        if self.num_sources > 1:
+            shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
         filesystem, root = open_filesystem(self.output, self.storage_options)
         write_atomic(filesystem, f"{root}/{task.name}", tar)
         write_atomic(filesystem, f"{root}/{record_name(task.name)}", format_record(shard, table))
@@ -80,7 +92,7 @@ def record_name(name: str) -> str:
 def format_record(shard: Shard, table: BlockTable) -> bytes:
     """A shard's row and block table as JSON."""
     blocks = {field.name: getattr(table, field.name).tolist() for field in dataclasses.fields(BlockTable)}
-    return json.dumps({"shard": dataclasses.asdict(shard), "blocks": blocks}).encode()
+    return json.dumps({"shard": shard_row(shard), "blocks": blocks}).encode()
 
 
 def parse_record(data: bytes) -> tuple[Shard, BlockTable]:
@@ -89,4 +101,4 @@ def parse_record(data: bytes) -> tuple[Shard, BlockTable]:
     blocks = fields["blocks"]
     offset, size, instances, tokens = (np.array(blocks[name], np.int64) for name in list(blocks)[:4])
     table = BlockTable(offset, size, instances, tokens, np.array(blocks["crc32"], np.uint32))
-    return Shard(**fields["shard"]), table
+    return parse_shard_row(fields["shard"]), table

@@ -6,6 +6,7 @@ stdlib, numpy, pyarrow, pipeline.token_parts, buckets and pipeline.shards.storag
 
 import hashlib
 import io
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,30 @@ from pipeline.token_parts import (
     unpack_documents,
 )
 
-INDEX_SCHEMA = pa.schema([("prefix", pa.uint16()), ("part", pa.int32()), ("offset", pa.int64()), ("size", pa.int64())])
+INDEX_SCHEMA = pa.schema(
+    [
+        ("prefix", pa.uint16()),
+        ("part", pa.int32()),
+        ("offset", pa.int64()),  # bytes of the part's tokens
+        ("size", pa.int64()),
+        ("row", pa.int64()),  # rows of its index
+        ("rows", pa.int32()),
+    ]
+)
 _ROWS_PER_GROUP = 1 << 16
+
+
+@dataclass(frozen=True)
+class SourceTotals:
+    """Distinct documents of one source: how many, further copies of any, and their text and tokens.
+
+    A document that several sources hold belongs to the first of them; in the others it is a copy.
+    """
+
+    documents: int = 0
+    duplicates: int = 0
+    cleaned_bytes: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,10 +64,12 @@ class Totals:
         duplicates: Further copies, dropped by the shards job.
         cleaned_bytes: Their text.
         tokens: Their tokens.
-        documents_hash: blake2b-256, in hex, of all ids in order: what the corpus is, whatever files held it.
+        documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
+            what the corpus is, whatever files held it.
         documents_by_prefix: [4096] by the first 12 bits of the id.
         lowest_ids: The lowest ids that hold 1.28 M tokens, or all.
         lowest_tokens: Tokens of each of them.
+        sources: Of each source, by its number.
     """
 
     documents: int
@@ -55,38 +80,38 @@ class Totals:
     documents_by_prefix: list[int]
     lowest_ids: list[str]
     lowest_tokens: list[int]
+    sources: tuple[SourceTotals, ...]
 
 
-def build_index(filesystem: Any, folder: str, names: Sequence[str]) -> tuple[Totals, bytes]:
+def build_index(filesystem: Any, folder: str, names: Sequence[str], num_sources: int = 1) -> tuple[Totals, bytes]:
     """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix)."""
     digest = hashlib.blake2b(digest_size=32)
-    counts = dict.fromkeys(("documents", "rows", "cleaned_bytes", "tokens"), 0)
+    counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
     by_prefix = np.zeros(NUM_PREFIXES, np.int64)
     lowest_ids: list[str] = []
     lowest_tokens: list[int] = []
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
-        for rows, parts in _read_groups(filesystem, folder, names):
-            _write_ranges(writer, rows, parts)
+        for rows, parts, numbers in _read_groups(filesystem, folder, names):
+            _write_ranges(writer, rows, parts, numbers)
             distinct = _distinct_rows(rows)
-            digest.update(_id_bytes(distinct))
-            counts["documents"] += len(distinct)
-            counts["rows"] += len(rows)
-            counts["cleaned_bytes"] += int(distinct["cleaned_bytes"].sum(dtype=np.int64))
-            counts["tokens"] += int(distinct["tokens"].sum(dtype=np.int64))
+            digest.update(_id_bytes(distinct) if num_sources == 1 else _labelled_id_bytes(distinct))
+            counts += _count_by_source(rows, distinct, num_sources)
             by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
             lowest = _rows_within(distinct, MAX_VALIDATION_TOKENS - sum(lowest_tokens))
             lowest_ids += [join_id(row["high"], row["low"]).hex() for row in lowest]
             lowest_tokens += lowest["tokens"].tolist()
+    sources = tuple(SourceTotals(own, rows - own, size, tokens) for own, rows, size, tokens in counts.tolist())
     totals = Totals(
-        documents=counts["documents"],
-        duplicates=counts["rows"] - counts["documents"],
-        cleaned_bytes=counts["cleaned_bytes"],
-        tokens=counts["tokens"],
+        documents=sum(source.documents for source in sources),
+        duplicates=sum(source.duplicates for source in sources),
+        cleaned_bytes=sum(source.cleaned_bytes for source in sources),
+        tokens=sum(source.tokens for source in sources),
         documents_hash=digest.hexdigest(),
         documents_by_prefix=by_prefix.tolist(),
         lowest_ids=lowest_ids,
         lowest_tokens=lowest_tokens,
+        sources=sources,
     )
     return totals, sink.getvalue()
 
@@ -95,8 +120,7 @@ def read_bucket(
     filesystem: Any, folder: str, names: Sequence[str], bucket: Bucket, token_dtype: Any
 ) -> Iterator[TokenizedDocument]:
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read."""
-    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
-        part, offset, size = _read_ranges(pq.ParquetFile(file), bucket)
+    part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"))
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
@@ -104,6 +128,15 @@ def read_bucket(
         for document in unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path):
             if bucket.first_id <= document.id <= bucket.last_id:
                 yield document
+
+
+def find_prefix_rows(
+    filesystem: Any, folder: str, names: Sequence[str], prefixes: Sequence[int]
+) -> list[tuple[str, int, int]]:
+    """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
+    columns = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"))
+    found = zip(*(column.tolist() for column in columns), strict=True)
+    return [(names[part], row, row + rows) for part, row, rows in found]
 
 
 def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
@@ -121,23 +154,25 @@ def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.in
 
 def _read_groups(
     filesystem: Any, folder: str, names: Sequence[str]
-) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int32]]]:
-    """Index rows of all parts whose ids share their top byte, sorted by id, with the part each is in."""
+) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    """Index rows of all parts whose ids share their top byte, by id and source; with its part and number in it."""
     paths = [f"{folder}/{name}.index" for name in names]
     bounds = [index_group_bounds(read_range(filesystem, path, 0, INDEX_HEAD_BYTES)) for path in paths]
     for group in range(NUM_INDEX_GROUPS):
         found = [
-            _read_rows(filesystem, path, int(bound[group]), int(bound[group + 1]))
+            read_index_rows(filesystem, path, int(bound[group]), int(bound[group + 1]))
             for path, bound in zip(paths, bounds, strict=True)
         ]
         rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
         parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
-        order = np.lexsort((parts, rows["low"], rows["high"]))
+        order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
+        numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*bound[group : group + 2]) for bound in bounds)])
         if len(rows):
-            yield rows[order], parts[order]
+            yield rows[order], parts[order], numbers[order]
 
 
-def _read_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray[np.void]:
+def read_index_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray[np.void]:
+    """Rows first to last - 1 of an `.index` file, by one ranged read."""
     if first == last:
         return np.zeros(0, INDEX_DTYPE)
     start, stop = (INDEX_HEAD_BYTES + row * INDEX_DTYPE.itemsize for row in (first, last))
@@ -145,9 +180,19 @@ def _read_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray
 
 
 def _distinct_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """The first row of each id: that of its first source."""
     is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
     distinct: npt.NDArray[np.void] = rows[np.concatenate([[True], ~is_copy])]
     return distinct
+
+
+def _count_by_source(
+    rows: npt.NDArray[np.void], distinct: npt.NDArray[np.void], num_sources: int
+) -> npt.NDArray[np.int64]:
+    """[num_sources, 4]: distinct documents, rows, and the distinct ones' bytes and tokens."""
+    columns = [np.bincount(each["source"], minlength=num_sources) for each in (distinct, rows)]
+    columns += [np.bincount(distinct["source"], distinct[name], num_sources) for name in ("cleaned_bytes", "tokens")]
+    return np.stack(columns, axis=1).astype(np.int64)  # sums of a group, so exact in floats
 
 
 def _rows_within(rows: npt.NDArray[np.void], max_tokens: int) -> npt.NDArray[np.void]:
@@ -165,25 +210,40 @@ def _id_bytes(rows: npt.NDArray[np.void]) -> bytes:
     return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
 
 
-def _read_ranges(table: pq.ParquetFile, bucket: Bucket) -> tuple[npt.NDArray[np.integer], ...]:
-    """Part, offset and size of all ranges of a bucket's prefixes, out of the row groups that may hold them."""
-    first, last = bucket.prefixes[0], bucket.prefixes[-1]
-    # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
-    statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]
-    groups = [group for group, each in enumerate(statistics) if each.min <= last and each.max >= first]
-    found = table.read_row_groups(groups)
-    prefix, *columns = (found.column(name).to_numpy() for name in INDEX_SCHEMA.names)
-    wanted = (prefix >= first) & (prefix <= last)
-    return tuple(column[wanted] for column in columns)
+def _labelled_id_bytes(rows: npt.NDArray[np.void]) -> bytes:
+    ids = np.frombuffer(_id_bytes(rows), np.uint8).reshape(-1, ID_BYTES)
+    return np.concatenate([ids, rows["source"][:, None]], axis=1).tobytes()
 
 
-def _write_ranges(writer: pq.ParquetWriter, rows: npt.NDArray[np.void], parts: npt.NDArray[np.int32]) -> None:
-    """Appends (prefix, part, offset, size), one row for each prefix that a part holds."""
+def _read_ranges(
+    filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str]
+) -> list[npt.NDArray[np.integer]]:
+    """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them."""
+    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
+        table = pq.ParquetFile(file)
+        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
+        statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]
+        groups = [
+            n for n, own in enumerate(statistics) if bisect_left(prefixes, own.min) < bisect_right(prefixes, own.max)
+        ]
+        found = table.read_row_groups(groups, columns=["prefix", *names])
+    wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
+    return [found.column(name).to_numpy()[wanted] for name in names]
+
+
+def _write_ranges(
+    writer: pq.ParquetWriter,
+    rows: npt.NDArray[np.void],
+    parts: npt.NDArray[np.int32],
+    numbers: npt.NDArray[np.int64],
+) -> None:
+    """Appends (prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
     keys = _prefixes(rows) << 32 | parts
     order = np.lexsort((rows["offset"], keys))
-    keys, rows = keys[order], rows[order]
+    keys, rows, numbers = keys[order], rows[order], numbers[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     sizes = np.add.reduceat(rows["size"].astype(np.int64), starts)
-    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes)
+    num_rows = np.diff(starts, append=len(rows))
+    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes, numbers[starts], num_rows)
     arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
     writer.write_table(pa.table(arrays, schema=INDEX_SCHEMA), row_group_size=_ROWS_PER_GROUP)

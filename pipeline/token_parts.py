@@ -1,8 +1,9 @@
 """Token parts: encoded documents on disk between the tokens job and the shards job, sorted by document id.
 
-A bucket is a range of ids, so it is one contiguous range of every part. A part is two files: `NAME.tokens` holds the
-documents, each behind a header with its own checksum, and `NAME.index` one small row a document, so that counting
-distinct documents and finding ranges never reads the tokens. May import: stdlib, numpy.
+A bucket is a range of ids, so it is one contiguous range of every part. A part is three files: `NAME.tokens` holds the
+documents, each behind a header with its own checksum, `NAME.index` one small row a document, so that counting distinct
+documents and finding ranges never reads the tokens, and `NAME.places` where they come from (pipeline.provenance). May
+import: stdlib, numpy.
 """
 
 import struct
@@ -14,9 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+LAYOUT = 2
+"""Of these files, told in the settings of their folder: parts of another layout are refused."""
+
 ID_BYTES = 16
 _CHECKSUM = struct.Struct("<I")  # of all that follows it in the document's record
-_HEADER = struct.Struct("<16s3I")  # id, cleaned bytes, sentences, tokens
+_HEADER = struct.Struct("<16sB3x3I")  # id, source, cleaned bytes, sentences, tokens
 LENGTH_DTYPE = np.dtype("<u2")
 INDEX_DTYPE = np.dtype(
     [
@@ -27,6 +31,7 @@ INDEX_DTYPE = np.dtype(
         ("cleaned_bytes", "<u4"),
         ("sentences", "<u4"),
         ("tokens", "<u4"),
+        ("source", "u1"),
     ]
 )
 NUM_INDEX_GROUPS = 256
@@ -43,16 +48,20 @@ class TokenizedDocument:
         cleaned_bytes: Size of the cleaned text in UTF-8.
         sentence_lengths: [S] uint16, tokens of each sentence, each at least 1.
         tokens: [T] uint16 or uint32, all sentences end to end.
+        source: Number of its source.
+        where: Its place in the input; not among the tokens, but in a file of its own (pipeline.provenance).
     """
 
     id: bytes
     cleaned_bytes: int
     sentence_lengths: npt.NDArray[np.unsignedinteger]
     tokens: npt.NDArray[np.unsignedinteger]
+    source: int = 0
+    where: str = ""
 
 
 def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
-    """The two files of a part, from documents in any order; documents of equal id are all kept."""
+    """The files of tokens and index of a part, from documents in any order; documents of equal id are all kept."""
     rows: list[tuple[int, ...]] = []
     chunks: list[bytes] = []
     position = 0
@@ -60,7 +69,8 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
         record = _pack_document(document)
         high, low = split_id(document.id)
         sentences, tokens = len(document.sentence_lengths), len(document.tokens)
-        rows.append((high, low, position, len(record), document.cleaned_bytes, sentences, tokens))
+        size, source = len(record), document.source
+        rows.append((high, low, position, size, document.cleaned_bytes, sentences, tokens, source))
         chunks.append(record)
         position += len(record)
     return b"".join(chunks), _pack_index(np.array(rows, INDEX_DTYPE))
@@ -80,7 +90,7 @@ def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[Toke
         position = start + _HEADER.size
         if position > len(view):
             raise ValueError(f"{where}: ends inside the header of a document; delete the folder of token parts")
-        document_id, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(view, start)
+        document_id, source, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(view, start)
         middle = position + num_sentences * LENGTH_DTYPE.itemsize
         end = middle + num_tokens * item
         (crc,) = _CHECKSUM.unpack_from(view, start - _CHECKSUM.size)
@@ -88,7 +98,7 @@ def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[Toke
             raise ValueError(f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts")
         lengths = np.frombuffer(view[position:middle], LENGTH_DTYPE)
         tokens = np.frombuffer(view[middle:end], token_dtype)
-        yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens)
+        yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source)
         position = end
 
 
@@ -110,7 +120,7 @@ def join_id(high: int, low: int) -> bytes:
 def _pack_document(document: TokenizedDocument) -> bytes:
     lengths = np.ascontiguousarray(document.sentence_lengths, LENGTH_DTYPE)
     assert int(lengths.sum(dtype=np.int64)) == len(document.tokens), "sentence lengths do not add up to the tokens"
-    header = _HEADER.pack(document.id, document.cleaned_bytes, len(lengths), len(document.tokens))
+    header = _HEADER.pack(document.id, document.source, document.cleaned_bytes, len(lengths), len(document.tokens))
     record = header + lengths.tobytes() + np.ascontiguousarray(document.tokens).tobytes()
     return _CHECKSUM.pack(zlib.crc32(record)) + record
 

@@ -3,7 +3,7 @@
     Part | ReadDocuments | CleanDocuments | SplitSentences | EncodeDocuments | WriteTokenParts
 
 Every stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits between any
-two. A finished list leaves two files and, last, a small record; running again skips parts whose records are all there.
+two. A finished list leaves three files and, last, a small record; running again skips parts whose records are there.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from pipeline.document_lists import (
 from pipeline.documents import EXAMPLES_PER_REASON, Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
+from pipeline.provenance import pack_places
 from pipeline.shards.manifest import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument, pack_documents
@@ -35,7 +36,7 @@ from tokenizer.vocab import parse_vocab
 
 worker_guard.watch_in_workers()
 
-_EXAMPLES = "examples"  # the one key of a record that is no count
+_EXAMPLES, _SOURCE = "examples", "source"  # the keys of a record that are no counts
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
 _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
 
@@ -45,7 +46,7 @@ class ReadDocuments(beam.PTransform):  # type: ignore[misc]
 
     def __init__(
         self,
-        text_field: str,
+        text_fields: Sequence[str],
         on_bad_document: str,
         max_characters: int,
         storage_options: Mapping[str, Any] | None = None,
@@ -53,13 +54,13 @@ class ReadDocuments(beam.PTransform):  # type: ignore[misc]
         """Keeps what a worker needs to read.
 
         Args:
-            text_field: Field of a JSONL object that holds the text.
+            text_fields: Field of a JSONL object that holds the text, by the number of the source.
             on_bad_document: stop or skip.
             max_characters: Text of one list.
             storage_options: Of the input's filesystem.
         """
         super().__init__()
-        self._arguments = (text_field, on_bad_document, max_characters, storage_options)
+        self._arguments = (tuple(text_fields), on_bad_document, max_characters, storage_options)
 
     def expand(self, parts: beam.PCollection) -> beam.PCollection:
         return parts | beam.FlatMap(read_lists, *self._arguments)
@@ -73,14 +74,14 @@ class CleanDocuments(beam.PTransform):  # type: ignore[misc]
 
 
 class SplitSentences(beam.PTransform):  # type: ignore[misc]
-    """Splits documents into sentences of a bounded length, by the rules of a language (its code)."""
+    """Splits documents into sentences of a bounded length, by the rules of their source's language (its code)."""
 
-    def __init__(self, language: str) -> None:
+    def __init__(self, languages: Sequence[str]) -> None:
         super().__init__()
-        self._language = language
+        self._languages = tuple(languages)
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(split_documents, self._language)
+        return documents | beam.Map(split_documents, self._languages)
 
 
 class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
@@ -120,7 +121,7 @@ class _Encode(beam.DoFn):  # type: ignore[misc]
 
 def read_lists(
     part: Part,
-    text_field: str,
+    text_fields: Sequence[str],
     on_bad_document: str,
     max_characters: int,
     storage_options: Mapping[str, Any] | None = None,
@@ -130,26 +131,27 @@ def read_lists(
     examples: list[DroppedDocument] = []
     documents = read_part(
         part,
-        text_field=text_field,
+        text_field=text_fields[part.source],
         on_bad_document=on_bad_document,
         skipped=malformed,
         storage_options=storage_options,
         examples=examples,
     )
-    return group_documents(part.key, documents, malformed, max_characters, examples)
+    return group_documents(part, documents, malformed, max_characters, examples)
 
 
 def write_token_part(
     documents: DocumentList[TokenizedDocument], folder_url: str, storage_options: Mapping[str, Any] | None = None
 ) -> str:
-    """Writes a list's two files, then the record that says they are whole; returns the record's name."""
+    """Writes a list's three files, then the record that says they are whole; returns the record's name."""
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
     write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
     write_atomic(filesystem, f"{folder}/{name}.index", index)
+    write_atomic(filesystem, f"{folder}/{name}.places", pack_places(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
-    write_atomic(filesystem, f"{folder}/{record}", json_bytes(_record_of(documents)))
+    write_atomic(filesystem, f"{folder}/{record}", _format_record(documents))
     return record
 
 
@@ -172,15 +174,22 @@ def record_stem(record: str) -> str:
     return record.removesuffix(".json").removesuffix("-last")
 
 
-def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[str, int]:
-    """Sums the counters of all records."""
-    totals: dict[str, int] = {}
+def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[int, dict[str, int]]:
+    """Sums the counters of all records, by the source's number."""
+    totals: dict[int, Counter[str]] = {}
     for data in filesystem.cat([f"{folder}/{record}" for record in records]).values() if records else ():
         counters = json.loads(data)
         counters.pop(_EXAMPLES, None)
-        for name, count in counters.items():
-            totals[name] = totals.get(name, 0) + count
-    return dict(sorted(totals.items()))
+        totals.setdefault(counters.pop(_SOURCE, 0), Counter()).update(counters)
+    return {source: dict(sorted(found.items())) for source, found in sorted(totals.items())}
+
+
+def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """The counters of all sources together."""
+    total: Counter[str] = Counter()
+    for counters in by_source.values():
+        total.update(counters)
+    return dict(sorted(total.items()))
 
 
 def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, str]]:
@@ -196,6 +205,9 @@ def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[
     return sorted(kept, key=lambda example: example["reason"])
 
 
-def _record_of(documents: DocumentList[TokenizedDocument]) -> dict[str, Any]:
+def _format_record(documents: DocumentList[Any]) -> bytes:
+    """What is kept of a list that is done: its counters, its source's number, examples of what was dropped."""
     examples = [dataclasses.asdict(each) for each in documents.dropped]
-    return dict(documents.counters) | ({_EXAMPLES: examples} if examples else {})
+    return json_bytes(
+        dict(documents.counters) | {_SOURCE: documents.source} | ({_EXAMPLES: examples} if examples else {})
+    )

@@ -6,7 +6,7 @@ Words are counted list by list and added up by bucket; each bucket leaves one fi
 file is sorted, so neither the order nor the grouping in which a runner adds changes a byte.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -41,11 +41,20 @@ class SampleDocuments(beam.PTransform):  # type: ignore[misc]
 
 
 class CountWords(beam.PTransform):  # type: ignore[misc]
-    """Lists of cleaned documents to (bucket, counts); a record of each list below a folder or URL shows progress."""
+    """Lists of cleaned documents to (bucket, counts); a record of each list below a folder or URL shows progress.
 
-    def __init__(self, lower_case: bool, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    Counts are multiplied by the factor of the list's source.
+    """
+
+    def __init__(
+        self,
+        lower_case: bool,
+        folder: str,
+        storage_options: Mapping[str, Any] | None = None,
+        factors: Sequence[int] = (1,),
+    ) -> None:
         super().__init__()
-        self._arguments = (lower_case, folder, storage_options)
+        self._arguments = (lower_case, folder, storage_options, tuple(factors))
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.FlatMap(count_and_record, *self._arguments)
@@ -91,9 +100,10 @@ def count_and_record(
     lower_case: bool,
     folder_url: str,
     storage_options: Mapping[str, Any] | None = None,
+    factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, PackedCounts]]:
     """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
-    counts = list(count_list(documents, lower_case))
+    counts = list(count_list(documents, lower_case, factors))
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
     write_atomic(filesystem, f"{folder}/{name}.json", json_bytes(dict(documents.counters)))

@@ -44,11 +44,14 @@ def sample_documents(documents: DocumentList[Document], num_bits: int) -> Docume
     return documents.replace(kept, {"documents_counted": len(kept)})
 
 
-def count_list(documents: DocumentList[Document], lower_case: bool) -> Iterator[tuple[int, PackedCounts]]:
-    """Counts of a list's words by bucket; buckets without any word are left out."""
+def count_list(
+    documents: DocumentList[Document], lower_case: bool, factors: Sequence[int] = (1,)
+) -> Iterator[tuple[int, PackedCounts]]:
+    """Counts of a list's words, times its source's factor, by bucket; buckets without any word are left out."""
+    factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
     for word, count in count_words((document.text for document in documents.documents), lower_case).items():
-        buckets.setdefault(_bucket_of(word), {})[word] = count
+        buckets.setdefault(_bucket_of(word), {})[word] = count * factor
     for bucket, counts in sorted(buckets.items()):
         yield bucket, pack_counts(counts)
 

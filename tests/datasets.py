@@ -24,7 +24,7 @@ def write_dataset(
     packed = []
     for (split, seq_len, pass_index, bucket), blocks in shards.items():
         name = tables.shard_name(split, seq_len, pass_index, bucket)
-        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name)
+        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name, MASK)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(tar)
         packed.append((shard, table))

@@ -14,7 +14,8 @@ from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 MAX_ALPHABET = 1000
-"""Characters kept, the commonest first, then by code point; a word with another one is [UNK], and not learned from."""
+"""Characters kept by default, the commonest first, then by code point; a word with another one is [UNK], and not
+learned from."""
 
 _NEWLINE = ord("\n")
 _OTHER = -1
@@ -22,7 +23,11 @@ Array = NDArray[Any]
 
 
 def learn_vocabulary(
-    words: Sequence[str], counts: Sequence[int] | Array, vocab_size: int, num_unused: int = 0
+    words: Sequence[str],
+    counts: Sequence[int] | Array,
+    vocab_size: int,
+    num_unused: int = 0,
+    alphabet_size: int = MAX_ALPHABET,
 ) -> Vocabulary:
     """Vocabulary of `vocab_size` tokens in the order of BERT's: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
 
@@ -36,26 +41,28 @@ def learn_vocabulary(
         counts: How often each occurs, 1 or more.
         vocab_size: Number of tokens; words that hold fewer distinct pieces give fewer: look at `len`.
         num_unused: Number of [unusedN] tokens to set aside (BERT's published vocabularies have 99 there).
+        alphabet_size: Characters kept at most.
 
     Raises:
         ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words' alphabet.
     """
     specials = [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
-    merger = _start_merging(words, np.asarray(counts, np.int64))
+    merger = _start_merging(words, np.asarray(counts, np.int64), alphabet_size)
     num_fixed = len(specials) + len(merger.pieces)
     if num_fixed > vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: {len(specials)} special and unused tokens and the text's alphabet "
-            f"alone make {num_fixed}; raise vocab_size or lower num_unused={num_unused}"
+            f"alone make {num_fixed}; raise vocab_size, or lower num_unused={num_unused} or "
+            f"alphabet_size={alphabet_size}"
         )
     merger.merge_until(vocab_size - len(specials))
     return Vocabulary((*specials, *merger.pieces))
 
 
-def _start_merging(words: Sequence[str], counts: Array) -> PairMerger:
+def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> PairMerger:
     """The words as single characters; P positions: a boundary, then every word and a boundary after it."""
     codes_P, weights_P = _lay_out(words, counts)
-    alphabet, characters_P = _choose_alphabet(codes_P, weights_P)
+    alphabet, characters_P = _choose_alphabet(codes_P, weights_P, alphabet_size)
     codes_P, weights_P, characters_P = _keep_words(characters_P == _OTHER, codes_P, weights_P, characters_P)
     is_boundary_P = codes_P == _NEWLINE
     continues_P = ~is_boundary_P
@@ -85,13 +92,13 @@ def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
     return codes_P, weights_P
 
 
-def _choose_alphabet(codes_P: Array, weights_P: Array) -> tuple[list[str], Array]:
-    """The MAX_ALPHABET commonest characters by code point; [P] each position's place among them, or _OTHER."""
+def _choose_alphabet(codes_P: Array, weights_P: Array, alphabet_size: int) -> tuple[list[str], Array]:
+    """The commonest characters by code point; [P] each position's place among them, or _OTHER."""
     is_character_P = codes_P != _NEWLINE
     codes, inverse = np.unique(codes_P[is_character_P], return_inverse=True)
     # Float sums are exact below 2^53, far beyond the characters of any sample.
     totals = np.bincount(inverse, weights_P[is_character_P], minlength=len(codes))
-    chosen = np.sort(np.lexsort((codes, -totals))[:MAX_ALPHABET])
+    chosen = np.sort(np.lexsort((codes, -totals))[:alphabet_size])
     places = np.full(len(codes), _OTHER, np.int32)
     places[chosen] = np.arange(len(chosen))
     characters_P = np.zeros(len(codes_P), np.int32)

@@ -21,22 +21,25 @@ _COMPRESSION_RATIO = 4  # of English text by zstd, about
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input: its URL, a plain path on local disks, and its size in bytes as stored."""
+    """A file of the input: its URL, a plain path on local disks, its size in bytes as stored, its source's number."""
 
     url: str
     size: int
+    source: int = 0
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one task reads: a range of a large file, or some small files."""
+    """What one task reads: a range of a large file, or some small files, all of the source with this number."""
 
     ranges: tuple[FileRange, ...]
+    source: int = 0
 
     @property
     def key(self) -> str:
-        """Names the part: equal for equal ranges, sizes and formats (32 hex digits)."""
-        lines = (f"{r.url}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges)
+        """Names the part: equal for equal ranges, sizes, formats and source numbers (32 hex digits)."""
+        lines = [f"{r.url}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges]
+        lines += [f"source\t{self.source}\n"] if self.source else []
         return blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
     @property
@@ -67,7 +70,7 @@ def plan_parts(
     storage_options: StorageOptions = None,
     wrapping: str = "auto",
 ) -> list[Part]:
-    """Cuts files into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
+    """Cuts files of one source into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
 
     Compressed files and those that are one document stay whole, however large; compressed ones count four times.
 
@@ -84,6 +87,8 @@ def plan_parts(
     if wrapping not in WRAPPINGS:
         raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
     ordered = sorted(files, key=_by_url)
+    source = ordered[0].source if ordered else 0
+    assert all(file.source == source for file in ordered), "files of several sources in one plan"
     formats = _choose_formats(ordered, text_format, storage_options)
     ranges = (
         r for file, found in zip(ordered, formats, strict=True) for r in _cut_file(file, found, part_bytes, wrapping)
@@ -94,11 +99,11 @@ def plan_parts(
     for file_range in ranges:
         text_bytes = _estimate_text_bytes(file_range)
         if gathered and num_bytes + text_bytes > part_bytes:
-            parts.append(Part(tuple(gathered)))
+            parts.append(Part(tuple(gathered), source))
             gathered, num_bytes = [], 0
         gathered.append(file_range)
         num_bytes += text_bytes
-    return [*parts, Part(tuple(gathered))] if gathered else parts
+    return [*parts, Part(tuple(gathered), source)] if gathered else parts
 
 
 def _estimate_text_bytes(file_range: FileRange) -> int:

@@ -5,7 +5,6 @@ SAMPLE_PARTS token parts the first documents (parts are sorted by a hash of the 
 Every result is plain data for report.json. N instances, T tokens, M masked positions.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.inspect import describe_instance, read_block, read_vocabulary
+from pipeline.provenance import EncodedDocuments
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, Shard
-from pipeline.shards.storage import read_file, read_range
+from pipeline.shards.storage import read_range
 from pipeline.token_parts import INDEX_DTYPE, INDEX_HEAD_BYTES, NUM_INDEX_GROUPS, index_group_bounds, unpack_documents
 
 SAMPLE_BLOCKS = 32
@@ -77,7 +77,7 @@ def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str,
 
     A random token is drawn from the whole vocabulary, so once in `vocab_size` it is [MASK] or the token itself.
     """
-    shown = block.input_ids[_masked_indices(block)]
+    shown = block.input_ids[block.masked_indices]
     is_mask, is_kept = shown == mask_id, shown == block.masked_lm_ids
     num_mask, num_kept = int(np.count_nonzero(is_mask)), int(np.count_nonzero(is_kept & ~is_mask))
     counts = (num_mask, num_kept, len(shown) - num_mask - num_kept)
@@ -109,7 +109,7 @@ def measure_mask_positions(block: Block, seq_len: int, whole_words: bool | None)
     share = np.repeat(masked / (lengths - 3), lengths)[maskable]
     own = bins[maskable]
     total, expected, variance = (np.bincount(own, weights, _NUM_BINS) for weights in (None, share, share * (1 - share)))
-    seen = np.bincount(bins[_masked_indices(block)], minlength=_NUM_BINS)
+    seen = np.bincount(bins[block.masked_indices], minlength=_NUM_BINS)
     tested = variance > 0
     statistic = float((((seen - expected) ** 2)[tested] / variance[tested]).sum())
     degrees = int(np.count_nonzero(tested)) - 1
@@ -136,17 +136,14 @@ def chi_square_p(statistic: float, degrees: int) -> float:
     return float(f"{min(1.0, tail):.4g}")
 
 
-def measure_documents(filesystem: Any, folder: str, manifest: Any, store_name: str = "tokens.json") -> Any:
+def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[str, Any] | None:
     """Lengths of documents and sentences in tokens, from the token parts; None where those of this dataset are gone."""
-    if not filesystem.exists(f"{folder}/{store_name}"):
+    if tokens is None:
         return None
-    store = json.loads(read_file(filesystem, f"{folder}/{store_name}"))
-    if store["totals"]["documents_hash"] != manifest.settings.get("documents_hash"):
-        return None
-    names = store["part_names"]
+    store, names = tokens.store, tokens.store["part_names"]
     chosen = [names[len(names) * index // SAMPLE_PARTS] for index in range(SAMPLE_PARTS)]
-    dtype = np.uint16 if manifest.vocab_size <= 1 << 16 else np.uint32
-    measured = [_measure_part(filesystem, f"{folder}/{name}", dtype) for name in sorted(set(chosen))]
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    measured = [_measure_part(tokens.filesystem, f"{tokens.folder}/{name}", dtype) for name in sorted(set(chosen))]
     documents, sentences = (np.concatenate(arrays) for arrays in zip(*measured, strict=True))
     return {
         "sample": {"documents": len(documents), "of_documents": store["totals"]["documents"]},
@@ -176,7 +173,7 @@ def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard
     """The most frequent pieces before masking, and some instances of either label."""
     vocabulary = read_vocabulary(dataset)
     originals = joined.input_ids.copy()
-    originals[_masked_indices(joined)] = joined.masked_lm_ids
+    originals[joined.masked_indices] = joined.masked_lm_ids
     counts = np.bincount(originals, minlength=len(vocabulary))
     special = dataset.manifest.special_ids
     counts[[special[name] for name in ("pad", "cls", "sep", "mask")]] = 0
@@ -198,12 +195,6 @@ def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard
         described = describe_instance(joined.slice(row, row + 1), vocabulary)
         instances.append({"shard": shard.name, "instance": place} | described)
     return {"pieces": {"seen": int(np.count_nonzero(counts)), "most_frequent": pieces}, "sample_instances": instances}
-
-
-def _masked_indices(block: Block) -> npt.NDArray[np.int64]:
-    """[M] where the masked positions lie in input_ids."""
-    starts = np.repeat(block.offsets[:-1].astype(np.int64), np.diff(block.masked_offsets))
-    return starts + block.masked_lm_positions
 
 
 def _is_of(shard: Shard, group: Group) -> bool:

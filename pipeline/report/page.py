@@ -11,6 +11,7 @@ from pipeline.report.cards import card, format_bytes, histogram, pairs, small
 from pipeline.report.charts import bar_rows, escape, short_number
 from pipeline.report.group import anchor, group_section, title_of
 from pipeline.report.measure import MASK_KINDS
+from pipeline.report.mixture import mixture_cards
 from pipeline.report.style import STYLE
 from pipeline.report.summary import STAGES
 from pipeline.shards.storage import write_atomic
@@ -35,7 +36,7 @@ def render_page(report: Mapping[str, Any]) -> str:
         f'<div class="card"><h3>Checks</h3><ul class="checks">{"".join(_checks(dataset))}</ul></div>',
         _documents(dataset),
         *map(group_section, groups),
-        _sources(dataset["sources"]),
+        _sources(dataset["sources"], dataset["mixture"]),
         _build(dataset, build),
         "<footer>Every number stands in report.json beside this page. Samples are spread evenly over the dataset;"
         " what was sampled is said where it is shown.</footer>",
@@ -141,11 +142,12 @@ def _dropped(examples: Sequence[Mapping[str, str]]) -> str:
     return card("Some of the dropped documents", f'<div class="scroll">{table}</div>')
 
 
-def _sources(sources: Mapping[str, Any] | None) -> str:
-    if sources is None:
-        return (
-            '<section id="sources"><h2>Sources</h2><p class="soft">The dataset has no table of sources.</p></section>'
-        )
+def _sources(sources: Mapping[str, Any] | None, mixture: Sequence[Mapping[str, Any]]) -> str:
+    files = '<p class="soft">The dataset has no table of sources.</p>' if sources is None else _files(sources)
+    return f'<section id="sources"><h2>Sources</h2>{mixture_cards(mixture)}{files}</section>'
+
+
+def _files(sources: Mapping[str, Any]) -> str:
     shown = sources["largest"]
     more = [name for name in (shown[0] if shown else {}) if name not in ("url", "bytes")]
     head = "".join(f"<th>{escape(name)}</th>" for name in more)
@@ -158,10 +160,7 @@ def _sources(sources: Mapping[str, Any] | None) -> str:
     said = f"{sources['files']:,} file(s), {format_bytes(sources['bytes'])} as stored"
     said += f"; the {len(shown)} largest:" if len(shown) < sources["files"] else ":"
     table = f'<table><tr><th>file</th>{head}<th class="n">size</th></tr>{rows}</table>'
-    return (
-        f'<section id="sources"><h2>Sources</h2><div class="card"><p>{said}</p><div class="scroll">{table}</div></div>'
-        "</section>"
-    )
+    return card("Files", f'<p>{said}</p><div class="scroll">{table}</div>')
 
 
 def _build(dataset: Mapping[str, Any], build: Mapping[str, Any]) -> str:
@@ -173,7 +172,8 @@ def _build(dataset: Mapping[str, Any], build: Mapping[str, Any]) -> str:
     hashes = {name: dataset[name] for name in ("root_hash", "settings_hash", "vocab_sha256")}
     versions = {"format": dataset["format_version"]} | dict(dataset["software"])
     cards.append(card("Versions", pairs(versions)))
-    content = [card("Settings that decide the content", pairs(dataset["settings"]))]
+    deciding = {name: value for name, value in dataset["settings"].items() if name != "sources"}  # a table shows them
+    content = [card("Settings that decide the content", pairs(deciding))]
     others = {name: value for name, value in build.get("settings", {}).items() if name not in dataset["settings"]}
     content += [card("Other settings of the build", pairs(others))] if others else []
     return (

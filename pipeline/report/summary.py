@@ -11,16 +11,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.provenance import find_tokens
 from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
+from pipeline.report.mixture import format_mixture, measure_mixture
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, json_bytes
-from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.shards.storage import write_atomic
 
 REPORT = "report.json"
 SOURCES = "sources.parquet"
-TOKENS_FOLDER = "tokens"
 STAGES = ("vocabulary", "tokens", "shards")
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 _NUM_SOURCES = 50
 
 
@@ -35,9 +36,6 @@ def summarize_dataset(
         options: Of the filesystem of `tokens`.
     """
     manifest = dataset.manifest
-    filesystem, folder = dataset.filesystem, f"{dataset.root}/{TOKENS_FOLDER}"
-    if tokens is not None:
-        filesystem, folder = open_filesystem(tokens, options)
     return {
         "report_version": REPORT_VERSION,
         "root_hash": manifest.root_hash,
@@ -51,7 +49,8 @@ def summarize_dataset(
         "unknown_rate": _share(manifest.counters.get("unknown_tokens", 0), manifest.counters.get("tokens", 0)),
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
         "sources": _summarize_sources(dataset),
-        "documents": measure_documents(filesystem, folder, manifest),
+        "mixture": measure_mixture(dataset, _licences(dataset)),
+        "documents": measure_documents(find_tokens(dataset, tokens, options), manifest.vocab_size),
         "groups": [asdict(group) | _summarize_group(dataset, group) for group in manifest.groups],
     }
 
@@ -62,6 +61,7 @@ def format_report(report: dict[str, Any]) -> str:
     lines = [f"root hash   {dataset['root_hash']}", f"vocabulary  {dataset['vocab_size']:,} entries"]
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
+    lines += format_mixture(dataset["mixture"])
     lines.append("documents")
     lines += [f"  {name.replace('_', ' '):<22} {count:>14,}" for name, count in dataset["counters"].items()]
     lines.append(f"  {'unknown tokens':<22} {dataset['unknown_rate']:>14.4%}")
@@ -76,7 +76,7 @@ def read_report(dataset: Dataset) -> dict[str, Any]:
     """report.json; made anew where the dataset has none, or one of another content or of an earlier version."""
     found = load_report(dataset)
     if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
-        found["dataset"] = summarize_dataset(dataset, found.get("build", {}).get("settings", {}).get("tokens"))
+        found["dataset"] = summarize_dataset(dataset, _tokens_url(found))
     return found
 
 
@@ -88,9 +88,19 @@ def load_report(dataset: Dataset) -> dict[str, Any]:
     return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
 
 
+def tokens_url(dataset: Dataset) -> str | None:
+    """Where report.json says that the encoded documents were kept; None for below the dataset."""
+    return _tokens_url(load_report(dataset))
+
+
 def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
     """Writes report.json into the dataset."""
     write_atomic(dataset.filesystem, f"{dataset.root}/{REPORT}", json_bytes(report))
+
+
+def _tokens_url(report: Mapping[str, Any]) -> str | None:
+    url: str | None = report.get("build", {}).get("settings", {}).get("tokens")
+    return url
 
 
 def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
@@ -105,11 +115,23 @@ def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
 def _summarize_sources(dataset: Dataset) -> dict[str, Any] | None:
     """Number and bytes of the input files, and the largest of them with whatever else the table says of each."""
+    rows = _read_sources(dataset)
+    if rows is None:
+        return None
+    largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
+    return {"files": len(rows), "bytes": sum(row["bytes"] for row in rows), "largest": largest}
+
+
+def _licences(dataset: Dataset) -> dict[str, str]:
+    return {row["source"]: row["licence"] for row in _read_sources(dataset) or () if "licence" in row}
+
+
+def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
+    """sources.parquet; None where there is none."""
     if not dataset.filesystem.exists(f"{dataset.root}/{SOURCES}"):
         return None
     rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(dataset.read_file(SOURCES))).to_pylist()
-    largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
-    return {"files": len(rows), "bytes": sum(row["bytes"] for row in rows), "largest": largest}
+    return rows
 
 
 def _format_group(group: dict[str, Any]) -> list[str]:

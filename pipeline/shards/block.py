@@ -6,6 +6,7 @@ batch is a few concatenated runs of blocks and never a loop over instances. N in
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,6 +69,12 @@ class Block:
     def num_masked(self) -> int:
         """M."""
         return int(self.masked_offsets[-1] - self.masked_offsets[0])
+
+    @property
+    def masked_indices(self) -> npt.NDArray[np.int64]:
+        """[M] where the masked positions lie in input_ids."""
+        starts = np.repeat(self.offsets[:-1].astype(np.int64), np.diff(self.masked_offsets))
+        return starts + self.masked_lm_positions
 
     def slice(self, start: int, stop: int) -> "Block":
         """Instances start to stop - 1: views of the columns, offsets counted from 0 again."""
@@ -209,6 +216,20 @@ def block_digest(block: Block) -> bytes:
 def content_hash(block_digests: Sequence[bytes]) -> str:
     """A shard's content hash: blake2b-256, in hex, of its blocks' digests in order (so boundaries count too)."""
     return hashlib.blake2b(b"".join(block_digests), digest_size=32).hexdigest()
+
+
+def count_block(block: Block, mask_id: int) -> Counter[str]:
+    """The numbers that shards.parquet holds of a shard, of one block."""
+    shown = block.input_ids[block.masked_indices]
+    is_mask = shown == mask_id
+    return Counter(
+        instances=block.num_instances,
+        tokens=block.num_tokens,
+        masked=block.num_masked,
+        random_next=int(np.count_nonzero(block.is_random_next)),
+        masked_as_mask=int(np.count_nonzero(is_mask)),
+        masked_kept=int(np.count_nonzero((shown == block.masked_lm_ids) & ~is_mask)),
+    )
 
 
 def checksum(data: bytes | memoryview) -> int:

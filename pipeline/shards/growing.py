@@ -24,6 +24,7 @@ from pipeline.shards.manifest import (
     blocks_table,
     open_blocks_table,
     parse_manifest,
+    parse_shard_row,
     pass_folder,
     pass_hash,
     pass_json,
@@ -144,7 +145,7 @@ class GrowingDataset(Dataset):
             tables = self.read_file(_blocks_name(folder))
         except FileNotFoundError:
             return []
-        shards = [Shard(**row) for row in fields["shards"]]
+        shards = [parse_shard_row(row) for row in fields["shards"]]
         self._refuse_foreign(fields["settings_hash"], where)
         if pass_hash(shards) != fields["pass_hash"]:
             raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")

@@ -37,8 +37,11 @@ SHARDS_SCHEMA = pa.schema(
         ("tokens", pa.int64()),
         ("masked", pa.int64()),
         ("random_next", pa.int64()),
+        ("masked_as_mask", pa.int64()),
+        ("masked_kept", pa.int64()),
     ]
 )
+SHARDS_SCHEMA_OF_SOURCES = SHARDS_SCHEMA.append(pa.field("source_tokens", pa.list_(pa.int64())))
 BLOCKS_SCHEMA = pa.schema(
     [
         ("shard", pa.int32()),
@@ -53,7 +56,12 @@ BLOCKS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Shard:
-    """One row of shards.parquet. `name` is relative to the dataset, `num_bytes` counts the whole tar file."""
+    """One row of shards.parquet.
+
+    `name` is relative to the dataset, `num_bytes` counts the whole tar file. Of the `masked` positions,
+    `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens. `source_tokens` are the
+    tokens of each source, by its number; there are none where a dataset has one source.
+    """
 
     split: str
     seq_len: int
@@ -66,6 +74,9 @@ class Shard:
     tokens: int
     masked: int
     random_next: int
+    masked_as_mask: int
+    masked_kept: int
+    source_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,8 @@ class Group:
     tokens: int
     masked: int
     random_next: int
+    masked_as_mask: int
+    masked_kept: int
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ class Manifest:
         groups: Totals per split and length.
         counters: Documents and characters read, dropped by reason, kept.
         root_hash: blake2b-256 over all passes' hashes.
+        sources: Name, language, weight and counters of each source, by its number.
     """
 
     format_version: int
@@ -131,6 +145,7 @@ class Manifest:
     groups: tuple[Group, ...]
     counters: Mapping[str, Any]
     root_hash: str
+    sources: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> bytes:
         """What manifest.json holds."""
@@ -152,7 +167,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise ValueError(f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}")
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
-        return Manifest(groups=groups, **fields)
+        sources = tuple(fields.pop("sources", ()))
+        return Manifest(groups=groups, sources=sources, **fields)
     except (TypeError, KeyError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error}") from error
 
@@ -188,8 +204,19 @@ def root_hash(shards: Iterable[Shard]) -> str:
 
 def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
     """pass.json: written when a pass is complete, so that training can follow a build that is still running."""
-    rows = [dataclasses.asdict(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
+    rows = [shard_row(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
     return json_bytes({"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "shards": rows})
+
+
+def shard_row(shard: Shard) -> dict[str, Any]:
+    """A shard as JSON holds it, without what a dataset of one source does not have."""
+    row = dataclasses.asdict(shard)
+    return row if shard.source_tokens else {name: value for name, value in row.items() if name != "source_tokens"}
+
+
+def parse_shard_row(row: Mapping[str, Any]) -> Shard:
+    """What `shard_row` returned, out of JSON."""
+    return Shard(**{**row, "source_tokens": tuple(row.get("source_tokens", ()))})
 
 
 def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
@@ -207,6 +234,8 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
             tokens=sum(shard.tokens for shard in rows),
             masked=sum(shard.masked for shard in rows),
             random_next=sum(shard.random_next for shard in rows),
+            masked_as_mask=sum(shard.masked_as_mask for shard in rows),
+            masked_kept=sum(shard.masked_kept for shard in rows),
         )
         for (split, seq_len), rows in sorted(members.items())
     )
@@ -214,10 +243,11 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
 
 def shards_table(shards: Sequence[Shard]) -> bytes:
     """shards.parquet, one row a shard."""
-    columns = zip(*(dataclasses.astuple(shard) for shard in shards), strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SHARDS_SCHEMA, strict=True)]
+    schema = SHARDS_SCHEMA_OF_SOURCES if any(shard.source_tokens for shard in shards) else SHARDS_SCHEMA
+    columns = zip(*(dataclasses.astuple(shard)[: len(schema)] for shard in shards), strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = io.BytesIO()
-    pq.write_table(pa.table(arrays, schema=SHARDS_SCHEMA), sink, compression="zstd")
+    pq.write_table(pa.table(arrays, schema=schema), sink, compression="zstd")
     return sink.getvalue()
 
 
@@ -227,11 +257,15 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     Raises:
         ValueError: Not that table.
     """
-    file = _read_parquet(data, SHARDS_SCHEMA, where)
+    file = _read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
     with _named_damage(where):
         table = file.read(use_threads=False)
     rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
-    return [Shard(*row) for row in rows]
+    shards = [Shard(*row) for row in rows]
+    if table.num_columns == len(SHARDS_SCHEMA):
+        return shards
+    found = table["source_tokens"].to_pylist()
+    return [dataclasses.replace(shard, source_tokens=tuple(own)) for shard, own in zip(shards, found, strict=True)]
 
 
 def blocks_table(tables: Sequence[BlockTable]) -> bytes:
@@ -294,10 +328,10 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def _read_parquet(source: Any, schema: pa.Schema, where: str) -> pq.ParquetFile:
+def _read_parquet(source: Any, schema: pa.Schema, where: str, *others: pa.Schema) -> pq.ParquetFile:
     with _named_damage(where):
         file = pq.ParquetFile(pa.BufferReader(source) if isinstance(source, bytes) else source)
-    if not file.schema_arrow.equals(schema):
+    if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
         raise ValueError(f"{where}: columns are {file.schema_arrow.names}, expected {schema.names} of format 1")
     return file
 

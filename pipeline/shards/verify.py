@@ -1,13 +1,22 @@
 """Reads a whole dataset once and says what is wrong with it: every byte, checksum, count and hash of the contract."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.shards.block import Block, block_digest, block_instances, checksum, content_hash, decode_block
+from pipeline.shards.block import (
+    Block,
+    block_digest,
+    block_instances,
+    checksum,
+    content_hash,
+    count_block,
+    decode_block,
+)
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BlockTable, Shard, group_totals, pass_folder, pass_json
 from pipeline.shards.storage import list_files
@@ -106,9 +115,15 @@ def _check_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
     found = content_hash([digest for digest, _ in blocks])
     if found != shard.content_hash:
         yield Finding(where, f"content hash is {found}, expected {shard.content_hash}")
-    masked = sum(block.num_masked for _, block in blocks)
-    if masked != shard.masked:
-        yield Finding(where, f"{masked} masked positions, expected {shard.masked}")
+    mask_id = dataset.manifest.special_ids["mask"]
+    counts: Counter[str] = Counter()
+    for _, block in blocks:
+        counts.update(count_block(block, mask_id))  # unlike +, update keeps zeros
+    for name, count in counts.items():
+        if count != getattr(shard, name):
+            yield Finding(where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table")
+    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
+        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")

@@ -1,22 +1,18 @@
-"""Learning a vocabulary: seconds, memory and tokens a word, beside the trainer of `tokenizers`: one JSON line.
+"""Learning a vocabulary: CPU seconds, memory and tokens a word, beside the trainer of `tokenizers`: one JSON line.
 
-    python scripts/bench/vocab.py --train wiki_0[01].zst --held_out wiki_0[23].zst --bert vocab.txt
-    python scripts/bench/vocab.py ... --distinct_words 1000000
+    python -m scripts.bench.vocab --train wiki_0[01].zst --held_out wiki_0[23].zst --bert vocab.txt
+    python -m scripts.bench.vocab ... --distinct_words 1000000
 
 Both learn from the same lines, each in a process of its own; BERT's vocabulary is there for scale. `--distinct_words`
 adds a run of our learner on so many words: those of the text, then made-up ones of halves of real ones.
 """
 
 import argparse
-import json
-import platform
 import random
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
+from scripts.bench.measured import print_result
 from tokenizer.encode import Encoder
 from tokenizer.export import build_normalizer, build_pre_tokenizer
 from tokenizer.learn import MAX_ALPHABET, learn_vocabulary
@@ -50,11 +47,11 @@ def read_lines(paths: Sequence[str]) -> list[str]:
 def run_ours(paths: Sequence[str], vocab_size: int) -> Result:
     """Counts words and learns from them, in this process."""
     lines = read_lines(paths)
-    start = time.perf_counter()
+    start = time.process_time()
     counts = count_words(lines, lower_case=True)
-    counted = time.perf_counter()
+    counted = time.process_time()
     vocabulary = learn_vocabulary(list(counts), list(counts.values()), vocab_size)
-    seconds = {"count_seconds": counted - start, "learn_seconds": time.perf_counter() - counted}
+    seconds = {"count_cpu_seconds": counted - start, "learn_cpu_seconds": time.process_time() - counted}
     return vocabulary, seconds | {"distinct_words": len(counts)} | peak_memory()
 
 
@@ -66,11 +63,11 @@ def run_peer(paths: Sequence[str], vocab_size: int) -> Result:
     trainer = WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), limit_alphabet=MAX_ALPHABET, show_progress=False
     )
-    start = time.perf_counter()
+    start = time.process_time()
     tokenizer.train_from_iterator(lines, trainer)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     ids = tokenizer.get_vocab(with_added_tokens=False)
-    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__))), {"count_and_learn_seconds": seconds} | peak_memory()
+    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__))), {"count_and_learn_cpu_seconds": seconds} | peak_memory()
 
 
 def run_many_words(paths: Sequence[str], vocab_size: int, num_words: int) -> Result:
@@ -82,10 +79,10 @@ def run_many_words(paths: Sequence[str], vocab_size: int, num_words: int) -> Res
         left, right = rng.choice(real), rng.choice(real)
         counts.setdefault(left[: len(left) * 2 // 3] + right[len(right) // 2 :], int(rng.paretovariate(1)))
     words, numbers = list(counts), list(counts.values())
-    start = time.perf_counter()
+    start = time.process_time()
     vocabulary = learn_vocabulary(words, numbers, vocab_size)
-    seconds = time.perf_counter() - start
-    return vocabulary, {"learn_seconds": seconds, "distinct_words": len(words)} | peak_memory()
+    seconds = time.process_time() - start
+    return vocabulary, {"learn_cpu_seconds": seconds, "distinct_words": len(words)} | peak_memory()
 
 
 def peak_memory() -> dict[str, float]:
@@ -105,12 +102,6 @@ def measure_tokens(vocabulary: Vocabulary, lines: Sequence[str]) -> dict[str, fl
     ids, _ = Encoder(vocabulary, lower_case=True).encode_sentences(lines)
     unknown = int((ids == vocabulary.unk_id).sum())
     return {"pieces": len(vocabulary), "tokens_per_word": len(ids) / num_words, "unknown_share": unknown / num_words}
-
-
-def commit() -> str:
-    """The checkout's commit, or an empty string outside one."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def main() -> int:
@@ -133,17 +124,13 @@ def main() -> int:
     if config.distinct_words:
         arguments = (config.train, config.vocab_size, config.distinct_words)
         runs["many_words"] = in_own_process(run_many_words, *arguments)[1]
-    result = {
-        "benchmark": "vocab",
-        "commit": commit(),
-        "versions": {name: version(name) for name in ("numpy", "tokenizers")},
-        "hardware": f"{platform.machine()} {platform.processor()}".strip(),
-        "python": platform.python_version(),
-        "config": vars(config),
-        "tokens_per_word_ours_over_peer": runs["ours"]["tokens_per_word"] / runs["peer"]["tokens_per_word"],
-        "runs": {name: {key: round(value, 5) for key, value in run.items()} for name, run in runs.items()},
-    }
-    print(json.dumps(result))
+    print_result(
+        "vocab",
+        vars(config),
+        ("numpy", "tokenizers"),
+        tokens_per_word_ours_over_peer=runs["ours"]["tokens_per_word"] / runs["peer"]["tokens_per_word"],
+        runs={name: {key: round(value, 5) for key, value in run.items()} for name, run in runs.items()},
+    )
     return 0
 
 

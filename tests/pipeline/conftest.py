@@ -1,8 +1,12 @@
-"""A small corpus made of sentences that no two documents share, and a vocabulary for it."""
+"""A small corpus made of sentences that no two documents share, a vocabulary for it, and a mixture of two sources."""
 
 import json
 
 import pytest
+
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.shards.dataset import open_dataset
 
 WORDS = (  # noqa: SIM905
     "river mountain engine letter window garden silver winter market captain doctor history village machine"
@@ -39,3 +43,27 @@ def vocab_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(pieces) + "\n")
     return path
+
+
+@pytest.fixture(scope="session")
+def mixture_config(texts, tmp_path_factory):
+    """Two sources that share ten documents; the second is used thrice, the first in every second pass."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name, part in (("news", texts[:70]), ("books", texts[60:])):
+        folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps({name: text}) + "\n" for text in part))
+    sources = [
+        {"name": "news", "input": [f"{folder}/news.jsonl"], "text_field": "news", "weight": 0.5, "licence": "CC0-1.0"},
+        {"name": "books", "input": [f"{folder}/books.jsonl"], "text_field": "books", "weight": 3, "language": "de"},
+    ]
+    settings = {"sources": sources, "passes": 2, "seq_lens": [64], "num_buckets": 4, "part_bytes": 4096}
+    folder.joinpath("config.yaml").write_text(json.dumps(settings))  # JSON is YAML too
+    return folder / "config.yaml"
+
+
+@pytest.fixture(scope="session")
+def mixture(mixture_config, vocab_file, tmp_path_factory):
+    """The dataset of these sources."""
+    output = str(tmp_path_factory.mktemp("mixture") / "data")
+    words = ("build", "--config", mixture_config, "--vocab", vocab_file, "--output", output, "--workers", 1)
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words]) == 0
+    return open_dataset(output)

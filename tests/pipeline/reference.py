@@ -79,9 +79,18 @@ def create_document_instances(
 
 
 def create_document_pairs(
-    documents: list[Document], index: int, max_seq_length: int, short_seq_prob: float, rng: Random
+    documents: list[Document],
+    index: int,
+    max_seq_length: int,
+    short_seq_prob: float,
+    rng: Random,
+    labels: list[tuple[bool, bool]] | None = None,
 ):
-    """Yields the pairs of one document (1.2-1.8); lazily, since masking draws from `rng` between two of them."""
+    """Yields the pairs of one document (1.2-1.8); lazily, since masking draws from `rng` between two of them.
+
+    `labels` (is_random_next, is one sentence) of all pairs of the documents before balances the labels (5, nsp_balance
+    exact) and is added to.
+    """
     document, max_tokens = documents[index], max_seq_length - 3
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
     chunk: list[list[int]] = []
@@ -93,13 +102,26 @@ def create_document_pairs(
             continue
         a_end = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
         tokens_a, tokens_b = list(chain(*chunk[:a_end])), list(chain(*chunk[a_end:]))
-        is_random_next = len(chunk) == 1 or rng.random() < 0.5
+        chance = 0.5
+        if labels:
+            rest = [*document[i - len(chunk) :], *chain(*documents[index + 1 :])]
+            chance = balanced_chance(labels, sum(map(len, rest)), max_tokens)
+        is_random_next = len(chunk) == 1 or rng.random() < chance
+        if labels is not None:
+            labels.append((is_random_next, len(chunk) == 1))
         if is_random_next:
             tokens_b = draw_random_b(documents, index, target - len(tokens_a), rng)
             i -= len(chunk) - a_end
         truncate(tokens_a, tokens_b, max_tokens, rng)
         yield Pair(tokens_a, tokens_b, is_random_next)
         chunk = []
+
+
+def balanced_chance(labels: list[tuple[bool, bool]], tokens_left: int, max_tokens: int) -> float:
+    """5: the chance that levels both labels over the pairs that are left."""
+    excess = sum(1 if is_random else -1 for is_random, _ in labels)
+    forced = sum(is_single for _, is_single in labels) / (len(labels) + 64)
+    return (0.5 - excess / (2 * max(1, tokens_left // max_tokens)) - forced) / (1 - forced)
 
 
 def draw_random_b(documents: list[Document], index: int, target: int, rng: Random) -> list[int]:

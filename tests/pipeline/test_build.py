@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,11 @@ def test_a_finished_dataset_counts_what_it_holds(built):
     assert run("verify", built.url) == 0
 
 
+def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built):
+    assert built.manifest.root_hash == "7dc7e7ba35f9313431cdb878b5d01c360ca1348e428481592e4281c20bd63088"
+    assert built.manifest.settings_hash == "1265a07779fb743fe68a497ffda09a0437be7a32ba240c79055bf88cbbe50768"
+
+
 def test_instances_are_what_bert_expects(built):
     special = built.manifest.special_ids
     for instance in all_instances(built, "train"):
@@ -89,6 +95,37 @@ HOW_WORK_IS_CUT = {
 def test_the_root_hash_does_not_depend_on_how_work_is_cut(built, corpus, vocab_file, tmp_path, arguments):
     assert build(corpus, vocab_file, tmp_path / "data", *arguments) == 0
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == built.manifest.root_hash
+
+
+def test_an_exact_balance_does_not_depend_on_how_work_is_cut(corpus, vocab_file, built, tmp_path, capsys):
+    hashes = set()
+    for name in ("whole", "parts", "shuffle"):
+        arguments = HOW_WORK_IS_CUT.get(name, ())
+        assert build(corpus, vocab_file, tmp_path / name, "--nsp_balance", "exact", *arguments) == 0
+        dataset = open_dataset(str(tmp_path / name))
+        hashes.add((dataset.manifest.root_hash, dataset.manifest.settings_hash))
+    assert len(hashes) == 1
+    assert dataset.manifest.root_hash != built.manifest.root_hash
+    train, _ = dataset.manifest.groups
+    assert abs(2 * train.random_next - train.instances) <= 2 * train.shards
+    assert (built.manifest.settings | {"nsp_balance": "exact"}) == dataset.manifest.settings
+    assert build(corpus, vocab_file, built.url, "--nsp_balance", "exact") == 2
+    assert "shards of other settings: nsp_balance was reference and is now exact" in capsys.readouterr().err
+
+
+def test_the_manifest_says_what_masked_positions_show(built):
+    train, _ = built.manifest.groups
+    shown, labels = [], []
+    for pass_index in range(train.passes):
+        for instance in all_instances(built, "train", pass_index):
+            shown += instance.input_ids[instance.masked_lm_positions].tolist()
+            labels += instance.masked_lm_ids.tolist()
+    kinds = Counter(
+        "mask" if each == built.manifest.special_ids["mask"] else each == label
+        for each, label in zip(shown, labels, strict=True)
+    )
+    assert (train.masked, train.masked_as_mask, train.masked_kept) == (len(shown), kinds["mask"], kinds[True])
+    assert 0.75 < train.masked_as_mask / train.masked < 0.85
 
 
 def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_path):

@@ -14,6 +14,7 @@ from pipeline.shards import block_tables as lazy_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import block_digest, concatenate_blocks, content_hash, decode_block
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.verify import verify_dataset
 
 TRAIN = ((20, 9), (13, 17))
 FIRST_SHARD = "train/L8192/pass-00/shard-00000.tar"
@@ -251,3 +252,16 @@ def test_a_short_answer_of_the_store_is_an_error(folder):
     size = (folder / FIRST_SHARD).stat().st_size
     with pytest.raises(OSError, match=f"asked for bytes 0-{size + 1}, got {size} of {size + 1}"):
         dataset.read_bytes(FIRST_SHARD, 0, size + 1)
+
+
+@pytest.mark.parametrize("name", ["masked", "random_next", "masked_as_mask", "masked_kept"])
+def test_verify_counts_what_the_shard_table_says(folder, name):
+    rows = shard_rows(folder)
+    rows[1] = dataclasses.replace(rows[1], **{name: getattr(rows[1], name) + 1})
+    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
+    rewrite_manifest(folder, groups=[dataclasses.asdict(group) for group in tables.group_totals(rows)])
+    findings = [str(finding) for finding in verify_dataset(open_dataset(str(folder)))]
+    expected = getattr(rows[1], name)
+    assert [each for each in findings if rows[1].name in each] == [
+        f"{folder}/{rows[1].name}: {name}: {expected - 1} in its blocks, {expected} in the shard table"
+    ]

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents import Document, records
+from pipeline.documents import Document, records, wikitext
 from pipeline.documents.extras import import_extra
 from pipeline.documents.files import FileRange
+from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.wikitext import parse_wikitext
@@ -137,7 +138,7 @@ def test_broken_bzip2_is_named():
 
 
 @pytest.mark.parametrize(
-    ("wikitext", "text"),
+    ("source", "text"),
     [
         ("'''Bold''' and ''it'' of [[Paris|the city]], [[Rome]].", "Bold and it of the city, Rome."),
         ("One\nline.\n\nTwo.", "One line.\nTwo."),
@@ -145,11 +146,25 @@ def test_broken_bzip2_is_named():
         ("Before.\n{|\n! h\n|-\n| cell {{t}}\n|}\nAfter.", "Before.\nAfter."),
         ("[[File:A.jpg|thumb|A [[caption]].]]Text.\n[[Category:B]]", "Text."),
         ("== Header ==\nText.\n* item\n# item\nMore.", "Text.\nMore."),
+        ("A[[B|{{x}}]]c [[D|{{x}}e]]{{f\n|g=<!--}}-->{{h}}\n}}.", "Ac e."),
+        ("<nowiki>{{x}}</nowiki> {{{y}}} {{ }}<ref name=a/>", "{{x}}  {{ }}"),
+        ("{{quote|1}}\n* item\n{{a}}* item\n<!-- c -->* item\nText<ref>{{cite|t=[[u]]}} ''v''</ref>.", "Text."),
         ("See [http://a.b the page] &amp; ({{lang|x}}) now.<!-- c -->", "See the page & now."),
     ],
 )  # fmt: skip
-def test_wikitext(wikitext, text):
-    assert parse_wikitext(wikitext) == text
+def test_wikitext(source, text):
+    assert parse_wikitext(source) == text
+
+
+@pytest.mark.slow
+def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeypatch):
+    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_dump/enwiki-*.xml.bz2")]), "auto", 2**30)
+    records = [record for file_range in part.ranges for record in read_pages(file_range)]
+    texts = [record.data.decode() for record in records if not record.dropped]
+    assert len(texts) == 106
+    blanked = [parse_wikitext(text) for text in texts]
+    monkeypatch.setattr(wikitext, "_blank_out", lambda text: text)
+    assert blanked == [parse_wikitext(text) for text in texts]
 
 
 def test_a_missing_parser_names_the_extra():

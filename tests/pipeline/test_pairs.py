@@ -12,8 +12,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.pairs import Pairs, gather_pairs, make_pairs
+from pipeline.cleaning import clean_text
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
 from pipeline.seeds import draw_below, permutation, random_words, seed_for
+from pipeline.sentences import split_sentences
 from tests.pipeline import reference
 
 CLS, SEP, MASK = 101, 102, 103
@@ -32,9 +36,11 @@ def flatten(documents: list[reference.Document]) -> tuple[np.ndarray, np.ndarray
     return tokens, np.array(list(map(len, sentences)), np.uint32), offsets
 
 
-def production_rows(documents: list[reference.Document], seeds: list[int], seq_len: int) -> tuple[Pairs, list]:
+def production_rows(
+    documents: list[reference.Document], seeds: list[int], seq_len: int, nsp_balance: NspBalance = "reference"
+) -> tuple[Pairs, list]:
     tokens, lengths, offsets = flatten(documents)
-    pairs = make_pairs(lengths, offsets, seeds, seq_len)
+    pairs = make_pairs(lengths, offsets, seeds, seq_len, nsp_balance=nsp_balance)
     packed = gather_pairs(tokens, pairs, CLS, SEP)
     rows = np.split(packed.input_ids, packed.offsets[1:-1])
     return pairs, [
@@ -49,11 +55,14 @@ def production_rows(documents: list[reference.Document], seeds: list[int], seq_l
     ]
 
 
-def reference_rows(documents: list[reference.Document], seeds: list[int], seq_len: int) -> list:
+def reference_rows(
+    documents: list[reference.Document], seeds: list[int], seq_len: int, nsp_balance: NspBalance = "reference"
+) -> list:
+    labels: list[tuple[bool, bool]] | None = [] if nsp_balance == "exact" else None
     return [
         [i, [CLS, *pair.tokens_a, SEP, *pair.tokens_b, SEP], len(pair.tokens_a) + 2, pair.is_random_next]
         for i, seed in enumerate(seeds)
-        for pair in reference.create_document_pairs(documents, i, seq_len, 0.1, Random(seed))
+        for pair in reference.create_document_pairs(documents, i, seq_len, 0.1, Random(seed), labels)
     ]
 
 
@@ -90,11 +99,16 @@ def buckets(draw) -> list[reference.Document]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(documents=buckets(), seed=st.integers(0, 2**128 - 1), seq_len=st.sampled_from([8, 16, 64, 128, 512]))
-def test_production_equals_the_oracle_given_the_same_generator(documents, seed, seq_len):
+@given(
+    documents=buckets(),
+    seed=st.integers(0, 2**128 - 1),
+    seq_len=st.sampled_from([8, 16, 64, 128, 512]),
+    nsp_balance=st.sampled_from(["reference", "exact"]),
+)
+def test_production_equals_the_oracle_given_the_same_generator(documents, seed, seq_len, nsp_balance):
     seeds = [seed + i for i in range(len(documents))]
-    pairs, rows = production_rows(documents, seeds, seq_len)
-    assert rows == reference_rows(documents, seeds, seq_len)
+    pairs, rows = production_rows(documents, seeds, seq_len, nsp_balance)
+    assert rows == reference_rows(documents, seeds, seq_len, nsp_balance)
     offsets = np.cumsum([0, *(sum(map(len, document)) for document in documents)])
     for document, start, stop in (
         (pairs.document_a, pairs.a_start, pairs.a_stop),
@@ -124,6 +138,45 @@ def test_other_documents_seeds_do_not_shift_the_draws(golden_documents):
     first = reference_rows(few, [1, 2, 3, 4, 5], 128)
     second = production_rows(few, [9, 2, 9, 9, 9], 128)[1]
     assert [row for row in first if row[0] == 1] == [row for row in second if row[0] == 1]
+
+
+@pytest.mark.parametrize("num_documents", [2, 7, 60])
+def test_an_exact_balance_is_half_in_every_bucket(num_documents):
+    sizes = Random(num_documents)
+    lengths = np.array([sizes.choice((5, 20, 30, 60)) for _ in range(30 * num_documents)])
+    offsets = np.arange(num_documents + 1) * 30
+    for seed in range(10):
+        seeds = [1000 * seed + i for i in range(num_documents)]
+        is_random = make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact").is_random_next
+        assert abs(2 * int(is_random.sum()) - len(is_random)) <= 12, "one-sentence chunks may come last"
+
+
+def test_an_exact_balance_of_documents_that_are_used_several_times():
+    lengths, offsets = np.array([5, 20, 30, 60] * 60), np.arange(9) * 30
+    rows = [0, 0, 0, 2, 3, 3, 7, 7, 7, 7]
+    seeds = list(range(len(rows)))
+    is_random = make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact", rows=rows).is_random_next
+    assert abs(2 * int(is_random.sum()) - len(is_random)) <= 4
+
+
+def test_an_exact_balance_of_real_articles(shared_data):
+    """Of 100,000 instances and more half is random, in every pass; random means another document."""
+    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_en/wiki_en_0[01].txt.zst")]), "auto", 2**30)
+    documents = [split_sentences(clean_text(each.text)) for each in read_part(part)]
+    lengths = np.array([len(sentence.split()) for sentences in documents for sentence in sentences])
+    offsets = np.cumsum([0, *map(len, documents)])
+    passes = []
+    for number in range(6):
+        seeds = [1_000_003 * number + i for i in range(len(documents))]
+        passes.append(make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact"))
+    is_random = np.concatenate([pairs.is_random_next for pairs in passes])
+    assert len(is_random) >= 100_000
+    assert 0.499 <= is_random.mean() <= 0.501
+    assert all(abs(pairs.is_random_next.mean() - 0.5) < 0.001 for pairs in passes)
+    for pairs in passes:
+        assert (pairs.document_a[~pairs.is_random_next] == pairs.document_b[~pairs.is_random_next]).all()
+        assert (pairs.document_a[pairs.is_random_next] != pairs.document_b[pairs.is_random_next]).all()
+    assert make_pairs(lengths, offsets, seeds, 128).is_random_next.mean() > 0.52, "the reference draws more"
 
 
 def test_take_keeps_rows_whole():

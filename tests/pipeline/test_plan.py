@@ -14,7 +14,7 @@ from pipeline.shards.dataset import open_dataset
 
 
 def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pipeline.plan._PLACE_BYTES", 2**16)  # eight of them are a third of the input
+    monkeypatch.setattr("pipeline.plan_sample._PLACE_BYTES", 2**16)  # eight of them are a third of the input
     rows = [json.dumps({"text": text + f" {copy}."}) for copy in range(20) for text in texts]
     (tmp_path / "a.jsonl").write_text("\n".join(rows[:900]) + "\n")
     (tmp_path / "b.jsonl").write_text("\n".join(rows[900:]) + "\n")

@@ -17,6 +17,9 @@ from pipeline.sentences import cut_document, split_sentences
         ("Dr. Smith left. He was late.", "en", ["Dr. Smith left.", "He was late."]),
         ("A title without a stop\nIt rained. It poured.", "en", ["A title without a stop", "It rained.", "It poured."]),
         ("今天好。明天好。", "zh", ["今天好。", "明天好。"]),
+        ("他来了。1990年走了\uff012人留下。", "zh", ["他来了。", "1990年走了\uff01", "2人留下。"]),
+        ("雨が降った。３日後に晴れた。", "ja", ["雨が降った。", "３日後に晴れた。"]),
+        ("他說「不去。3人去。」就走了。5人留下。", "zh", ["他說「不去。3人去。」", "就走了。", "5人留下。"]),
     ],
 )
 def test_examples(text, language, sentences):

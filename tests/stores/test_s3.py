@@ -64,6 +64,15 @@ def test_verify_inspect_and_report_read_from_s3(built, pipeline, options_file, c
         assert said in capsys.readouterr().out, command
 
 
+def test_documents_are_found_on_s3(built, pipeline, options_file, capsys):
+    assert pipeline("inspect", built, "--count", 1, "--storage_options", options_file) == 0
+    shown = capsys.readouterr().out
+    assert "\n  A is from input (en), s3://corpus/text/" in shown
+    start = shown.split("documents ")[1].split(" ")[0]
+    assert pipeline("inspect", built, "--documents", start, "--storage_options", options_file) == 0
+    assert f"{start}" in capsys.readouterr().out.split("\n")[0]
+
+
 def test_a_deleted_shard_is_built_again_and_the_others_stay(built, uploaded, pipeline, options_file, store, s3):
     root_hash = open_dataset(built, s3).manifest.root_hash
     lost = "corpus/data/train/L64/pass-01/shard-00001.tar"

@@ -2,6 +2,7 @@ import random
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -10,7 +11,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
-from tokenizer import learn
 from tokenizer.encode import Encoder
 from tokenizer.export import build_normalizer, build_pre_tokenizer
 from tokenizer.learn import learn_vocabulary
@@ -110,11 +110,10 @@ def test_case_is_kept_or_dropped():
     assert "T" in learn_from(TEXTS, 60, lower_case=False).ids
 
 
-def test_the_alphabet_is_limited_by_frequency_then_code_point(monkeypatch):
-    monkeypatch.setattr(learn, "MAX_ALPHABET", 3)
+def test_the_alphabet_is_limited_by_frequency_then_code_point():
     words, counts = ["aab", "c", "dd", "da", "中"], [2, 3, 1, 1, 9]
     # 中 9, a 5, then c and d 3: c. With d and b go aab, dd and da, and so does every continuing piece.
-    assert learn_vocabulary(words, counts, 50).tokens[5:] == ("a", "c", "中")
+    assert learn_vocabulary(words, counts, 50, alphabet_size=3).tokens[5:] == ("a", "c", "中")
 
 
 def test_words_too_long_for_any_encoder_are_left_out():
@@ -164,3 +163,17 @@ def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
     num_ours, num_peer = (len(Encoder(vocab, True).encode_sentences(held_out)[0]) for vocab in (ours, peer))
     assert num_ours == pytest.approx(num_peer, rel=0.005)
     assert len(set(ours.tokens) & set(peer.tokens)) > 0.98 * 8000  # the rest are ties
+
+
+@pytest.mark.slow
+def test_more_than_65_536_pieces_of_two_scripts(shared_data):
+    paths = [shared_data / f"data/wiki_{name}.txt.zst" for name in ("en/wiki_en_00", "en/wiki_en_01", "zh/wiki_zh_00")]
+    texts = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
+    counts = count_words([line for lines in texts for line in lines], lower_case=False)
+    vocab = learn_vocabulary(list(counts), list(counts.values()), 70_000, alphabet_size=8000)
+    assert (len(vocab), vocab.dtype) == (70_000, np.uint32)
+    ids, _ = Encoder(vocab, lower_case=False).encode_sentences(texts[2])
+    assert vocab.unk_id not in ids
+    few = learn_vocabulary(list(counts), list(counts.values()), 70_000)
+    ids, _ = Encoder(few, lower_case=False).encode_sentences(texts[2])
+    assert 0.1 < (ids == few.unk_id).mean() < 0.2, "a thousand characters are too few for Chinese"

@@ -1,0 +1,57 @@
+"""manifest.json of a finished build: its settings, and what was read, dropped and kept, in all and of each source."""
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.build_tokens import TokenStore
+from pipeline.settings import BuildSettings
+from pipeline.shards.manifest import FORMAT_VERSION, Manifest, Shard, group_totals, root_hash, settings_hash
+from pipeline.sources import UNIT, Source
+from pipeline.token_index import SourceTotals, Totals
+from tokenizer.vocab import Vocabulary
+
+
+def describe_dataset(
+    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, shards: Sequence[Shard]
+) -> Manifest:
+    """The manifest of a dataset of all these shards."""
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash)
+    special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
+    totals = store.totals
+    counters = dict(store.counters) | _count_distinct(totals)
+    software = {"beambert": importlib.metadata.version("beambert"), "python": platform.python_version()}
+    software |= {"numpy": np.__version__, "pyarrow": pa.__version__}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        software=software,
+        settings=content,
+        settings_hash=settings_hash(content),
+        vocab_sha256=vocabulary.sha256,
+        vocab_size=len(vocabulary),
+        special_ids=special,
+        groups=group_totals(shards),
+        counters=counters,
+        root_hash=root_hash(shards),
+        sources=tuple(
+            _describe_source(*each) for each in zip(settings.corpus, store.source_counters, totals.sources, strict=True)
+        ),
+    )
+
+
+def _describe_source(source: Source, counters: Mapping[str, int], totals: SourceTotals) -> dict[str, Any]:
+    named = {"name": source.name, "language": source.language, "weight": source.millionths / UNIT}
+    return named | {"counters": dict(counters) | _count_distinct(totals)}
+
+
+def _count_distinct(totals: Totals | SourceTotals) -> dict[str, int]:
+    return {
+        "dropped_duplicate": totals.duplicates,
+        "documents": totals.documents,
+        "cleaned_bytes": totals.cleaned_bytes,
+        "distinct_tokens": totals.tokens,
+    }

@@ -1,0 +1,57 @@
+"""What every benchmark says of the machine and of its runs, and how CPU seconds are measured."""
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.cleaning import clean_text
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+
+
+def print_result(benchmark: str, config: object, packages: Iterable[str], **found: Any) -> None:
+    """One JSON line: where and with what it was measured, then what was found."""
+    result = {
+        "benchmark": benchmark,
+        "commit": commit(),
+        "versions": {name: version(name) for name in packages},
+        "hardware": f"{platform.machine()} {platform.processor()}".strip(),
+        "python": platform.python_version(),
+        "config": config,
+    }
+    print(json.dumps(result | found))
+
+
+def summarize(rates: Sequence[float], digits: int = 2) -> dict[str, Any]:
+    """Number, median and spread of the rates of several runs."""
+    return {
+        "n": len(rates),
+        "median": round(float(np.median(rates)), digits),
+        "spread": [round(min(rates), digits), round(max(rates), digits)],
+    }
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """CPU seconds of this process, all threads, that a call takes."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def read_documents(patterns: Sequence[str]) -> list[str]:
+    """Cleaned texts of the documents of an input, empty ones left out."""
+    parts = plan_parts(find_inputs([str(Path(each)) for each in patterns]), "auto", 2**30)
+    return [text for part in parts for document in read_part(part) if (text := clean_text(document.text))]
+
+
+def commit() -> str:
+    """The checkout's commit, or an empty string outside one."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()

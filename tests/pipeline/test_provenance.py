@@ -1,0 +1,177 @@
+"""From a document's id back to its source, file and place: what is kept of it, what is read to find it, who may ask."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from pipeline.cleaning import clean_text, document_id
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.inspect import read_blocks
+from pipeline.provenance import find_documents, find_tokens, pack_places
+from pipeline.shards.dataset import open_dataset
+from pipeline.token_parts import TokenizedDocument
+
+
+def run(*arguments):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(texts, tmp_path_factory):
+    """Two sources of which the second is used in every second pass; they share text 60."""
+    folder = tmp_path_factory.mktemp("provenance")
+    for name, part in (("news", texts[:61]), ("books", texts[60:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    sources = [
+        {"name": "news", "input": [f"{folder}/news.jsonl"], "language": "de"},
+        {"name": "books", "input": [f"{folder}/books.jsonl"], "weight": 0.5},
+    ]
+    settings = {"sources": sources, "passes": 3, "seq_lens": [64], "part_bytes": 8192}
+    (folder / "config.yaml").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(folder, vocab_file):
+    flags = ("--vocab", vocab_file, "--workers", 1, "--output", folder / "data")
+    assert run("build", "--config", folder / "config.yaml", *flags) == 0
+    return open_dataset(str(folder / "data"))
+
+
+def id_of(text):
+    return document_id(clean_text(text)).hex()
+
+
+def test_every_document_is_found_where_it_stands(built, folder, texts):
+    tokens = find_tokens(built)
+    assert len(tokens.store["part_names"]) > 4
+    found = find_documents(tokens, [id_of(text)[:16] for text in texts])
+    for number, text in enumerate(texts):
+        copies = found[id_of(text)[:16]]
+        assert copies[0].id.hex() == id_of(text)
+        assert copies[0].cleaned_bytes == len(clean_text(text).encode())
+        assert [copy.source for copy in copies] == ([0, 1] if number == 60 else [int(number > 60)])
+        for copy in copies:
+            path, _, place = copy.place.partition(".jsonl")
+            lines = (folder / f"{('news', 'books')[copy.source]}.jsonl").read_bytes()
+            assert f"{path}.jsonl" == f"{folder}/{('news', 'books')[copy.source]}.jsonl"
+            if place.startswith(":"):
+                line = lines.split(b"\n")[int(place[1:]) - 1]
+            else:
+                line = lines[int(place.removeprefix(", byte ")) :].split(b"\n")[0]
+            assert json.loads(line)["text"] == text
+
+
+def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, monkeypatch):
+    tokens, read, opened = find_tokens(built), [], []
+    original, original_open = tokens.filesystem.cat_file, tokens.filesystem.open
+
+    def cat_file(path, start=None, end=None, **rest):
+        read.append((path.rsplit(".", 1)[1], end - start))
+        return original(path, start=start, end=end, **rest)
+
+    def open_file(path, *rest, **named):
+        opened.append(path.rsplit(".", 1)[1])
+        return original_open(path, *rest, **named)
+
+    monkeypatch.setattr(tokens.filesystem, "cat_file", cat_file)
+    monkeypatch.setattr(tokens.filesystem, "open", open_file)
+    assert len(find_documents(tokens, [id_of(texts[3])])[id_of(texts[3])]) == 1
+    assert {kind for kind, _ in read} == {"index"}
+    assert sum(size for _, size in read) < 500
+    assert sorted(kind for kind in opened if kind != "index") == ["parquet", "places"]  # cat_file opens too
+
+
+def test_documents_are_shown_with_source_place_size_and_uses(built, folder, texts, capsys):
+    held_out = {int(each) for shard in built.shards("validation", 64, 0) for block in read_blocks(built, shard)
+                for each in block.document_a}  # fmt: skip
+    train = [text for text in texts if int(id_of(text)[:16], 16) not in held_out]
+    one, two = next(text for text in train if text in texts[:60]), next(text for text in train if text in texts[61:])
+    capsys.readouterr()
+    assert run("inspect", built.url, "--documents", id_of(one)[:16], id_of(two)) == 0
+    shown = capsys.readouterr().out.split("\n")
+    assert shown[0] == id_of(one)
+    assert shown[1].startswith(f"  from      news (de), {folder}/news.jsonl")
+    assert shown[2].endswith(f" tokens, 12 sentences, {len(clean_text(one).encode())} bytes")
+    assert shown[3] == "  used      1 time(s) in each of 3 pass(es)"
+    assert shown[5].startswith(f"  from      books (en), {folder}/books.jsonl")
+    assert shown[7] in ("  used      1, 0, 1 times in passes 0 to 2", "  used      0, 1, 0 times in passes 0 to 2")
+    assert run("inspect", built.url, "--documents", f"{min(held_out):016x}", id_of(texts[60])) == 0
+    shown = capsys.readouterr().out
+    assert "  used      for validation, once\n" in shown
+    assert f"  copy      books (en), {folder}/books.jsonl:1\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [("12345678", "has an id that begins with 12345678"), ("abc", "expected 8 to 32 hex digits"), ("WXYZ" * 4, "hex")],
+)
+def test_what_is_no_document_is_refused(built, capsys, start, said):
+    assert run("inspect", built.url, "--documents", start) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
+    assert run("inspect", built.url, "--count", 3) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n  A is from ") == shown.count("\n  B is from ") == 3
+    assert f"{folder}/news.jsonl" in shown
+
+
+def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
+    shutil.copytree(built.root, tmp_path / "data")
+    shutil.rmtree(tmp_path / "data/tokens")
+    assert run("inspect", tmp_path / "data", "--count", 1) == 0
+    shown = capsys.readouterr().out
+    assert "A is from" not in shown
+    assert "where documents come from is not known: the encoded documents (tokens/), which say it, are gone" in shown
+    assert run("inspect", tmp_path / "data", "--documents", "12345678") == 2
+    assert "build again to find out" in capsys.readouterr().err
+
+
+def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, capsys):
+    flags = ("--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data", "--tokens", tmp_path / "elsewhere")
+    assert run("build", "--config", folder / "config.yaml", *flags) == 0
+    assert run("inspect", tmp_path / "data", "--documents", id_of(texts[0])) == 0
+    assert f"news (de), {folder}/news.jsonl:1\n" in capsys.readouterr().out
+
+
+def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, tmp_path):
+    shutil.copytree(built.root, tmp_path / "data")
+    tokens = tmp_path / "data/tokens"
+    # As a kill leaves a part: its record is not there yet, its places are half a file of another writer's.
+    lost = sorted(tokens.glob("*-last.json"))[1]
+    stem = lost.name.removesuffix("-last.json")
+    for path in (lost, tokens / "tokens.json", tokens / f"{stem}.index", tmp_path / "data/manifest.json"):
+        path.unlink()
+    (tokens / f"{stem}.places").write_bytes(b"PAR1")
+    (tokens / "0123-00000.places").write_bytes(b"of an interrupted task")
+    flags = ("--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data")
+    assert run("build", "--config", folder / "config.yaml", *flags) == 0
+    healed = open_dataset(str(tmp_path / "data"))
+    assert healed.manifest.root_hash == built.manifest.root_hash
+    assert not (tokens / "0123-00000.places").exists()
+    found = find_documents(find_tokens(healed), [id_of(text) for text in texts])
+    assert all(found.values())
+
+
+def test_places_may_have_any_name(tmp_path):
+    document = TokenizedDocument(bytes(16), 1, np.ones(1, np.uint16), np.ones(1, np.uint16), 3, "/a\udcff/b:1")
+    assert b"PAR1" in pack_places([document])
+
+
+def test_tokens_of_an_earlier_version_are_refused_and_not_shown(built, folder, vocab_file, tmp_path, capsys):
+    shutil.copytree(built.root, tmp_path / "data")
+    for name in ("tokens.json", "settings.json"):
+        path = tmp_path / "data/tokens" / name
+        fields = json.loads(path.read_text())
+        fields.get("settings", fields).pop("layout")
+        path.write_text(json.dumps(fields))
+    assert find_tokens(open_dataset(str(tmp_path / "data"))) is None
+    flags = ("--config", folder / "config.yaml", "--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data")
+    for command, said in (("build", "layout was None and is now 2"), ("shards", "of an earlier version; delete")):
+        assert run(command, *flags) == 2
+        assert said in capsys.readouterr().err

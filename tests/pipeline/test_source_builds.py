@@ -1,0 +1,193 @@
+"""Builds of several sources: one root hash however work is cut, counters, weights, the report."""
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.cleaning import clean_text, document_id
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.inspect import read_blocks
+from pipeline.report.mixture import mixture_cards
+from pipeline.shards.dataset import open_dataset
+from pipeline.sources import UNIT, count_uses
+
+
+def run(*arguments):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+
+
+def sources_file(path, *sources, **settings):
+    path.write_text(json.dumps({"sources": list(sources), **settings}))  # JSON is YAML too
+    return path
+
+
+def build(config, vocab_file, output, *flags):
+    assert run("build", "--config", config, "--vocab", vocab_file, "--output", output, *flags) == 0
+    return open_dataset(str(output))
+
+
+HOW_WORK_IS_CUT = {
+    "parts": ("--workers", 1, "--part_bytes", 2**20),
+    "workers": ("--workers", 2, "--part_bytes", 2048),
+    "shuffle": ("--exchange", "shuffle", "--workers", 1),
+    "shuffle among workers": ("--exchange", "shuffle", "--workers", 2, "--part_bytes", 2048),
+}
+
+
+@pytest.mark.parametrize("flags", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
+def test_two_sources_give_one_root_hash_however_work_is_cut(mixture, mixture_config, vocab_file, tmp_path, flags):
+    found = build(mixture_config, vocab_file, tmp_path / "data", *flags)
+    assert found.manifest.root_hash == mixture.manifest.root_hash
+    assert found.manifest.sources == mixture.manifest.sources
+    assert [shard.source_tokens for shard in found.all_shards] == [shard.source_tokens for shard in mixture.all_shards]
+
+
+def test_a_mixture_has_the_bytes_it_always_had(mixture):
+    assert mixture.manifest.root_hash == "fbda569e87d37ec2d9187b5e93195fd57a3a99c367137a900e2815af8ca33586"
+    assert mixture.manifest.settings_hash == "5f3bfaa433cde1f07ac8ed1c2ebe984a858530b9df5238737985aafb3d9b0eab"
+
+
+def test_sources_are_counted(mixture):
+    news, books = mixture.manifest.sources
+    assert (news["name"], news["weight"], news["language"]) == ("news", 0.5, "en")
+    assert (news["counters"]["documents_read"], news["counters"]["documents"]) == (70, 70)
+    assert (books["counters"]["documents_read"], books["counters"]["documents"]) == (60, 50)
+    assert (news["counters"]["dropped_duplicate"], books["counters"]["dropped_duplicate"]) == (0, 10)
+    total = mixture.manifest.counters
+    for name in ("documents", "cleaned_bytes", "distinct_tokens", "sentences"):
+        assert news["counters"][name] + books["counters"][name] == total[name]
+
+
+def uses_in(dataset, texts, pass_index, split="train"):
+    """Tokens of A by document number, divided by those of the document: about its uses, with half of B's missing."""
+    number_of = {int.from_bytes(document_id(clean_text(text))[:8], "big"): n for n, text in enumerate(texts)}
+    found = Counter()
+    for shard in dataset.shards(split, 64, pass_index):
+        for block in read_blocks(dataset, shard):
+            found.update(number_of[key] for key in block.document_a.tolist())
+    return found
+
+
+def test_weights_decide_how_often_a_document_is_used(mixture, texts):
+    seed, held_out = 12345, set(uses_in(mixture, texts, 0, "validation"))
+    for pass_index in range(2):
+        found = uses_in(mixture, texts, pass_index)
+        for number in set(range(120)) - held_out:
+            weight = UNIT // 2 if number < 70 else 3 * UNIT
+            uses = count_uses(weight, pass_index, seed, document_id(clean_text(texts[number])))
+            assert bool(uses) == bool(found[number]), number
+    plain = [found[number] for number in range(70, 120)]
+    assert np.mean(plain) > 2 * np.mean([each for number, each in found.items() if number < 70])
+
+
+def test_validation_uses_every_document_once(mixture, mixture_config, vocab_file, texts, tmp_path):
+    heavier = json.loads(mixture_config.read_text())
+    for source in heavier["sources"]:
+        source["weight"] = 7
+    (tmp_path / "c.yaml").write_text(json.dumps(heavier))
+    other = build(tmp_path / "c.yaml", vocab_file, tmp_path / "data", "--workers", 1)
+    assert other.manifest.root_hash != mixture.manifest.root_hash
+    own, others = (each.shards("validation", 64, 0) for each in (mixture, other))
+    assert [shard.content_hash for shard in own] == [shard.content_hash for shard in others]
+
+
+def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_file, tmp_path):
+    lighter = json.loads(mixture_config.read_text())
+    for source in lighter["sources"]:
+        source["weight"] = 1
+    (tmp_path / "c.yaml").write_text(json.dumps(lighter))
+    tokens = Path(mixture.root, "tokens/tokens.json")
+    before = tokens.stat().st_mtime_ns
+    found = build(tmp_path / "c.yaml", vocab_file, tmp_path / "data", "--tokens", tokens.parent, "--workers", 1)
+    assert tokens.stat().st_mtime_ns == before
+    assert found.manifest.root_hash != mixture.manifest.root_hash
+    assert found.manifest.settings["documents_hash"] == mixture.manifest.settings["documents_hash"]
+
+
+def test_tokens_of_instances_are_counted_by_source(mixture, texts):
+    source_of = {int.from_bytes(document_id(clean_text(text))[:8], "big"): n >= 70 for n, text in enumerate(texts)}
+    for shard in mixture.all_shards:
+        expected = [0, 0]
+        for block in read_blocks(mixture, shard):
+            for row in range(block.num_instances):
+                one = block.slice(row, row + 1)
+                length = int(one.segment_a_length[0])
+                expected[source_of[int(one.document_a[0])]] += length
+                expected[source_of[int(one.document_b[0])]] += len(one.input_ids) - length
+        assert list(shard.source_tokens) == expected
+        assert sum(expected) == shard.tokens
+    assert run("verify", mixture.url) == 0
+
+
+def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_file, tmp_path):
+    hashes = []
+    for number in (60, 61):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, part in (("a", texts[:number]), ("b", texts[number:])):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        sources = [{"name": name, "input": [f"{folder}/{name}.jsonl"]} for name in "ab"]
+        config = sources_file(folder / "c.yaml", *sources, passes=1, seq_lens=[64])
+        hashes.append(build(config, vocab_file, folder / "data", "--workers", 1).manifest)
+    assert hashes[0].settings["documents_hash"] != hashes[1].settings["documents_hash"]
+    assert hashes[0].settings_hash != hashes[1].settings_hash
+
+
+def test_a_single_source_is_what_input_is(corpus, vocab_file, tmp_path):
+    source = {"name": "all", "input": [str(corpus)], "licence": "CC0-1.0"}
+    config = sources_file(tmp_path / "c.yaml", source, passes=1, seq_lens=[64])
+    named = build(config, vocab_file, tmp_path / "named", "--workers", 1)
+    words = ("--input", corpus, "--output", tmp_path / "plain", "--passes", 1, "--seq_lens", 64, "--workers", 1)
+    assert run("build", "--vocab", vocab_file, *words) == 0
+    plain = open_dataset(str(tmp_path / "plain"))
+    assert named.manifest.root_hash == plain.manifest.root_hash
+    assert named.manifest.settings_hash == plain.manifest.settings_hash
+    assert named.read_file("shards.parquet") == plain.read_file("shards.parquet")
+
+
+def test_tokens_of_other_sources_are_refused(mixture, mixture_config, vocab_file, tmp_path, capsys):
+    changed = json.loads(mixture_config.read_text())
+    changed["sources"][0]["name"] = "papers"
+    (tmp_path / "c.yaml").write_text(json.dumps(changed))
+    for command in ("build", "shards"):
+        flags = ("--vocab", vocab_file, "--output", mixture.root, "--workers", 1)
+        assert run(command, "--config", tmp_path / "c.yaml", *flags) == 2
+        assert "holds tokens of other settings: sources was" in capsys.readouterr().err
+
+
+def test_the_report_shows_the_mixture(mixture, capsys):
+    assert run("report", mixture.url) == 0
+    text = capsys.readouterr().out
+    news, books = json.loads(mixture.read_file("report.json"))["dataset"]["mixture"]
+    assert (news["licence"], news["language"], news["weight"], news["documents"]) == ("CC0-1.0", "en", 0.5, 70)
+    assert (books["licence"], books["documents_read"], books["documents"]) == ("", 60, 50)
+    tokens = [
+        sum(each) for each in zip(*(s.source_tokens for s in mixture.all_shards if s.split == "train"), strict=True)
+    ]
+    assert news["share_of_instances"] == pytest.approx(tokens[0] / sum(tokens), abs=1e-5)
+    assert news["share_of_corpus"] == pytest.approx(news["tokens"] / (news["tokens"] + books["tokens"]), abs=1e-5)
+    assert news["share_of_instances"] < news["share_of_corpus"]
+    assert f"{news['share_of_instances']:.1%} of train instances  CC0-1.0" in text
+    page = mixture.read_file("report.html").decode()
+    for shown in ("<b>news</b>", "CC0-1.0", "not stated", f"{books['share_of_instances']:.1%}"):
+        assert shown in page
+    assert "Share of the train instances&#x27; tokens" in page or "Share of the train instances' tokens" in page
+
+
+def test_the_table_of_files_names_source_and_licence(mixture):
+    rows = pq.read_table(io.BytesIO(mixture.read_file("sources.parquet"))).to_pylist()
+    assert [(row["source"], row["licence"]) for row in rows] == [("news", "CC0-1.0"), ("books", "")]
+    assert all(row["url"].endswith(f"/{row['source']}.jsonl") for row in rows)
+
+
+def test_names_that_are_markup_are_shown_as_text():
+    row = {"name": "<b>", "licence": "a & b", "language": "en", "weight": 1.0, "documents": 1, "tokens": 1}
+    page = mixture_cards([row | {"share_of_corpus": 1.0, "share_of_instances": 1.0}])
+    assert "<b>&lt;b&gt;</b>" in page
+    assert "a &amp; b" in page

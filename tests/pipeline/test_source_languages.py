@@ -1,0 +1,121 @@
+"""What sources give to the vocabulary and to a plan, and two languages in one build."""
+
+import itertools
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.buckets import plan_buckets
+from pipeline.build import find_corpus
+from pipeline.build_shards import instance_rule
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.inspect import read_blocks, read_vocabulary
+from pipeline.plan import format_plan, make_plan
+from pipeline.provenance import find_tokens
+from pipeline.settings import BuildSettings
+from pipeline.shards.dataset import open_dataset
+from pipeline.sources import Source
+from pipeline.token_index import read_bucket
+
+
+def run(*arguments):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+
+
+def sources_file(path, *sources, **settings):
+    path.write_text(json.dumps({"sources": list(sources), **settings}))  # JSON is YAML too
+    return path
+
+
+def test_words_count_as_often_as_their_source_is_used(mixture_config, tmp_path):
+    def counts_with(*weights):
+        changed = json.loads(mixture_config.read_text()) | {"vocab_size": 120}
+        for source, weight in zip(changed["sources"], weights, strict=True):
+            source["weight"] = weight
+        folder = tmp_path / "-".join(map(str, weights))
+        folder.mkdir()
+        (folder / "c.yaml").write_text(json.dumps(changed))
+        assert run("vocab", "--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1) == 0
+        table = pq.read_table(folder / "data/word_counts.parquet")
+        return dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+    even, double, mixed = counts_with(1, 1), counts_with(2, 2), counts_with(0.5, 1.5)
+    assert even == double
+    assert mixed["5"] == even["5"]  # only in the first source
+    assert mixed["115"] == 3 * even["115"]
+    assert even["river"] < mixed["river"] < 3 * even["river"]
+
+
+def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, tmp_path):
+    settings = {**json.loads(mixture_config.read_text()), "output": str(tmp_path / "data"), "vocab": str(vocab_file)}
+    settings["sources"] = [Source(**source) for source in settings["sources"]]
+    settings = BuildSettings(**settings)
+    corpus = find_corpus(settings)
+    plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    train = [sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)]
+    assert plan.lengths[0].instances == pytest.approx(sum(train) / 2, rel=0.15)
+    assert (plan.files, plan.documents) == (2, 130)
+    news, books = plan.sources
+    assert (news.documents, books.documents) == (70, 60)
+    assert books.used_share == pytest.approx(3 * books.tokens / (0.5 * news.tokens + 3 * books.tokens))
+    shown = format_plan(plan, 1, 2)
+    assert f"  books: 60 documents of {books.tokens:,} tokens; weight 3 makes them {books.used_share:.1%}" in shown
+
+
+# Two languages
+
+
+def test_english_and_chinese_come_together(shared_data, tmp_path):
+    english = tmp_path / "english.jsonl"
+    part = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
+    texts = [document.text for document in itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)]
+    english.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    chinese = str(shared_data / "data/wiki_zh/wiki_zh_00.txt.zst")
+    sources = [
+        {"name": "wiki-en", "input": [str(english)], "licence": "CC-BY-SA-3.0"},
+        {"name": "wiki-zh", "input": [chinese], "language": "zh", "licence": "CC-BY-SA-3.0", "weight": 2},
+    ]
+    settings = {"passes": 1, "vocab_size": 9000, "alphabet_size": 8000, "num_buckets": 1, "workers": 1}
+    config = sources_file(tmp_path / "c.yaml", *sources, **settings)
+    assert run("build", "--config", config, "--output", tmp_path / "data") == 0
+    dataset = open_dataset(str(tmp_path / "data"))
+    vocabulary = read_vocabulary(dataset)
+    assert sum("\u4e00" <= token[0] <= "\u9fff" for token in vocabulary.tokens) > 3000
+    counters = dataset.manifest.sources[1]["counters"]
+    assert counters.get("unknown_tokens", 0) < 0.001 * counters["tokens"]  # 13 % with an alphabet of 1,000
+
+    english_row, chinese_row = json.loads(dataset.read_file("report.json"))["dataset"]["mixture"]
+    tokens = english_row["tokens"], chinese_row["tokens"]
+    assert chinese_row["share_of_corpus"] == pytest.approx(tokens[1] / sum(tokens), abs=1e-6)
+    # A follows the weights; half of the instances have a random B, from any document alike.
+    starts = {int.from_bytes(each.id[:8], "big"): each.source for each in encoded_documents(dataset)}
+    firsts = np.zeros(2)
+    for shard in dataset.shards("train", 128, 0):
+        for block in read_blocks(dataset, shard):
+            by_source = [starts[int(key)] for key in block.document_a.tolist()]
+            is_next = ~block.is_random_next
+            own = np.array(by_source)[is_next]
+            firsts += np.bincount(own, np.diff(block.offsets)[is_next] - 3, 2)
+    expected = 2 * tokens[1] / (tokens[0] + 2 * tokens[1])
+    assert firsts[1] / firsts.sum() == pytest.approx(expected, abs=0.05)
+    assert chinese_row["share_of_instances"] > chinese_row["share_of_corpus"]
+
+    stop, ends_with_stop, inside = vocabulary.tokens.index("。"), 0, 0
+    for document in encoded_documents(dataset):
+        if document.source == 1:
+            ends = np.cumsum(document.sentence_lengths.astype(int)) - 1
+            ends_with_stop += int(np.count_nonzero(document.tokens[ends] == stop))
+            inside += int(np.count_nonzero(np.delete(document.tokens, ends) == stop))
+    assert ends_with_stop > 5000
+    assert inside < 0.03 * ends_with_stop  # in quotations
+
+
+def encoded_documents(dataset):
+    tokens = find_tokens(dataset)
+    names, bucket = tokens.store["part_names"], plan_buckets(1, None)[0]
+    return read_bucket(tokens.filesystem, tokens.folder, names, bucket, np.uint16)

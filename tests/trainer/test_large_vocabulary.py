@@ -1,0 +1,71 @@
+"""A vocabulary of more than 65,536 pieces, from text to an exported model: ids of 32 bits all the way."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import transformers
+import yaml
+
+from pipeline.cli import COMMANDS as PIPELINE_COMMANDS
+from pipeline.command_line import run_program
+from pipeline.inspect import read_blocks, read_vocabulary
+from pipeline.shards.dataset import open_dataset
+from tests.trainer.two_ranks import run_ranks
+from trainer.cli import main
+
+VOCAB_SIZE = 119_547  # of multilingual BERT
+TINY = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
+
+
+@pytest.fixture(scope="module")
+def dataset(shared_data, tmp_path_factory):
+    """The declaration of human rights in every twelfth of some 390 languages."""
+    folder = tmp_path_factory.mktemp("large")
+    with zipfile.ZipFile(shared_data / "data/udhr2/udhr2.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".txt"))[::12]
+        texts = [json.dumps({"text": archive.read(name).decode()}) for name in names]
+    (folder / "rights.jsonl").write_text("\n".join(texts) + "\n")
+    vocab = shared_data / "data/bert_vocab/bert-base-multilingual-cased-vocab.txt"
+    arguments = ["--vocab", vocab, "--lower_case", "false", "--seq_lens", 64, "--passes", 1, "--workers", 1]
+    arguments = ["build", "--input", folder / "rights.jsonl", "--output", folder / "data", *arguments]
+    assert run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, list(map(str, arguments))) == 0
+    assert run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, ["verify", str(folder / "data")]) == 0
+    return open_dataset(str(folder / "data"))
+
+
+def test_blocks_hold_the_text_in_32_bits(dataset):
+    assert dataset.manifest.vocab_size == VOCAB_SIZE
+    [shard] = dataset.shards("train", 64, 0)
+    blocks = list(read_blocks(dataset, shard))
+    assert {(block.input_ids.dtype, block.masked_lm_ids.dtype) for block in blocks} == {(np.dtype(np.uint32),) * 2}
+    labels = np.concatenate([block.masked_lm_ids for block in blocks])
+    assert (labels > 65_535).mean() > 0.05
+    assert (labels == 100).mean() < 0.05, "[UNK]"
+    shown = np.concatenate([block.input_ids[block.masked_indices] for block in blocks])
+    is_random = (shown != 103) & (shown != labels)
+    assert 0.3 < (shown[is_random] > 65_535).mean() < 0.6, "random replacements come from the whole vocabulary"
+
+
+def test_it_trains_and_exports(dataset, tmp_path):
+    config = {
+        "data": dataset.url,
+        "output": str(tmp_path / "run"),
+        "phases": [{"seq_len": 64, "global_batch": 8, "steps": 3, "peak_lr": 0.001}],
+        "model": {"preset": "tiny", "overrides": TINY},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    [ran] = run_ranks(["-m", "trainer", "pretrain", "--config", str(tmp_path / "run.yaml")], world_size=1)
+    assert ran.returncode == 0, ran.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+    assert len(losses) == 3
+    assert all(abs(loss - np.log(VOCAB_SIZE)) < 0.5 for loss in losses), losses
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "hf")]) == 0
+    model = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf")
+    assert model.bert.embeddings.word_embeddings.num_embeddings == VOCAB_SIZE
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer.convert_ids_to_tokens([70_000, VOCAB_SIZE - 1]) == [
+        read_vocabulary(dataset).tokens[i] for i in (70_000, -1)
+    ]
