@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from pipeline.shards.block_tables import BlockTables
@@ -16,6 +17,7 @@ from pipeline.shards.manifest import (
     parse_shards_table,
     root_hash,
 )
+from pipeline.shards.s3_ranges import RangeReader, s3_range_reader
 from pipeline.shards.storage import file_exists, file_size, open_filesystem, read_file, read_range
 
 
@@ -71,7 +73,11 @@ class Dataset:
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
-        return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1)
+        return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1, reader=self._range_reader)
+
+    @cached_property
+    def _range_reader(self) -> RangeReader | None:
+        return s3_range_reader(self.filesystem)
 
     def read_file(self, name: str) -> bytes:
         """A small file of the dataset, such as vocab.txt.

@@ -271,7 +271,7 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
 def blocks_table(tables: Sequence[BlockTable]) -> bytes:
     """blocks.parquet: one row a block, one row group a shard, in the order of shards.parquet."""
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd", write_statistics=False) as writer:
         for index, table in enumerate(tables):
             columns = {
                 "shard": np.full(len(table), index),

@@ -100,7 +100,14 @@ def write_atomic(filesystem: Any, path: str, data: bytes) -> None:
         call_patiently(locate(filesystem, path), lambda: _upload(filesystem, path, data))
 
 
-def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int = ATTEMPTS) -> bytes:
+def read_range(
+    filesystem: Any,
+    path: str,
+    start: int,
+    stop: int,
+    attempts: int = ATTEMPTS,
+    reader: Callable[[str, int, int], bytes] | None = None,
+) -> bytes:
     """Bytes start to stop - 1 of a file.
 
     Args:
@@ -109,6 +116,7 @@ def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int 
         start: First byte.
         stop: One after the last byte.
         attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
+        reader: Reads in place of the filesystem.
 
     Raises:
         OSError: The store returned another number of bytes than asked for: some cut a body short without an error.
@@ -116,7 +124,7 @@ def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int 
     """
 
     def attempt() -> bytes:
-        data: bytes = filesystem.cat_file(path, start=start, end=stop)
+        data: bytes = reader(path, start, stop) if reader else filesystem.cat_file(path, start=start, end=stop)
         if len(data) != stop - start:
             raise _SizeError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data

@@ -17,7 +17,7 @@ ALLOWED = {
         "tokenizer", "apache_beam", "numpy", "pyarrow", "fsspec", "sentencex", "zstandard",
         "jsonargparse", "tqdm",
     },
-    "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal"},
+    "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore"},
     "pipeline.command_line": {"jsonargparse"},
     "pipeline.pairs": {"numpy", "pipeline.seeds"},
     "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds"},

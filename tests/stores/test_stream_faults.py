@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.s3_ranges import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
 from trainer.stream import ranged_read
@@ -110,7 +111,7 @@ def test_a_lasting_fault_is_one_error_that_names_the_place(through, tmp_path, fa
 
 def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):
     _, dataset = through(faulty_proxy.other_object, LASTING)
-    settings = settings_for(faulty_proxy.other_object, tmp_path, True, 1.0)
+    settings = settings_for(faulty_proxy.other_object, tmp_path, True, 30.0)
     with pytest.raises(ShardReadError, match=r"gave up after 3 attempts .* crc32 of its"):
         batches(dataset, settings)
     assert not list((tmp_path / "cache/stretches").iterdir())
@@ -119,6 +120,13 @@ def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):
     asked = proxy.requests
     assert_same(batches(dataset, settings), clean)
     assert proxy.requests == asked > 0
+
+
+def test_options_that_only_s3fs_knows_are_left_to_it(on_s3, s3, folder, clean):
+    assert s3_range_reader(fsspec.filesystem("s3", **s3)) is not None
+    for other in (fsspec.filesystem("file"), fsspec.filesystem("s3", **s3, requester_pays=True)):
+        assert s3_range_reader(other) is None
+    assert_same(batches(open_dataset(on_s3, s3 | {"requester_pays": True}), ReadSettings()), clean)
 
 
 def test_a_storm_over_every_second_answer_changes_nothing(through, clean, tmp_path):

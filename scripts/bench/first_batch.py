@@ -1,0 +1,147 @@
+"""Seconds and memory until the first batch of a dataset of many shards: one JSON line.
+
+    python scripts/bench/first_batch.py --shards 80000 --blocks 62
+
+The tables are as large as told (80,000 shards of 62 blocks: 5 million blocks, 2.5 billion instances at length 128);
+every shard's bytes are those of one small shard, and each request waits --latency_ms as a store's first byte would.
+start_mb is what Python and torch take before anything is opened.
+"""
+
+import argparse
+import dataclasses
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.shard_file import pack_shard
+from pipeline.shards.block import Block, block_instances
+from pipeline.shards.block_tables import BlockTables
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    FORMAT_VERSION,
+    SHARDS_TABLE,
+    BlockTable,
+    Manifest,
+    Shard,
+    blocks_table,
+    group_totals,
+    parse_shards_table,
+    root_hash,
+    shard_name,
+    shards_table,
+)
+from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.step import StepLoader
+
+SEQ_LEN = 128
+
+
+def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
+    """A shard whose blocks are one block of random tokens."""
+    rng, size = np.random.default_rng(0), block_instances(SEQ_LEN)
+    lengths = rng.integers(60, SEQ_LEN + 1, size)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    block = Block(
+        input_ids=rng.integers(5, 30_000, offsets[-1]).astype(np.uint16),
+        offsets=offsets,
+        segment_a_length=np.full(size, 20, np.uint16),
+        masked_lm_positions=np.ones(size, np.uint16),
+        masked_lm_ids=np.ones(size, np.uint16),
+        masked_offsets=np.arange(size + 1, dtype=np.int32),
+        is_random_next=np.zeros(size, np.bool_),
+        document_a=np.arange(size, dtype=np.uint64),
+        document_b=np.arange(size, dtype=np.uint64),
+    )
+    return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0))
+
+
+def write_tables(folder: Path, shard: Shard, table: BlockTable, num_shards: int) -> None:
+    """shards.parquet and blocks.parquet of many shards like this one."""
+    names = [shard_name("train", SEQ_LEN, 0, number) for number in range(num_shards)]
+    (folder / SHARDS_TABLE).write_bytes(shards_table([dataclasses.replace(shard, name=name) for name in names]))
+    (folder / BLOCKS_TABLE).write_bytes(blocks_table([table] * num_shards))
+
+
+def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
+    """The dataset, whose every shard is the same tar, behind requests that take a while."""
+
+    def read(data: Any, start: int, stop: int) -> bytes:
+        time.sleep(latency_seconds)
+        return bytes(data[start:stop])
+
+    shards = parse_shards_table((folder / SHARDS_TABLE).read_bytes(), SHARDS_TABLE)
+    digest = root_hash(shards)
+    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", 30_522, {}, group_totals(shards), {}, digest)
+    blocks = np.memmap(folder / BLOCKS_TABLE, np.uint8, "r")
+    dataset = Dataset(str(folder), None, str(folder), manifest, shards)
+    tables = BlockTables(lambda *span: read(blocks, *span), lambda: len(blocks), len(shards), BLOCKS_TABLE)
+    dataset.__dict__["_tables"] = tables
+    dataset.__dict__["read_bytes"] = lambda _, start, stop: read(tar, start, stop)
+    return dataset
+
+
+def measure(folder: Path, tar: bytes, options: argparse.Namespace) -> dict[str, float]:
+    """Opens the dataset and takes one batch."""
+    start_mb = peak_mb()
+    began, cpu = time.perf_counter(), time.process_time()
+    dataset = open_copies(folder, tar, options.latency_ms / 1000)
+    opened = time.perf_counter()
+    with StepLoader(
+        dataset,
+        "train",
+        SEQ_LEN,
+        rank=0,
+        world_size=1,
+        global_batch=256,
+        micro_tokens=32_768,
+        seed=0,
+        reading=ReadSettings(buffer_bytes=options.buffer_mb * 2**20),
+    ) as loader:
+        next(loader)
+        seconds = time.perf_counter() - began
+        return {
+            "open_seconds": round(opened - began, 2),
+            "first_batch_seconds": round(seconds, 2),
+            "cpu_seconds": round(time.process_time() - cpu, 2),
+            "lanes": loader.num_lanes,
+            "start_mb": start_mb,
+            "peak_mb": peak_mb(),
+        }
+
+
+def peak_mb() -> int:
+    """Most memory this process has had."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the tables, or measures in the process that --tables starts with them at hand."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shards", type=int, default=80_000)
+    parser.add_argument("--blocks", type=int, default=62)
+    parser.add_argument("--latency_ms", type=float, default=30)
+    parser.add_argument("--buffer_mb", type=int, default=64)
+    parser.add_argument("--tables", type=Path, help="folder that keeps the tables for another run")
+    options = parser.parse_args(arguments)
+    tar, shard, table = make_shard(options.blocks)
+    with tempfile.TemporaryDirectory(prefix="beambert-bench-") as temporary:
+        folder = options.tables or Path(temporary)
+        if not (folder / BLOCKS_TABLE).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_tables(folder, shard, table, options.shards)
+        config = {"shards": options.shards, "blocks": options.blocks, "latency_ms": options.latency_ms}
+        config["buffer_mb"] = options.buffer_mb
+        print(json.dumps({"benchmark": "first_batch", **config, **measure(folder, tar, options)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
