@@ -1,10 +1,11 @@
-"""The shards stage: runs the shards job over the shards that are not there yet, then publishes the dataset.
+"""The shards stage: runs the shards job over the shards that are not there yet, and publishes what is finished.
 
 manifest.json comes after everything it speaks of; lengths and passes may be added to a finished dataset.
 """
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -18,46 +19,36 @@ from pipeline.describe import describe_dataset
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
 from pipeline.index_rows import iterate_kept_ids
 from pipeline.masking import MaskingRule
+from pipeline.publish import (
+    SETTINGS,
+    Built,
+    PassPublisher,
+    planned_groups,
+    publish_dataset,
+    publish_plan,
+    remove_leftovers,
+)
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.manifest import (
-    BLOCKS_TABLE,
     DOCUMENT_IDS,
     MANIFEST,
-    SHARDS_TABLE,
-    BlockTable,
-    Manifest,
-    Shard,
-    blocks_table,
     json_bytes,
-    pass_folder,
-    pass_json,
-    shards_table,
 )
 from pipeline.shards.storage import (
     file_exists,
-    find_temporaries,
     list_files,
     open_filesystem,
     read_file,
     remove_files,
     write_atomic,
 )
-from pipeline.shards_job import (
-    RECORDS,
-    BuildShards,
-    ShardBuilder,
-    format_record,
-    parse_record,
-    record_name,
-)
+from pipeline.shards_job import BuildShards, ShardBuilder, parse_record, record_name
 from pipeline.sources import apply_weights
 from pipeline.token_index import Totals
 from tokenizer.vocab import CONTINUATION, Vocabulary
-
-_SETTINGS = f"{RECORDS}/settings.json"
-Built = dict[str, tuple[Shard, BlockTable]]
 
 
 def make_shards(
@@ -77,15 +68,22 @@ def make_shards(
     missing = [task for task in tasks if task.name not in built]
     if not missing and file_exists(filesystem, f"{root}/{MANIFEST}"):
         _write_document_ids(settings, filesystem, root, store)
-        _remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
+        remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
-    _run_job(settings, vocabulary, store, missing, beam_arguments)
-    built |= _read_records(filesystem, root, missing)
+    described = describe_dataset(settings, vocabulary, store, [])
+    plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
+    publish_plan(filesystem, root, plan)
+    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
+    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
+    publisher = PassPublisher(filesystem, root, tasks, built, plan.settings_hash)
+    _run_job(settings, vocabulary, store, missing, publisher.look, beam_arguments)
+    built |= publisher.built
+    built |= _read_records(filesystem, root, [task for task in missing if task.name not in built])
     lost = [task.name for task in tasks if task.name not in built]
     assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
     _write_document_ids(settings, filesystem, root, store)
     shards = [shard for shard, _ in built.values()]
-    _publish(filesystem, root, built, describe_dataset(settings, vocabulary, store, shards))
+    publish_dataset(filesystem, root, built, describe_dataset(settings, vocabulary, store, shards))
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -120,12 +118,12 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
         built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
-    elif file_exists(filesystem, f"{root}/{_SETTINGS}"):
-        found = json.loads(read_file(filesystem, f"{root}/{_SETTINGS}"))
+    elif file_exists(filesystem, f"{root}/{SETTINGS}"):
+        found = json.loads(read_file(filesystem, f"{root}/{SETTINGS}"))
     if found is not None and (changed := describe_changes(found, content)):
         raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
     if not built:
-        write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(content))
+        write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(content))
     return built
 
 
@@ -149,21 +147,16 @@ def _run_job(
     vocabulary: Vocabulary,
     store: TokenStore,
     missing: Sequence[ShardTask],
+    count_finished: Callable[[], int],
     beam_arguments: Sequence[str],
 ) -> None:
-    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
-    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
-    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
     options = pipeline_options(settings.workers, beam_arguments)
     mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
         add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode, has_dropped=store.has_dropped)
 
-    def count() -> int:
-        return len(_records_of(missing) & {f"{RECORDS}/{name}" for name in list_files(filesystem, f"{root}/{RECORDS}")})
-
-    run_graph("shards", build, options, len(missing), count)
+    run_graph("shards", build, options, len(missing), count_finished)
 
 
 def add_shards_graph(
@@ -210,32 +203,3 @@ def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int)
         nsp_balance=settings.nsp_balance,
         weights=settings.weights,
     )
-
-
-def _publish(filesystem: Any, root: str, built: Built, manifest: Manifest) -> None:
-    """Writes pass.json of every pass, the tables, then the manifest; a kill in between loses nothing.
-
-    Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
-    """
-    ordered = [built[name] for name in sorted(built)]
-    if file_exists(filesystem, f"{root}/{MANIFEST}"):
-        write_atomic(filesystem, f"{root}/{_SETTINGS}", json_bytes(manifest.settings))
-        for shard, table in ordered:
-            write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
-        remove_files(filesystem, root, [MANIFEST])
-    passes: dict[str, list[Shard]] = {}
-    for shard, _ in ordered:
-        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
-    for folder, shards in passes.items():
-        write_atomic(filesystem, f"{root}/{folder}/pass.json", pass_json(shards, manifest.settings_hash))
-    write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
-    write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
-    write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
-    _remove_leftovers(filesystem, root)
-
-
-def _remove_leftovers(filesystem: Any, root: str) -> None:
-    """Removes the records of a published dataset and what killed writers left beside its files."""
-    files = list_files(filesystem, root)
-    records = [name for name in files if name.startswith(f"{RECORDS}/")]
-    remove_files(filesystem, root, sorted({*records, *find_temporaries(files)}))

@@ -97,6 +97,11 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
             instances = parser.instantiate(parsed)
     except jsonargparse.ArgumentError as error:
         raise ValueError(_explain(str(error), settings_class)) from error
+    except ValueError as error:
+        if "item assignment" not in str(error):  # what the library says of a single value where it expects a list
+            raise
+        lists = ", ".join(_list_fields(settings_class))
+        raise ValueError(f"a --config file gives one value where a list belongs, [value]; lists are {lists}") from error
     fields = [field.name for field in dataclasses.fields(settings_class)]
     return settings_class(**{name: getattr(instances, name) for name in fields})
 

@@ -18,13 +18,12 @@ from pipeline import worker_guard
 from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, count_source_tokens, gather_documents
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
-from pipeline.shards.manifest import BlockTable, Shard, shard_row
+from pipeline.shards.growing import RECORDS
+from pipeline.shards.manifest import BlockTable, Shard, parse_shard_row, shard_row
 from pipeline.shards.storage import file_exists, open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 
 worker_guard.watch_in_workers()
-
-RECORDS = "_tasks"
 
 
 @dataclass(frozen=True)
@@ -102,5 +101,4 @@ def parse_record(data: bytes) -> tuple[Shard, BlockTable]:
     blocks = fields["blocks"]
     offset, size, instances, tokens = (np.array(blocks[name], np.int64) for name in list(blocks)[:4])
     table = BlockTable(offset, size, instances, tokens, np.array(blocks["crc32"], np.uint32))
-    source_tokens = tuple(fields["shard"].pop("source_tokens", ()))
-    return Shard(**fields["shard"], source_tokens=source_tokens), table
+    return parse_shard_row(fields["shard"]), table

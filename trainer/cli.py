@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
-from trainer.settings import ExportSettings, FillMaskSettings, PlanSettings
+from trainer.tool_settings import ExportSettings, FillMaskSettings, PlanSettings, StreamSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
@@ -16,16 +16,21 @@ COMMANDS = {
         function="trainer.pretrain:pretrain",
     ),
     "plan": Command(
-        summary="what a run will take: hours, memory, bandwidth", settings="trainer.settings:PlanSettings",
+        summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
         function="trainer.cli:plan",
     ),
+    "stream": Command(
+        summary="show what every rank would read of the data, and how fast",
+        settings="trainer.tool_settings:StreamSettings", function="trainer.cli:stream", positionals=("data",),
+    ),
     "export": Command(
-        summary="write a run's newest checkpoint as a Hugging Face folder", settings="trainer.settings:ExportSettings",
-        function="trainer.cli:export", positionals=("run",),
+        summary="write a run's newest checkpoint as a Hugging Face folder",
+        settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
-        summary="see what an exported model puts in the place of [MASK]", settings="trainer.settings:FillMaskSettings",
-        function="trainer.cli:fill_mask", positionals=("model", "text"),
+        summary="see what an exported model puts in the place of [MASK]",
+        settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
+        positionals=("model", "text"),
     ),
 }  # fmt: skip
 
@@ -33,6 +38,13 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command that the arguments name; the exit code."""
     return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
+
+
+def stream(settings: StreamSettings, _remainder: object = None) -> None:
+    """`python -m trainer stream DATA ...`."""
+    from trainer.stream_report import report_stream
+
+    print(report_stream(settings))
 
 
 def plan(settings: PlanSettings, _remainder: object = None) -> None:
@@ -58,12 +70,12 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         BertConfig(**facts["model"]),
         (run.path / "vocab.txt").read_bytes(),
         settings.output,
-        lower_case=facts["dataset"]["lower_case"],
+        lower_case=facts["datasets"][0]["lower_case"],
         provenance={
             "steps": state["step"],
             "tokens_seen": state["tokens"],
             "instances_seen": state["instances"],
-            "dataset_root_hash": facts["dataset"]["root_hash"],
+            "datasets": [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]],
         },
     )
     print(json.dumps({"exported": settings.output, "checkpoint": str(checkpoint), "step": state["step"]}))

@@ -49,6 +49,7 @@ class StepCounts:
         most_tokens: Tokens of the rank that has most.
         wait_seconds: Longest wait for data on any rank.
         must_stop: Whether any rank was told to stop.
+        drawn: Instances and tokens of every dataset of the mixture, over all ranks.
     """
 
     num_micro_batches: int
@@ -58,6 +59,7 @@ class StepCounts:
     most_tokens: int
     wait_seconds: float
     must_stop: bool
+    drawn: tuple[tuple[int, int], ...]
 
 
 def read_deepspeed_file(path: str | None) -> dict[str, Any]:
@@ -119,7 +121,11 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
 
 
 def agree_on_step(
-    ranks: Ranks, micro_batches: Sequence[MicroBatch], wait_seconds: float, must_stop: bool
+    ranks: Ranks,
+    micro_batches: Sequence[MicroBatch],
+    wait_seconds: float,
+    must_stop: bool,
+    drawn: Sequence[tuple[int, int]] = (),
 ) -> StepCounts:
     """Exchanges this rank's counts for those of the whole step, in one small collective on the CPU."""
     mine = [
@@ -129,11 +135,13 @@ def agree_on_step(
         sum(len(batch.input_ids) for batch in micro_batches),
         wait_seconds,
         must_stop,
+        *(number for pair in drawn for number in pair),
     ]
     table = torch.zeros(ranks.world_size, len(mine), dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = list(table.unbind())
     torch.distributed.all_gather(rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group)
-    batches, instances, masked, tokens, waits, stops = torch.stack(rows).T
+    batches, instances, masked, tokens, waits, stops, *draws = torch.stack(rows).T
+    sums = [int(column.sum()) for column in draws]
     return StepCounts(
         num_micro_batches=int(batches.max()),
         instances=int(instances.sum()),
@@ -142,7 +150,15 @@ def agree_on_step(
         most_tokens=int(tokens.max()),
         wait_seconds=float(waits.max()),
         must_stop=bool(stops.any()),
+        drawn=tuple(zip(sums[::2], sums[1::2], strict=True)),
     )
+
+
+def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[bool, bool]:
+    """Whether every rank has its next step, and whether any rank was told to stop."""
+    both = torch.tensor([is_ready, not must_stop], dtype=torch.int64)
+    torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MIN, group=ranks.counts_group)
+    return bool(both[0]), not both[1]
 
 
 def train_step(engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], counts: StepCounts) -> Tensor:

@@ -68,7 +68,8 @@ class Progress:
     def advance(self, row: Mapping[str, Any]) -> None:
         """One more step."""
         losses = " ".join(f"{name} {row[key]:.3f}" for name, key in (("mlm", "mlm_loss"), ("nsp", "nsp_loss")))
-        text = f"loss {row['loss']:.3f} {losses} {row['tokens_per_second']:,.0f} tok/s"
+        speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
+        text = f"loss {row['loss']:.3f} {losses} {speed}"
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update()
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.shards.block import Block, checksum, decode_block
-from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import parse_storage_options
 from trainer.flops import Lengths, num_parameters, training_flops
 from trainer.model.config import BertConfig, preset
-from trainer.settings import Phase, PlanSettings, resolve
+from trainer.settings import Phase, resolve
+from trainer.stream.source import open_mixture
+from trainer.tool_settings import PlanSettings
 
 # Dense bf16 (V100: fp16) TFLOP/s and memory in GB, from the vendors' data sheets.
 GPUS = {
@@ -42,7 +44,7 @@ class PhasePlan:
         phase: As configured.
         lengths: Means over the dataset's instances, or full ones where no dataset is given.
         stored_bytes: Of an instance in the dataset; 0 without one.
-        instances_a_pass: Train instances of this length in one pass; 0 without a dataset.
+        instances_a_pass: Train instances of this length until one pass is through; 0 without a dataset.
         passes: Of the dataset; 0 without one.
         flops: Of one instance.
         seconds: Of the phase.
@@ -91,15 +93,19 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
         ValueError: Settings that do not fit each other or the dataset.
     """
     settings = _check(settings)
-    dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options)) if settings.data else None
-    vocab_size = dataset.manifest.vocab_size if dataset else _DEFAULT_VOCAB_SIZE
+    mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options)) if settings.data else ()
+    main = max(mixture, key=lambda each: each.weight) if mixture else None
+    vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = preset(settings.model.preset, vocab_size=vocab_size, **settings.model.overrides)
     peak_tflops, memory_gb = GPUS[settings.gpu]
     rate = settings.gpus * (settings.peak_tflops or peak_tflops) * 1e12 * settings.mfu
-    phases = [plan_phase(phase, config, dataset, rate) for phase in settings.phases]
+    part = main.weight / sum(each.weight for each in mixture) if main else 1.0
+    phases = [plan_phase(phase, config, main.dataset if main else None, rate, part) for phase in settings.phases]
     parameters = num_parameters(config)
     yield f"{settings.model.preset}: {parameters:,} parameters; {settings.gpus} x {settings.gpu}"
-    if dataset is None:
+    if main and len(mixture) > 1:
+        yield f"lengths, sizes and epochs are those of {main.name}, {part:.0%} of the mixture"
+    if main is None:
         yield "no --data: every instance counts as full, 15 % of it masked, which is the most there can be"
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
     yield from (_format_phase(index, each) for index, each in enumerate(phases))
@@ -115,7 +121,9 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     yield from (f"warning: {each}" for each in _warnings(settings, phases))
 
 
-def plan_phase(phase: Phase, config: BertConfig, dataset: Dataset | None, flops_per_second: float) -> PhasePlan:
+def plan_phase(
+    phase: Phase, config: BertConfig, dataset: Dataset | None, flops_per_second: float, share: float = 1.0
+) -> PhasePlan:
     """One phase, from the dataset's totals and first block, or from full instances.
 
     Args:
@@ -123,6 +131,7 @@ def plan_phase(phase: Phase, config: BertConfig, dataset: Dataset | None, flops_
         config: Of the model.
         dataset: If there is one.
         flops_per_second: Of all GPUs together, as they will really be reached.
+        share: Of the phase's instances that come from the dataset.
 
     Raises:
         ValueError: The dataset has no instances of this length.
@@ -137,7 +146,7 @@ def plan_phase(phase: Phase, config: BertConfig, dataset: Dataset | None, flops_
         lengths = measure_lengths(_first_block(dataset, phase.seq_len))
     flops = training_flops(config, lengths)
     seconds = phase.steps * phase.global_batch * flops / flops_per_second
-    return PhasePlan(phase, lengths, stored, a_pass, passes, flops, seconds)
+    return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, seconds)
 
 
 def measure_lengths(block: Block) -> Lengths:

@@ -1,13 +1,15 @@
 """A run in progress on one rank: how it is put together from its settings, its dataset and its newest checkpoint."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
+from tqdm import tqdm
 
-from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.growing import Patience
 from pipeline.shards.storage import parse_storage_options
 from trainer.checkpoint import find_checkpoints, load_checkpoint, read_state
 from trainer.engine import start_engine
@@ -20,6 +22,7 @@ from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks, together
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.settings import PretrainSettings
+from trainer.stream.source import Mixture, open_mixture
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Position:
         phase_step: Steps made in that phase.
         tokens: Real tokens read by all ranks, over the whole run.
         instances: Instances read by all ranks, over the whole run.
+        drawn: Instances and tokens of every dataset of the mixture, over the whole run.
         stream: State of the phase's stream; None at its beginning.
     """
 
@@ -40,6 +44,7 @@ class Position:
     phase_step: int = 0
     tokens: int = 0
     instances: int = 0
+    drawn: Sequence[Sequence[int]] = ()
     stream: dict[str, Any] | None = None
 
 
@@ -49,10 +54,11 @@ class Run:
 
     settings: PretrainSettings
     ranks: Ranks
-    dataset: Dataset
+    mixture: Mixture
     folder: RunFolder
     engine: Any
     optimizer: ShardedOptimizer
+    patience: Patience
     progress: Progress
     position: Position
     step_started: float = 0.0
@@ -81,11 +87,13 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         ValueError: Settings, dataset and what is in the folder do not fit each other; the same on every rank.
     """
     folder, position = RunFolder(Path(settings.output)), Position()
+    patience = Patience(60 * settings.follow_limit_minutes, tqdm.write if ranks.rank == 0 else lambda _: None)
     with together(ranks):
-        dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
-        model_config = check_dataset(settings, dataset, ranks.world_size)
+        options = parse_storage_options(settings.storage_options)
+        mixture = open_mixture(settings.data, options, patience if settings.follow else None)
+        model_config = check_mixture(settings, mixture, ranks.world_size)
         if ranks.rank == 0:
-            prepare_run(settings, dataset, model_config, ranks.world_size)
+            prepare_run(settings, mixture, model_config, ranks.world_size)
     with together(ranks):
         finished, unfinished = find_checkpoints(folder.checkpoints)
         if finished:
@@ -105,20 +113,23 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         progress.say(f"{folder.path}: continuing after step {position.step}")
     if ranks.rank == 0:
         MetricsFile(folder.metrics).cut_after(position.step)
-    return Run(settings, ranks, dataset, folder, engine, optimizer, progress, position)
+    return Run(settings, ranks, mixture, folder, engine, optimizer, patience, progress, position)
 
 
-def check_dataset(settings: PretrainSettings, dataset: Dataset, world_size: int) -> BertConfig:
-    """The model's config, with the dataset's vocabulary, once settings and dataset are known to fit.
+def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
+    """The model's config, with the datasets' vocabulary, once settings and datasets are known to fit.
 
     Raises:
         ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a vocabulary given twice.
     """
     if "vocab_size" in settings.model.overrides:
         raise ValueError("model.overrides sets vocab_size; the dataset's vocabulary decides it, leave it out")
-    config = preset(settings.model.preset, vocab_size=dataset.manifest.vocab_size, **settings.model.overrides)
+    config = preset(
+        settings.model.preset, vocab_size=mixture[0].dataset.manifest.vocab_size, **settings.model.overrides
+    )
     for index, phase in enumerate(settings.phases):
-        dataset.num_passes("train", phase.seq_len)
+        for each in mixture:
+            each.dataset.num_passes("train", phase.seq_len)
         if phase.seq_len > config.max_position_embeddings:
             raise ValueError(
                 f"phases.{index}.seq_len is {phase.seq_len}, the model reads {config.max_position_embeddings} tokens; "

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.shards.dataset import Dataset
 from trainer.model.config import BertConfig
 from trainer.settings import PretrainSettings, changes
+from trainer.stream.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
@@ -64,10 +64,12 @@ class RunFolder:
         if not self.facts.is_file():
             raise FileNotFoundError(f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command")
         facts: dict[str, Any] = json.loads(self.facts.read_bytes())
+        if "datasets" not in facts:
+            raise ValueError(f"{self.facts} is of an earlier version, which cannot be continued; give another --output")
         return facts
 
 
-def prepare_run(settings: PretrainSettings, dataset: Dataset, model: BertConfig, world_size: int) -> None:
+def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int) -> None:
     """Makes the run's folder, or checks that the one there may be continued with these settings. Rank 0 only.
 
     Raises:
@@ -77,21 +79,17 @@ def prepare_run(settings: PretrainSettings, dataset: Dataset, model: BertConfig,
     run = RunFolder(Path(settings.output))
     if run.path.exists() and (not run.path.is_dir() or (any(run.path.iterdir()) and not run.facts.is_file())):
         raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
-    root_hash = dataset.manifest.root_hash
-    lower_case = dataset.manifest.settings["lower_case"]
-    facts: dict[str, Any] = {
-        "dataset": {"root_hash": root_hash, "url": dataset.url, "lower_case": lower_case},
-        "model": dataclasses.asdict(model),
-        "launches": [],
-    }
+    datasets = [dataset_facts(each) for each in mixture]
+    facts: dict[str, Any] = {"model": dataclasses.asdict(model), "launches": []}
     if run.facts.is_file():
         facts = run.read_facts()
-        _check_unchanged(run, settings, facts, root_hash)
+        _check_unchanged(run, settings, facts["datasets"], datasets)
+    facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
     _write(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
     for name in VOCABULARY_FILES:
-        _write(run.path / name, dataset.read_file(name))
+        _write(run.path / name, mixture[0].dataset.read_file(name))
     _write(run.config, to_yaml(settings).encode())
 
 
@@ -130,13 +128,42 @@ def hide_storage_options(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _check_unchanged(run: RunFolder, settings: PretrainSettings, facts: dict[str, Any], root_hash: str) -> None:
+def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
+    """What run.json says of a dataset; the root hash of one that is still being built is None."""
+    manifest = source.dataset.manifest
+    return {
+        "name": source.name,
+        "url": source.dataset.url,
+        "weight": source.weight,
+        "root_hash": manifest.root_hash or None,
+        "settings_hash": manifest.settings_hash,
+        "lower_case": manifest.settings["lower_case"],
+    }
+
+
+def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[str]:
+    """What differs between the datasets of two launches; where they are and what they are called may."""
+    if len(old) != len(new):
+        names = [", ".join(each["name"] for each in side) for side in (old, new)]
+        return [f"data was {len(old)} dataset(s), {names[0]}, and is now {len(new)}, {names[1]}"]
+    found = []
+    for was, now in zip(old, new, strict=True):
+        for key in ("weight", "root_hash", "settings_hash"):
+            if was[key] != now[key] and None not in (was[key], now[key]):
+                before, after = (str(side[key])[:16] for side in (was, now))
+                found.append(
+                    f"{key.replace('_', ' ')} of data {was['name']} ({was['url']}) was {before} and is now {after}"
+                )
+    return found
+
+
+def _check_unchanged(
+    run: RunFolder, settings: PretrainSettings, datasets: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
+) -> None:
     new = yaml.safe_load(to_yaml(settings))
     old = yaml.safe_load(run.config.read_text()) if run.config.is_file() else new
-    found = [f"{key} was {before!r} and is now {now!r}" for key, before, now in changes(old, new)]
-    if facts["dataset"]["root_hash"] != root_hash:
-        was = facts["dataset"]
-        found.append(f"data was {was['url']} (root hash {was['root_hash'][:16]}) and is now {root_hash[:16]}")
+    found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, new)]
+    found += _changed_datasets(datasets, now)
     if found:
         raise ValueError(
             f"{run.path} holds a run with other settings: {'; '.join(found)}. Give the settings it was started with to "

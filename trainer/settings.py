@@ -4,6 +4,7 @@ Files in configs/pretrain state what differs from these defaults, and flags what
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -125,11 +126,12 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Pretrains BERT on a dataset made by `python -m pipeline build`. The same command again continues the run.
+    """Pretrains BERT on datasets made by `python -m pipeline build`. The same command again continues the run.
 
     Attributes:
-        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset. Vocabulary and special tokens are
-            read from it.
+        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset, which vocabulary and special tokens
+            are read from. Or several, `wiki=s3://bucket/wiki:3 books:1`: [NAME=]URL[:WEIGHT] each, where weights are
+            shares of the instances.
         output: The run's folder: settings, metrics and checkpoints.
         phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
         steps: Optimizer steps of each phase, in place of the phases' own `steps`.
@@ -143,6 +145,10 @@ class PretrainSettings:
         deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
         micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
         seed: Of weights, dropout and the order of instances.
+        skip: Stream positions never to train on, `PHASE:START-STOP` each, such as 0:51200-51456: from START up to
+            before STOP. For bad data: go back to a checkpoint before it, then continue with this.
+        follow: Also take a dataset whose build is still running: begin when its first pass is there, wait for others.
+        follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
         storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
             written into the run's folder.
         cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
@@ -150,7 +156,7 @@ class PretrainSettings:
         cache_bytes: What that folder may hold; what was used longest ago makes room.
     """
 
-    data: str
+    data: list[str]
     output: str
     phases: list[Phase]
     steps: list[int] = field(default_factory=list)
@@ -163,6 +169,9 @@ class PretrainSettings:
     deepspeed: str | None = None
     micro_tokens: int = 16_384
     seed: int = 0
+    skip: list[str] = field(default_factory=list)
+    follow: bool = False
+    follow_limit_minutes: float = 60.0
     storage_options: str | None = None
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
@@ -172,34 +181,25 @@ class PretrainSettings:
         """Optimizer steps of the whole run."""
         return sum(phase.steps for phase in self.phases)
 
+    def skipped(self, phase: int) -> list[tuple[int, int]]:
+        """Stretches of positions of one phase's stream to leave out.
 
-@dataclass(frozen=True, kw_only=True)
-class PlanSettings(PretrainSettings):
-    """Says what a run will take before it starts: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
-
-    Takes every setting of `pretrain` besides its own, so that the run's --config can be given as it is.
-
-    Attributes:
-        data: The dataset; without one every instance counts as full.
-        output: Not looked at.
-        gpus: How many.
-        gpu: Which, for the data sheet's TFLOP/s and memory.
-        peak_tflops: TFLOP/s of one GPU that mfu is a share of; null for the data sheet's dense bf16.
-        mfu: Share of the peak that training reaches, of real tokens' mathematics only.
-        steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
-    """
-
-    data: str = ""
-    output: str = ""
-    gpus: int = 8
-    gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x"] = "h200"
-    peak_tflops: float | None = None
-    mfu: float = 0.4
+        Raises:
+            ValueError: An entry of `skip` is not PHASE:START-STOP.
+        """
+        matches = {entry: re.fullmatch(r"(\d+):(\d+)-(\d+)", entry) for entry in self.skip}
+        for entry, match in matches.items():
+            if match is None or int(match[1]) >= len(self.phases) or int(match[2]) >= int(match[3]):
+                raise ValueError(f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}")
+        rows = [tuple(map(int, match.groups())) for match in matches.values() if match]
+        return [(start, stop) for index, start, stop in rows if index == phase]
 
 
 # Settings that a continued run may change: they move work and files around, not what is learned.
+# The data and what was skipped are checked by content, in the run's folder and in the stream's state.
 FREE_ON_RESUME = (
-    "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "cache_dir", "cache_bytes",
+    "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
+    "follow_limit_minutes", "cache_dir", "cache_bytes",
 )  # fmt: skip
 
 
@@ -219,6 +219,7 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     longest = max(phase.seq_len for phase in phases)
     if settings.micro_tokens < longest:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
+    settings.skipped(0)
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:
             raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
@@ -243,31 +244,3 @@ def _changes_of_value(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, 
             yield from _changes_of_value(f"{key}.{index}", *pair)
     elif old != new:
         yield key, old, new
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """Writes the newest checkpoint of a run as a folder that Hugging Face transformers opens.
-
-    Attributes:
-        run: The run's folder.
-        output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
-    """
-
-    run: str
-    output: str
-
-
-@dataclass(frozen=True)
-class FillMaskSettings:
-    """Prints what an exported model would put in the place of [MASK].
-
-    Attributes:
-        model: Folder written by export, or by transformers.
-        text: Text with one [MASK] or several.
-        top_k: Candidates for each [MASK].
-    """
-
-    model: str
-    text: str
-    top_k: int = 5

@@ -1,6 +1,9 @@
-"""Validation loss: the same instances at every measurement, each counted once whatever the number of ranks."""
+"""Validation loss: the same instances at every measurement, each counted once whatever the number of ranks.
 
-from collections.abc import Sequence
+Of a mixture, every dataset's split is measured by itself; together they are the mean weighted as the mixture is.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,41 +13,62 @@ import torch
 import torch.distributed
 
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.growing import Patience, wait_for_pass
 from trainer.engine import forward_sums, stack_sums
 from trainer.metrics import loss_columns, unigram_entropy
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, together
 from trainer.settings import PretrainSettings
-from trainer.stream.step import MicroBatch, iterate_validation
+from trainer.stream.held_out import iterate_validation
+from trainer.stream.packing import MicroBatch
+from trainer.stream.source import Mixture, WeightedDataset
 
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The first instances of the validation split's first pass.
+    """The first instances of the validation split's first pass of one dataset.
 
     Attributes:
+        name: Of the dataset.
+        weight: Of the dataset in the mixture.
         micro_batches: This rank's share.
         instances: Of all ranks.
         masked: Masked positions of all ranks.
         unigram_entropy: Of the text of all ranks, in nats; see `trainer.metrics`.
     """
 
+    name: str
+    weight: int
     micro_batches: list[MicroBatch]
     instances: int
     masked: int
     unigram_entropy: float
 
 
-def load_validation_set(
-    dataset: Dataset, seq_len: int, settings: PretrainSettings, ranks: Ranks
-) -> ValidationSet | None:
-    """Reads this rank's share into memory, or None where the dataset was built without validation documents.
+def load_validation_sets(
+    mixture: Mixture, seq_len: int, settings: PretrainSettings, ranks: Ranks, patience: Patience
+) -> list[ValidationSet]:
+    """Reads this rank's shares into memory; datasets built without validation documents have none.
 
-    The builder holds the split to some 1.3 M tokens, 24 bytes each in here.
+    The builder holds a split to some 1.3 M tokens, 24 bytes each in here.
+
+    Raises:
+        FileNotFoundError: Patience with a build that is still running ended; the same on every rank.
     """
-    sizes = {group.split: group.instances for group in dataset.manifest.groups if group.seq_len == seq_len}
-    if "validation" not in sizes:
-        return None
-    instances = min(sizes["validation"], settings.validation.num_instances or sizes["validation"])
+    held_out = [
+        each
+        for each in mixture
+        if ("validation", seq_len) in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
+    ]
+    with together(ranks):
+        for each in held_out:
+            wait_for_pass(each.dataset, "validation", seq_len, 0, patience)
+    return [_load(each, seq_len, settings, ranks) for each in held_out]
+
+
+def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks) -> ValidationSet:
+    dataset = source.dataset
+    size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))
+    instances = min(size, settings.validation.num_instances or size)
     share = iterate_validation(
         dataset,
         seq_len,
@@ -57,7 +81,7 @@ def load_validation_set(
     masked = torch.tensor(sum(len(batch.masked_labels) for batch in micro_batches))
     torch.distributed.all_reduce(masked, group=ranks.counts_group)
     entropy = unigram_entropy(_count_text(micro_batches, dataset, ranks))
-    return ValidationSet(micro_batches, instances, int(masked), entropy)
+    return ValidationSet(source.name, source.weight, micro_batches, instances, int(masked), entropy)
 
 
 @torch.no_grad()
@@ -71,7 +95,26 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
     model.train()
     torch.distributed.all_reduce(totals)
     columns = loss_columns(totals.tolist(), validation_set.masked, validation_set.instances)
-    return {**columns, "unigram_entropy": validation_set.unigram_entropy}
+    facts = {"instances": validation_set.instances, "masked": validation_set.masked}
+    return {**columns, "unigram_entropy": validation_set.unigram_entropy, **facts}
+
+
+def join_columns(parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]) -> dict[str, Any]:
+    """The mixture's columns: means weighted by the datasets' weights, numbers of instances and masked added up."""
+    if len(sets) == 1:
+        return dict(parts[sets[0].name])
+    total = sum(each.weight for each in sets)
+    means = {key: sum(each.weight * parts[each.name][key] for each in sets) / total for key in parts[sets[0].name]}
+    return means | {key: sum(parts[each.name][key] for each in sets) for key in ("instances", "masked")}
+
+
+def format_validation(columns: Mapping[str, Any]) -> str:
+    """One line for people."""
+    return (
+        f"validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
+        f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}; NSP accuracy "
+        f"{columns['nsp_accuracy']:.3f}"
+    )
 
 
 def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> npt.NDArray[np.int64]:

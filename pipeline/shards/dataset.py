@@ -63,6 +63,10 @@ class Dataset:
         found = [shard for shard in self.all_shards if (shard.split, shard.seq_len, shard.pass_index) == wanted]
         return sorted(found, key=lambda shard: shard.name)
 
+    def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
+        """Whether a pass can be read; a finished dataset has all (`pipeline.shards.growing` has others)."""
+        return pass_index < self.num_passes(split, seq_len)
+
     def blocks(self, shard: Shard) -> BlockTable:
         """Where a shard's blocks lie. A file of many blocks is read a shard at a time, its footer apart."""
         return self._tables.table(self._rows[shard.name], shard)

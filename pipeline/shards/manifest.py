@@ -225,6 +225,11 @@ def shard_row(shard: Shard) -> dict[str, Any]:
     return row if shard.source_tokens else {name: value for name, value in row.items() if name != "source_tokens"}
 
 
+def parse_shard_row(row: Mapping[str, Any]) -> Shard:
+    """What `shard_row` returned, out of JSON."""
+    return Shard(**{**row, "source_tokens": tuple(row.get("source_tokens", ()))})
+
+
 def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
     """Totals per (split, seq_len), sorted."""
     members: dict[tuple[str, int], list[Shard]] = {}

@@ -15,6 +15,7 @@ import torch
 from pipeline.shards.dataset import open_dataset
 from trainer.run_folder import hide_storage_options, prepare_run, to_yaml
 from trainer.settings import Phase, PretrainSettings
+from trainer.stream.source import one_dataset
 from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]
@@ -164,11 +165,11 @@ def test_no_secret_is_written_with_a_run(built, s3, tmp_path, monkeypatch):
         assert SECRET not in str(hide_storage_options(arguments))
         assert len(hide_storage_options(arguments)) == len(arguments)
     monkeypatch.setattr(sys, "argv", ["trainer", "pretrain", "--storage_options", text])
-    settings = PretrainSettings(built, str(tmp_path / "run"), [Phase(64, 8, 2, 1e-4)], storage_options=text)
-    dataset = open_dataset(built, s3)
-    prepare_run(settings, dataset, preset("tiny", vocab_size=dataset.manifest.vocab_size), 1)
+    settings = PretrainSettings([built], str(tmp_path / "run"), [Phase(64, 8, 2, 1e-4)], storage_options=text)
+    mixture = one_dataset(open_dataset(built, s3))
+    prepare_run(settings, mixture, preset("tiny", vocab_size=mixture[0].dataset.manifest.vocab_size), 1)
     # Another way in to the same data is no other run.
-    prepare_run(replace(settings, storage_options=None), dataset, preset("tiny", vocab_size=36), 1)
+    prepare_run(replace(settings, storage_options=None), mixture, preset("tiny", vocab_size=36), 1)
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {"config.yaml", "run.json"} <= {path.name for path in files}
     assert not [path for path in files if SECRET in path.read_text()]

@@ -3,53 +3,59 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.stream.order import (
+    Passes,
     Place,
-    Runs,
     ShardSize,
     StreamOrder,
-    cut_at_blocks,
-    default_num_lanes,
+    check_weights,
+    count_drawn,
     epoch_shards,
     lane_start,
     locate,
-    rank_runs,
-    rank_slots,
+    mixture_word,
+    next_stretches,
+    own_position,
     shard_order,
 )
+from trainer.stream.share import Runs, cut_at_blocks, default_num_lanes, rank_runs, rank_slots
 
-Instance = tuple[int, int, int]  # epoch, shard, instance inside the shard
+Instance = tuple[int, int, int, int]  # dataset, epoch, shard, instance inside the shard
+
+
+def passes_of(sizes: list[list[int]]) -> Passes:
+    return tuple(
+        tuple(ShardSize(f"train/L128/pass-{i:02d}/shard-{s:05d}.tar", n) for s, n in enumerate(shards))
+        for i, shards in enumerate(sizes)
+    )
 
 
 def order_of(passes: list[list[int]], num_lanes: int, seed: int = 0) -> StreamOrder:
-    sizes = [
-        tuple(ShardSize(f"train/L128/pass-{i:02d}/shard-{s:05d}.tar", n) for s, n in enumerate(shards))
-        for i, shards in enumerate(passes)
-    ]
-    return StreamOrder(tuple(sizes), seed, num_lanes)
+    return StreamOrder((passes_of(passes),), (1,), seed, num_lanes)
 
 
 def instances_of(runs: Runs) -> list[Instance]:
-    rows = zip(runs.epoch.tolist(), runs.shard.tolist(), runs.start.tolist(), runs.stop.tolist(), strict=True)
-    return [(epoch, shard, n) for epoch, shard, start, stop in rows for n in range(start, stop)]
+    columns = (runs.dataset, runs.epoch, runs.shard, runs.start, runs.stop)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [(dataset, epoch, shard, n) for dataset, epoch, shard, start, stop in rows for n in range(start, stop)]
 
 
-def oracle_positions(order: StreamOrder) -> Iterator[tuple[int, int, int, Instance]]:
-    """Lane, epoch, depth and instance of positions 0, 1, 2, ..., counted off one by one."""
-    epoch = 0
+def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, int, int, Instance]]:
+    """Lane, dataset, epoch, depth and instance of a dataset's own positions 0, 1, 2, ..., counted off one by one."""
+    epoch, passes = 0, order.datasets[d]
     while True:
-        shards = order.passes[epoch % len(order.passes)]
+        shards = passes[epoch % len(passes)]
         digest = {
             s: hashlib.blake2b(f"{order.seed}/{epoch}/{shard.name}".encode(), digest_size=16).hexdigest()
             for s, shard in enumerate(shards)
         }
-        line = [(epoch, s, n) for s in sorted(digest, key=digest.__getitem__) for n in range(shards[s].instances)]
+        line = [(d, epoch, s, n) for s in sorted(digest, key=digest.__getitem__) for n in range(shards[s].instances)]
         quotient, extra = divmod(len(line), order.num_lanes)
         lanes, start = [], 0
         for lane in range(order.num_lanes):
@@ -58,14 +64,29 @@ def oracle_positions(order: StreamOrder) -> Iterator[tuple[int, int, int, Instan
             start = stop
         for p in range(len(line)):
             depth, lane = divmod(p, order.num_lanes)
-            yield lane, epoch, depth, lanes[lane][depth]
+            yield lane, d, epoch, depth, lanes[lane][depth]
         epoch += 1
+
+
+def oracle_positions(order: StreamOrder) -> Iterator[tuple[int, int, int, int, Instance]]:
+    """The same of the stream's positions that are not skipped."""
+    own, drawn = [oracle_of_dataset(order, d) for d in range(len(order.datasets))], [0] * len(order.datasets)
+    skipped = {g for start, stop in order.skipped for g in range(start, stop)}
+    for g in count():
+        # Furthest behind its share of the positions up to this one; of equals the first.
+        length = g % sum(order.weights) + 1
+        behind = [w * length - sum(order.weights) * n for w, n in zip(order.weights, drawn, strict=True)]
+        d = behind.index(max(behind))
+        drawn = [n + (each == d) for each, n in enumerate(drawn)] if length < sum(order.weights) else [0] * len(drawn)
+        drawn_now = next(own[d])
+        if g not in skipped:
+            yield drawn_now
 
 
 def oracle_batches(order: StreamOrder, global_batch: int, num_batches: int) -> list[list[Instance]]:
     positions = oracle_positions(order)
     batches = [sorted(next(positions) for _ in range(global_batch)) for _ in range(num_batches)]
-    return [[instance for _, _, _, instance in batch] for batch in batches]
+    return [[instance for *_, instance in batch] for batch in batches]
 
 
 # Epoch 0 has the instances 0 to 21, epoch 1 those from 0 to 19, here written from 100 on.
@@ -83,7 +104,7 @@ def test_the_worked_example(world_size, borders):
     for step, slots in enumerate(EXAMPLE):
         for rank in range(world_size):
             runs = rank_runs(order, 8 * step, 8, rank, world_size)
-            found = [100 * epoch + n for epoch, _, n in instances_of(runs)]
+            found = [100 * epoch + n for _, epoch, _, n in instances_of(runs)]
             assert found == slots[borders[rank] : borders[rank + 1]]
 
 
@@ -105,7 +126,7 @@ def test_the_order_of_shards_is_fixed_by_seed_and_epoch():
 def test_shards_without_instances_are_passed_over():
     order = order_of([[0, 3, 0, 0, 2]], num_lanes=1)
     found = instances_of(rank_runs(order, 0, 5, 0, 1))
-    assert sorted(found) == [(0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 4, 0), (0, 4, 1)]
+    assert sorted(found) == [(0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 1, 2), (0, 0, 4, 0), (0, 0, 4, 1)]
 
 
 def test_more_ranks_than_instances_are_refused():
@@ -136,55 +157,150 @@ passes = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(passes, st.integers(1, 12), st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
-def test_equal_to_the_oracle_for_any_world_size(sizes, num_lanes, global_batch, world_size, seed):
-    order = order_of(sizes, num_lanes, seed)
-    world_size = min(world_size, global_batch)
-    for step, expected in enumerate(oracle_batches(order, global_batch, num_batches=5)):
-        shares = [
-            instances_of(rank_runs(order, step * global_batch, global_batch, rank, world_size))
-            for rank in range(world_size)
-        ]
+@st.composite
+def orders(draw, max_datasets: int = 3) -> StreamOrder:
+    """One to three datasets of random passes, weights, lanes and skipped stretches."""
+    sizes = draw(st.lists(passes, min_size=1, max_size=max_datasets))
+    weights = draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+    borders = draw(st.lists(st.integers(0, 150), max_size=4, unique=True).map(sorted))
+    skipped = tuple(zip(borders[::2], borders[1::2], strict=False))
+    lanes, seed = draw(st.integers(1, 60)), draw(st.integers(0, 3))
+    return StreamOrder(tuple(map(passes_of, sizes)), tuple(weights), seed, lanes, skipped)
+
+
+def shares_of(order: StreamOrder, position: int, global_batch: int, world_size: int) -> list[list[Instance]]:
+    return [instances_of(rank_runs(order, position, global_batch, rank, world_size)) for rank in range(world_size)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(orders(), st.integers(1, 60), st.integers(1, 60))
+def test_equal_to_the_oracle_for_any_world_size(order, global_batch, world_size):
+    world_size, position = min(world_size, global_batch), 0
+    for expected in oracle_batches(order, global_batch, num_batches=5):
+        shares = shares_of(order, position, global_batch, world_size)
         assert list(chain(*shares)) == expected
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        position = next_stretches(order.skipped, position, global_batch)[-1][1]
 
 
-@settings(max_examples=30, deadline=None)
-@given(passes, st.integers(1, 12), st.lists(st.integers(1, 30), min_size=1, max_size=4))
-def test_every_instance_once_an_epoch_while_the_batch_size_changes(sizes, num_lanes, batch_sizes):
-    order = order_of(sizes, num_lanes)
-    cycle, position, found = sum(map(sum, sizes)), 0, Counter()
-    while position < 2 * cycle:
-        global_batch = min(batch_sizes[position % len(batch_sizes)], 2 * cycle - position)
-        found.update(instances_of(rank_runs(order, position, global_batch, 0, 1)))
-        position += global_batch
-    expected = {
-        (epoch, s, n)
-        for epoch in range(2 * len(sizes))
-        for s, size in enumerate(sizes[epoch % len(sizes)])
-        for n in range(size)
-    }
-    assert set(found) == expected
-    assert set(found.values()) == {1}
+@settings(max_examples=100, deadline=None)
+@given(orders(), st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6))
+def test_every_instance_once_an_epoch_while_ranks_and_batches_change(order, sizes):
+    """Two cycles of every dataset, nothing dropped or doubled, but what is skipped."""
+    cycles = [2 * sum(each) for each in order.pass_instances]
+    position, found, step = 0, Counter(), 0
+    while any(own_position(order.weights, d, position) < cycle for d, cycle in enumerate(cycles)):
+        global_batch, world_size = sizes[step % len(sizes)]
+        found.update(chain(*shares_of(order, position, global_batch, min(world_size, global_batch))))
+        position, step = next_stretches(order.skipped, position, global_batch)[-1][1], step + 1
+    for d, cycle in enumerate(cycles):
+        assert sum(n for (each, *_), n in found.items() if each == d) == count_drawn(order, d, position)
+        if order.skipped:
+            continue
+        taken = oracle_of_dataset(order, d)
+        expected = {next(taken)[-1] for _ in range(cycle)}
+        assert expected <= found.keys()
+        epochs = 2 * len(order.datasets[d])
+        assert expected == {each for each in found if each[0] == d and each[1] < epochs}
+    assert set(found.values()) <= {1}
+
+
+@settings(max_examples=100, deadline=None)
+@given(orders(), st.integers(1, 30), st.integers(0, 40), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def test_a_stretch_of_the_stream_is_the_same_however_it_is_cut(order, global_batch, steps, others):
+    """Resuming with another global batch goes on with the same instances."""
+    position = 0
+    for _ in range(steps):
+        position = next_stretches(order.skipped, position, global_batch)[-1][1]
+    total = sum(others)
+    whole = Counter(chain(*shares_of(order, position, total, 1)))
+    pieces = Counter()
+    for size in others:
+        pieces.update(chain(*shares_of(order, position, size, min(3, size))))
+        position = next_stretches(order.skipped, position, size)[-1][1]
+    assert pieces == whole
 
 
 @settings(max_examples=60, deadline=None)
 @given(passes, st.integers(1, 12), st.integers(0, 10**12))
 def test_one_position_agrees_with_a_batch_of_one(sizes, num_lanes, position):
     order = order_of(sizes, num_lanes)
-    place = locate(order.pass_instances, num_lanes, position)
-    [(epoch, shard, n)] = instances_of(rank_runs(order, position, 1, 0, 1))
-    shards = epoch_shards(order, place.epoch)
+    place = locate(order.pass_instances[0], num_lanes, position)
+    [(_, epoch, shard, n)] = instances_of(rank_runs(order, position, 1, 0, 1))
+    shards = epoch_shards(order, 0, place.epoch)
     begin = int(shards.bounds[shards.shard.tolist().index(shard)])
     assert (epoch, begin + n) == (place.epoch, place.instance)
 
 
 @settings(max_examples=60, deadline=None)
-@given(passes, st.integers(1, 12), st.integers(0, 500), st.integers(1, 40), st.integers(1, 9))
-def test_pieces_are_the_runs_cut_at_blocks(sizes, num_lanes, position, global_batch, block_instances):
-    runs = rank_runs(order_of(sizes, num_lanes), position, global_batch, 0, 1)
+@given(orders(), st.integers(0, 500), st.integers(1, 40), st.integers(1, 9))
+def test_pieces_are_the_runs_cut_at_blocks(order, position, global_batch, block_instances):
+    runs = rank_runs(order, position, global_batch, 0, 1)
     pieces, blocks = cut_at_blocks(runs, block_instances)
     assert (pieces.start // block_instances).tolist() == blocks.tolist()
     assert ((pieces.stop - 1) // block_instances).tolist() == blocks.tolist()
     assert instances_of(pieces) == instances_of(runs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(passes, st.integers(1, 12), st.integers(1, 40), st.data())
+def test_the_first_passes_alone_give_the_order_of_their_epochs(sizes, num_lanes, global_batch, data):
+    """What training that follows a build relies on."""
+    known = data.draw(st.integers(1, len(sizes)))
+    whole, begun = order_of(sizes, num_lanes), order_of(sizes[:known], num_lanes)
+    for position in range(0, sum(map(sum, sizes[:known])) - global_batch + 1, global_batch):
+        assert shares_of(begun, position, global_batch, 1) == shares_of(whole, position, global_batch, 1)
+
+
+def test_the_word_of_a_mixture_by_hand():
+    assert mixture_word([1]) == [0]
+    assert mixture_word([1, 1]) == [0, 1]
+    assert mixture_word([3, 1]) == [0, 0, 1, 0]
+    assert mixture_word([1, 3]) == [1, 0, 1, 1]
+    assert mixture_word([5, 2, 1]) == [0, 1, 0, 0, 2, 0, 1, 0]
+    assert [own_position([5, 2, 1], d, 8 * 10**12 + 3) for d in range(3)] == [5 * 10**12 + 2, 2 * 10**12 + 1, 10**12]
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20))
+def test_a_mixture_keeps_its_shares_at_every_position(weights):
+    word, period = mixture_word(weights), sum(weights)
+    assert [word.count(d) for d in range(len(weights))] == weights
+    drawn = Counter()
+    for length, d in enumerate(word, start=1):
+        drawn[d] += 1
+        assert all(abs(drawn[d] - weight * length / period) < len(weights) for d, weight in enumerate(weights))
+        assert [own_position(weights, d, length) for d in range(len(weights))] == [
+            drawn[d] for d in range(len(weights))
+        ]
+
+
+def test_multiples_of_weights_are_the_same_mixture():
+    assert [own_position([6, 2], 0, g) for g in range(30)] == [own_position([3, 1], 0, g) for g in range(30)]
+    check_weights([20_000, 10_000])
+
+
+@pytest.mark.parametrize(("weights", "message"), [([0, 1], "at least 1"), ([10_000, 1], "add up to more than 10000")])
+def test_weights_that_are_no_shares_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        check_weights(weights)
+
+
+def test_a_mixture_by_hand():
+    """N = 4 and 3, weights 2 and 1, K = 2, G = 6: four positions of the first dataset and two of the second a step."""
+    order = StreamOrder((passes_of([[4]]), passes_of([[3]])), (2, 1), seed=0, num_lanes=2)
+    assert mixture_word((2, 1)) == [0, 1, 0]
+    # Lanes of the first: 0 1 | 2 3, of the second: 0 1 | 2.
+    assert instances_of(rank_runs(order, 0, 6, 0, 1)) == [
+        (0, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 0, 2), (0, 0, 0, 3), (1, 0, 0, 2),
+    ]  # fmt: skip
+    assert instances_of(rank_runs(order, 6, 6, 0, 1)) == [
+        (0, 1, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 0, 0), (0, 1, 0, 2), (0, 1, 0, 3),
+    ]  # fmt: skip
+
+
+def test_skipped_stretches_by_hand():
+    assert next_stretches([], 3, 4) == [(3, 7)]
+    assert next_stretches([(4, 6)], 3, 4) == [(3, 4), (6, 9)]
+    assert next_stretches([(3, 6), (8, 9)], 3, 4) == [(6, 8), (9, 11)]
+    assert next_stretches([(1, 5)], 3, 2) == [(5, 7)]
+    assert next_stretches([(1, 2), (7, 9)], 3, 4) == [(3, 7)]

@@ -14,8 +14,9 @@ from trainer.flops import Lengths, num_parameters, training_flops
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.plan import describe_plan, estimate_memory, measure_lengths, plan_phase
-from trainer.settings import ModelSettings, Phase, PlanSettings
+from trainer.settings import ModelSettings, Phase
 from trainer.stream.packing import pack_micro_batch
+from trainer.tool_settings import PlanSettings
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +84,17 @@ def test_zero_divides_what_it_partitions():
 
 
 def test_warnings(data):
-    text = "\n".join(describe_plan(settings_of(data=str(data), gpus=1, micro_tokens=64)))
+    text = "\n".join(describe_plan(settings_of(data=[str(data)], gpus=1, micro_tokens=64)))
     assert "the 2 pass(es) of L32" in text
     assert "times over" in text
-    few = settings_of(data=str(data), gpus=1, steps=[1], micro_tokens=1 << 20)
+    few = settings_of(data=[str(data)], gpus=1, steps=[1], micro_tokens=1 << 20)
     text = "\n".join(describe_plan(few))
     assert "reads 1 of the 2 passes of L32" in text
     assert "too few to keep" in text
 
 
 def test_a_dataset_without_the_length_is_refused(data):
-    wrong = settings_of(data=str(data))
+    wrong = settings_of(data=[str(data)])
     wrong = dataclasses.replace(wrong, phases=[Phase(seq_len=64, global_batch=64, steps=1, peak_lr=1e-3)])
     with pytest.raises(ValueError, match="no train instances of seq_len 64; the dataset has"):
         list(describe_plan(wrong))

@@ -21,9 +21,10 @@ from trainer.cli import COMMANDS, main
 from trainer.flops import num_parameters
 from trainer.model.config import preset
 from trainer.plan import checkpoint_bytes
-from trainer.run import check_dataset
+from trainer.run import check_mixture
 from trainer.run_folder import prepare_run
 from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
+from trainer.stream.source import one_dataset
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
 TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
@@ -32,7 +33,7 @@ TIMES = ("tokens_per_second", "data_wait_share", "seconds")
 
 def write_config(folder, data, output, **changed):
     config = {
-        "data": str(data),
+        "data": [str(data)],
         "output": str(output),
         "phases": [{**dataclasses.asdict(phase), **changed} for phase in PHASES],
         "model": {"preset": "tiny", "overrides": TINY},
@@ -164,6 +165,8 @@ def test_messages_for_people(runs):
     }
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
+    assert " tok/s, data wait " in printed["calm"]
+    assert " epochs in phase 1; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
     assert "stopped by a signal and saved after step 10; the same command continues" in printed["stopped"]
     assert "continuing after step 10" in printed["continued"]
@@ -196,7 +199,7 @@ def test_export_takes_the_newest_checkpoint(runs, tmp_path, capsys):
 
 def settings_for(data, output, **changed):
     fields = {"phases": PHASES, "model": ModelSettings("tiny", TINY), **changed}
-    return resolve(PretrainSettings(data=str(data), output=str(output), **fields))
+    return resolve(PretrainSettings(data=[str(data)], output=str(output), **fields))
 
 
 @pytest.mark.parametrize(
@@ -211,33 +214,67 @@ def settings_for(data, output, **changed):
 )
 def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world_size, message):
     with pytest.raises(ValueError, match=message):
-        check_dataset(settings_for(data, tmp_path, **changed), open_dataset(str(data)), world_size)
+        check_mixture(settings_for(data, tmp_path, **changed), one_dataset(open_dataset(str(data))), world_size)
 
 
 def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
-    dataset, model, output = open_dataset(str(data)), preset("tiny"), tmp_path / "run"
-    prepare_run(settings_for(data, output), dataset, model, 1)
-    prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), dataset, model, 2)
+    mixture, model, output = one_dataset(open_dataset(str(data))), preset("tiny"), tmp_path / "run"
+    prepare_run(settings_for(data, output), mixture, model, 1)
+    prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), mixture, model, 2)
     phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
     with pytest.raises(ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"):
-        prepare_run(settings_for(data, output, phases=phases, seed=4), dataset, model, 1)
+        prepare_run(settings_for(data, output, phases=phases, seed=4), mixture, model, 1)
     with pytest.raises(ValueError, match=r"phases was .* and is now"):
-        prepare_run(settings_for(data, output, phases=PHASES[:1]), dataset, model, 1)
+        prepare_run(settings_for(data, output, phases=PHASES[:1]), mixture, model, 1)
 
 
 def test_another_dataset_is_refused(data, tmp_path):
     other = write_tiny_dataset(tmp_path / "other", seed=1)
-    prepare_run(settings_for(data, tmp_path / "run"), open_dataset(str(data)), preset("tiny"), 1)
-    with pytest.raises(ValueError, match="root hash"):
-        prepare_run(settings_for(data, tmp_path / "run"), open_dataset(str(other)), preset("tiny"), 1)
+    prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(data))), preset("tiny"), 1)
+    with pytest.raises(
+        ValueError, match=r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of"
+    ):
+        prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(other))), preset("tiny"), 1)
 
 
 def test_a_folder_with_something_else_is_refused(data, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(settings_for(data, tmp_path), open_dataset(str(data)), preset("tiny"), 1)
+        prepare_run(settings_for(data, tmp_path), one_dataset(open_dataset(str(data))), preset("tiny"), 1)
     with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(settings_for(data, tmp_path / "thesis.tex"), open_dataset(str(data)), preset("tiny"), 1)
+        prepare_run(
+            settings_for(data, tmp_path / "thesis.tex"), one_dataset(open_dataset(str(data))), preset("tiny"), 1
+        )
+
+
+@pytest.mark.slow
+def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp_path):
+    """Two datasets, weights 3 and 1; killed after its checkpoint, then continued without the positions 60 to 83."""
+    write_tiny_dataset(tmp_path / "more", seq_lens=(16, 32), instances=100, seed=5)
+    command = write_config(tmp_path, data, tmp_path / "run")
+    mixed = [*command, "--data", f"big={data}:3", f"small={tmp_path / 'more'}"]
+    [killed] = run_ranks([__file__, "kill", "4", *mixed], world_size=1)
+    assert killed.returncode == 9
+    [refused] = run_ranks(["-m", "trainer", *mixed, "--skip", "0:20-60"], world_size=1)
+    assert refused.returncode == 2
+    assert "positions 20-60 cannot be skipped any more: training has come to position 36" in refused.stderr
+    continued = run_ranks(["-m", "trainer", *mixed, "--skip", "0:60-84"], world_size=2)
+    assert continued[0].returncode == 0, continued[0].stderr
+    rows = rows_of(tmp_path / "run")
+    assert [row["position"] for row in rows] == [0, 12, 24, 36, 48, 84, 96, 108, 0, 7, 14, 21, 28]
+    last = rows[-1]["drawn"]
+    # Word 0 0 1 0: of 96 positions of the first phase 72 and 24, of 35 of the second 26 and 9.
+    assert (last["big"]["instances"], last["small"]["instances"]) == (98, 33)
+    assert last["big"]["tokens"] + last["small"]["tokens"] == sum(row["tokens"] for row in rows)
+    assert rows[7]["epochs"]["big"] == pytest.approx(90 / 450)
+    measured = rows_of(tmp_path / "run", "validation")[-1]
+    big, small = measured["datasets"]["big"], measured["datasets"]["small"]
+    assert (big["instances"], small["instances"], measured["instances"]) == (60, 20, 80)
+    assert measured["mlm_loss"] == pytest.approx((3 * big["mlm_loss"] + small["mlm_loss"]) / 4)
+    assert "  small: validation MLM loss" in continued[0].stdout + continued[0].stderr
+    [weights] = run_ranks(["-m", "trainer", *command, "--data", f"big={data}", f"{tmp_path / 'more'}"], world_size=1)
+    assert weights.returncode == 2
+    assert f"weight of data big ({data}) was 3 and is now 1. Give the settings" in weights.stderr
 
 
 if __name__ == "__main__":

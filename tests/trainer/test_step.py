@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.stream import fetch
-from trainer.stream.order import ShardSize, StreamOrder, rank_runs
+from trainer.stream.held_out import iterate_validation
+from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.packing import MicroBatch, cut_micro_batches, empty_micro_batch, pack_micro_batches, pad_micro_batch
 from trainer.stream.ranged_read import ReadSettings
-from trainer.stream.state import StreamData, StreamState, parse_state
-from trainer.stream.step import RankStep, StepLoader, iterate_validation
+from trainer.stream.share import rank_runs
+from trainer.stream.state import DatasetState, StreamState, parse_state
+from trainer.stream.step import RankStep, StepLoader
 
 SEQ_LEN = 8192
 TRAIN = ((60, 45), (50, 37))
@@ -101,7 +103,7 @@ def batches(dataset) -> list[list[Instance]]:
     """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs of both passes."""
     passes = [read_pass(dataset, "train", i) for i in range(2)]
     sizes = [[ShardSize(s.name, s.instances) for s in dataset.shards("train", SEQ_LEN, i)] for i in range(2)]
-    order = StreamOrder(tuple(map(tuple, sizes)), seed=3, num_lanes=4)
+    order = StreamOrder((tuple(map(tuple, sizes)),), (1,), seed=3, num_lanes=4)
     found = []
     for step in range(40):
         runs = rank_runs(order, 12 * step, 12, 0, 1)
@@ -137,15 +139,17 @@ def test_steps_tell_what_they_hold(dataset):
 def test_the_state_is_a_few_plain_numbers(dataset):
     [step] = take(dataset, 1)
     assert json.loads(json.dumps(step.state)) == step.state
-    [data] = step.state["datasets"]
-    assert len(data.pop("content_root")) == 64
+    [content] = step.state["datasets"].pop("content")
+    assert len(content) == 16
     assert step.state == {
-        "format": 1,
+        "format": 2,
         "position": 12,
         "seed": 3,
         "num_lanes": 4,
+        "split": "train",
+        "seq_len": SEQ_LEN,
         "skipped": [],
-        "datasets": [{"split": "train", "seq_len": SEQ_LEN, "pass_instances": [105, 87]}],
+        "datasets": {"weight": [1], "passes": [2]},
     }
 
 
@@ -169,10 +173,25 @@ def test_the_batch_size_may_change_at_any_step(dataset, batches):
 
 
 def test_skipped_stretches_are_left_out_and_remembered(dataset, batches):
-    state = parse_state(take(dataset, 3)[-1].state).skipping(24)
-    [step] = take(dataset, 1, state=state.to_dict())
+    state = take(dataset, 3)[-1].state
+    [step] = take(dataset, 1, state=state, skip=[(36, 60)])
     assert instances_of(step.micro_batches) == batches[5]
-    assert step.state["skipped"] == [[36, 60]]
+    assert (step.first_position, step.state["skipped"]) == (60, [[36, 60]])
+    [after] = take(dataset, 1, state=step.state, skip=[(36, 60)])  # the same command again
+    assert instances_of(after.micro_batches) == batches[6]
+    [later] = take(dataset, 1, state=state, skip=[(40, 46), (44, 52)])
+    assert Counter(instances_of(later.micro_batches)) <= Counter(batches[3] + batches[4])
+    assert (later.first_position, later.state["position"], later.state["skipped"]) == (36, 60, [[40, 52]])
+
+
+def test_what_was_consumed_cannot_be_skipped(dataset):
+    state = take(dataset, 3)[-1].state
+    with pytest.raises(ValueError, match=r"positions 30-60 cannot be skipped any more: training has come to position"):
+        loader(dataset, state=state, skip=[(30, 60)])
+    with pytest.raises(ValueError, match=r"positions 60-60 cannot be skipped: the first must be below the second"):
+        loader(dataset, state=state, skip=[(60, 60)])
+    with pytest.raises(ValueError, match=r"\d+ skipped stretches make the stream's state \d+ bytes, 1024 are"):
+        loader(dataset, state=state, skip=[(n, n + 1) for n in range(10**6, 2 * 10**6, 10**4)])
 
 
 def test_an_epoch_is_complete(dataset):
@@ -229,10 +248,10 @@ def test_another_stream_is_refused_by_naming_what_changed(dataset, tmp_path, mak
     with pytest.raises(ValueError, match=r"began: seed was 3, is 4; num_lanes was 4, is 2\. The order"):
         loader(dataset, state=state, seed=4, num_lanes=2)
     more = open_dataset(str(make_dataset(tmp_path / "more", (*TRAIN, (20,)))))
-    with pytest.raises(ValueError, match=r"content_root was .*; pass_instances was \(105, 87\), is \(105, 87, 20\)"):
+    with pytest.raises(ValueError, match=r"began: passes of data was 2, is 3\. The order"):
         loader(more, state=state)
     other = open_dataset(str(make_dataset(tmp_path / "other", TRAIN, seed=1)))
-    with pytest.raises(ValueError, match=r"began: content_root was \w{64}, is \w{64}\. The order"):
+    with pytest.raises(ValueError, match=r"began: content of data was \w{16}, is \w{16}\. The order"):
         loader(other, state=state)
     same = open_dataset(str(make_dataset(tmp_path / "same", TRAIN)))  # validation apart
     assert take(same, 1, state=state)[0].first_position == 12
@@ -241,9 +260,9 @@ def test_another_stream_is_refused_by_naming_what_changed(dataset, tmp_path, mak
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, "stream state has format None, this version reads 1"),
-        ({"format": 2}, "stream state has format 2, this version reads 1"),
-        ({"format": 1, "position": 3}, "stream state is damaged: KeyError"),
+        ({}, "stream state has format None, this version reads 2"),
+        ({"format": 1}, "stream state has format 1, this version reads 2"),
+        ({"format": 2, "position": 3}, "stream state is damaged: KeyError"),
     ],
 )
 def test_foreign_states_are_refused(state, message):
@@ -252,7 +271,7 @@ def test_foreign_states_are_refused(state, message):
 
 
 def test_states_come_back_whole():
-    state = StreamState(5, 1, 2, ((1, 4),), (StreamData("train", 128, "ab", (3, 4)),))
+    state = StreamState(5, 1, 2, "train", 128, ((1, 4),), (DatasetState(3, 5, "ab"), DatasetState(1, 2, "cd")))
     assert parse_state(json.loads(json.dumps(state.to_dict()))) == state
 
 

@@ -17,7 +17,8 @@ def pretrain_settings(*arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"]]
+    "arguments",
+    [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"], ["stream", "--help"]],
 )
 def test_help_is_quick_because_it_imports_no_torch(arguments):
     code = (
@@ -77,11 +78,14 @@ def test_phases_that_make_no_sense(changed, message):
     [
         ({"phases": []}, "phases is empty"),
         ({"steps": [1, 2]}, "--steps has 2 numbers for 1 phases"),
+        ({"skip": ["0:9-9"]}, "skip: '0:9-9' is not PHASE:START-STOP with a phase below 1"),
+        ({"skip": ["1:3-9"]}, "skip: '1:3-9' is not PHASE:START-STOP with a phase below 1"),
+        ({"skip": ["3-9"]}, "skip: '3-9' is not"),
         ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one instance of 128 tokens"),
     ],
 )
 def test_settings_that_make_no_sense(changed, message):
-    fields = {"data": "D", "output": "R", "phases": [Phase(**PHASE)], **changed}
+    fields = {"data": ["D"], "output": "R", "phases": [Phase(**PHASE)], **changed}
     with pytest.raises(ValueError, match=message):
         resolve(PretrainSettings(**fields))
 
@@ -89,7 +93,7 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretend"], "unknown command 'pretend'; the commands are pretrain, plan, export, fill-mask"),
+        (["pretend"], "unknown command 'pretend'; the commands are pretrain, plan, stream, export, fill-mask"),
         (["pretrain", "--data", "D", "--output", "R"], "phases"),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.shards.dataset import Dataset
 from trainer.stream.cache import CacheError, ShardCache
 from trainer.stream.ranged_read import (
     BlockRange,
@@ -19,12 +18,13 @@ from trainer.stream.ranged_read import (
     fetch_blocks,
     split_blocks,
 )
+from trainer.stream.source import ShardStore
 
 STRETCH_BYTES = 4 * 2**20
 
 
 def read_blocks(
-    dataset: Dataset, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
+    dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
 ) -> list[memoryview]:
     """Reads the stored bytes of a range's blocks, from the cache where there is one, and checks each one's crc32.
 
@@ -44,7 +44,7 @@ def read_blocks(
 
 
 def _read_stretch(
-    cache: ShardCache, dataset: Dataset, stretch: BlockRange, settings: ReadSettings, stop: threading.Event
+    cache: ShardCache, dataset: ShardStore, stretch: BlockRange, settings: ReadSettings, stop: threading.Event
 ) -> list[memoryview]:
     url = dataset.locate(stretch.shard.name)
     try:

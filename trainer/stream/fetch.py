@@ -14,11 +14,11 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.shards.block import Array, Block, block_instances
-from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BlockTable, Shard
 from trainer.stream.arena import Arena
 from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked
 from trainer.stream.read_threads import Read, ReadThreads
+from trainer.stream.source import ShardStore
 
 LOOKAHEAD_STEPS = 512
 """Planned ahead at most, whatever the memory: enough to join a lane's blocks into long reads, and quick to plan."""
@@ -83,7 +83,7 @@ class BlockWindow:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ShardStore,
         shards: Sequence[Shard],
         steps: Iterator[Array],
         settings: ReadSettings,

@@ -1,11 +1,13 @@
-"""Which instance goes where: pure functions of (shards, seed, position) that docs/order.md states as rules 1 to 8.
+"""Which instance stands where in the stream: pure functions of (shards, seed, weights, position).
 
-May import the stdlib and numpy. Suffixes of arrays: K lanes, E epochs that a global batch touches, R runs.
+docs/order.md states them as rules 1, 2, 3, 6 (skipped stretches) and 7; `share` has the others. May import the stdlib
+and numpy.
 """
 
 import hashlib
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -14,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-MAX_DEFAULT_LANES = 256
+MAX_PERIOD = 10_000
 Array = npt.NDArray[Any]
+Stretch = tuple[int, int]
+"""Stream positions from the first number to the second - 1."""
 
 
 class ShardSize(NamedTuple):
@@ -25,28 +29,36 @@ class ShardSize(NamedTuple):
     instances: int
 
 
+Passes = tuple[tuple[ShardSize, ...], ...]
+"""The shards of every pass of one dataset; of those known so far, where its build is still running."""
+
+
 @dataclass(frozen=True, eq=False)
 class StreamOrder:
     """What the order is a function of, besides the position.
 
     Attributes:
-        passes: The shards of every pass. Runs name a shard by its place in here.
+        datasets: The passes of each. Runs name a dataset, and a shard, by its place in here.
+        weights: Of each dataset, at least 1.
         seed: Of the shard order.
         num_lanes: K; fixed for a whole training phase.
+        skipped: Positions that no batch takes; ascending, apart from each other.
     """
 
-    passes: tuple[tuple[ShardSize, ...], ...]
+    datasets: tuple[Passes, ...]
+    weights: tuple[int, ...]
     seed: int
     num_lanes: int
+    skipped: tuple[Stretch, ...] = ()
 
     @cached_property
-    def pass_instances(self) -> list[int]:
-        """N_i of every pass."""
-        return [sum(shard.instances for shard in shards) for shards in self.passes]
+    def pass_instances(self) -> list[list[int]]:
+        """N_i of every pass of every dataset."""
+        return [[sum(shard.instances for shard in shards) for shards in passes] for passes in self.datasets]
 
 
 class Place(NamedTuple):
-    """Where a stream position is found (rule 3). `instance` counts through the epoch's shards in their order."""
+    """Where a position of one dataset is found (rule 3). `instance` counts through the epoch's shards in order."""
 
     epoch: int
     pass_index: int
@@ -55,9 +67,10 @@ class Place(NamedTuple):
     instance: int
 
 
-class EpochSpan(NamedTuple):
-    """Places start to stop - 1 of one epoch of num_instances."""
+class Span(NamedTuple):
+    """Places start to stop - 1 of one epoch of num_instances of one dataset."""
 
+    dataset: int
     epoch: int
     start: int
     stop: int
@@ -70,26 +83,6 @@ class EpochShards:
 
     shard: Array
     bounds: Array
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Consecutive instances of one shard each, in slot order; all [R] int64.
-
-    Attributes:
-        epoch: Epoch e; its pass is e mod the number of passes.
-        shard: Index into the shards of that pass.
-        start: First instance, counted inside the shard.
-        stop: One past the last.
-    """
-
-    epoch: Array
-    shard: Array
-    start: Array
-    stop: Array
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
@@ -107,7 +100,7 @@ def lane_start(num_instances: int, num_lanes: int, lane: int) -> int:
 
 
 def locate(pass_instances: Sequence[int], num_lanes: int, position: int) -> Place:
-    """Rule 3: the place of one stream position."""
+    """Rule 3: the place of one position of a dataset."""
     prefix = list(accumulate(pass_instances, initial=0))
     full, rest = divmod(position, prefix[-1])
     pass_index = bisect_right(prefix, rest) - 1
@@ -116,38 +109,76 @@ def locate(pass_instances: Sequence[int], num_lanes: int, position: int) -> Plac
     return Place(len(pass_instances) * full + pass_index, pass_index, lane, depth, start + depth)
 
 
-def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Rule 5: the slots [first, stop) of a rank.
+def mixture_word(weights: Sequence[int]) -> list[int]:
+    """Rule 7: the dataset of each position of one period: the one furthest behind its share, of equals the first."""
+    period, drawn = sum(weights), [0] * len(weights)
+    word = []
+    for length in range(1, period + 1):
+        behind = [weight * length - period * count for weight, count in zip(weights, drawn, strict=True)]
+        word.append(behind.index(max(behind)))
+        drawn[word[-1]] += 1
+    return word
+
+
+def check_weights(weights: Sequence[int]) -> None:
+    """Refuses weights that are no shares.
 
     Raises:
-        ValueError: A rank would get none.
+        ValueError: One is below 1, or their sum over their greatest common divisor is above MAX_PERIOD.
     """
-    if global_batch < world_size:
-        raise ValueError(
-            f"global_batch {global_batch} is smaller than world_size {world_size}: every rank needs at least one"
-            " instance a step; raise the batch or start fewer ranks"
-        )
-    assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
-    return rank * global_batch // world_size, (rank + 1) * global_batch // world_size
+    if min(weights) < 1:
+        raise ValueError(f"weights {list(weights)}: each must be a whole number of at least 1")
+    if sum(weights) // math.gcd(*weights) > MAX_PERIOD:
+        raise ValueError(f"weights {list(weights)} add up to more than {MAX_PERIOD}; round them")
 
 
-def rank_runs(order: StreamOrder, position: int, global_batch: int, rank: int, world_size: int) -> Runs:
-    """Rules 4 and 5: what one rank reads of the global batch that starts at stream position `position`.
-
-    The batch takes one stretch of consecutive depths from every (lane, epoch), so sorting it costs nothing: the
-    stretches are laid out lane by lane, the rank's slots are cut out, and what is left is cut at shard borders.
-    Costs O(lanes + shards + runs) numpy work, whatever the batch.
-    """
-    first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
-    spans = epoch_spans(order.pass_instances, position, global_batch)
-    line = _join_epochs([(span.epoch, epoch_shards(order, span.epoch)) for span in spans])
-    start_KE, count_KE = _lane_stretches(spans, order.num_lanes)
-    start, stop = _cut_slots(start_KE.ravel(), count_KE.ravel(), first_slot, stop_slot)
-    return _cut_at_shards(start, stop, line)
+def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
+    """Rule 7: how many of the stream's first `position` positions draw from a dataset."""
+    period, prefix = _count_draws(tuple(weights))
+    return int(position // period * prefix[-1, dataset] + prefix[position % period, dataset])
 
 
-def epoch_spans(pass_instances: Sequence[int], position: int, count: int) -> list[EpochSpan]:
-    """The epochs that positions `position` to `position + count - 1` lie in, in order."""
+def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
+    """Rule 6: the next `count` positions that are not skipped, as stretches; at least one position."""
+    found = []
+    for start, stop in skipped:
+        if position < (end := min(start, position + count)):
+            found.append((position, end))
+            count -= end - position
+        position = max(position, stop) if count else position
+    return [*found, (position, position + count)] if count else found
+
+
+def count_drawn(order: StreamOrder, dataset: int, position: int) -> int:
+    """Instances of a dataset that lie before a stream position and are not skipped."""
+    left_out = [(min(start, position), min(stop, position)) for start, stop in order.skipped]
+    own = [own_position(order.weights, dataset, g) for g in (position, *(g for pair in left_out for g in pair))]
+    return own[0] + sum(own[1::2]) - sum(own[2::2])
+
+
+def batch_spans(order: StreamOrder, position: int, count: int) -> list[Span]:
+    """Where the next `count` instances lie, by dataset, epoch and place."""
+    stretches = next_stretches(order.skipped, position, count)
+    spans = []
+    for dataset, pass_instances in enumerate(order.pass_instances):
+        for stretch in stretches:
+            first, stop = (own_position(order.weights, dataset, g) for g in stretch)
+            spans += _epoch_spans(dataset, pass_instances, first, stop - first)
+    return spans
+
+
+@lru_cache(maxsize=64)
+def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> EpochShards:
+    """The shards of an epoch of a dataset in their order, and where each begins and ends in it."""
+    passes = order.datasets[dataset]
+    shards = passes[epoch % len(passes)]
+    indices = shard_order(order.seed, epoch, [shard.name for shard in shards])
+    bounds = np.cumsum([0, *(shards[i].instances for i in indices)], dtype=np.int64)
+    return EpochShards(np.array(indices, np.int64), bounds)
+
+
+def _epoch_spans(dataset: int, pass_instances: Sequence[int], position: int, count: int) -> list[Span]:
+    """The epochs that a dataset's own positions `position` to `position + count - 1` lie in, in order."""
     spans = []
     place = locate(pass_instances, 1, position)  # with a single lane the depth is the place in the epoch
     epoch, start = place.epoch, place.depth
@@ -155,96 +186,17 @@ def epoch_spans(pass_instances: Sequence[int], position: int, count: int) -> lis
         num_instances = pass_instances[epoch % len(pass_instances)]
         stop = min(num_instances, start + count)
         if start < stop:
-            spans.append(EpochSpan(epoch, start, stop, num_instances))
+            spans.append(Span(dataset, epoch, start, stop, num_instances))
         count -= stop - start
         epoch, start = epoch + 1, 0
     return spans
 
 
-@lru_cache(maxsize=64)
-def epoch_shards(order: StreamOrder, epoch: int) -> EpochShards:
-    """The shards of an epoch in their order, and where each begins and ends in it."""
-    shards = order.passes[epoch % len(order.passes)]
-    indices = shard_order(order.seed, epoch, [shard.name for shard in shards])
-    bounds = np.cumsum([0, *(shards[i].instances for i in indices)], dtype=np.int64)
-    return EpochShards(np.array(indices, np.int64), bounds)
-
-
-def default_num_lanes(global_batch: int, pass_instances: Sequence[int], block_instances: int) -> int:
-    """K: the largest divisor of G that is at most max(1, min(256, min(N_i) // (8 b)))."""
-    limit = max(1, min(MAX_DEFAULT_LANES, min(pass_instances) // (8 * block_instances)))
-    return max(divisor for divisor in range(1, min(limit, global_batch) + 1) if global_batch % divisor == 0)
-
-
-def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
-    """Rule 8: every block of a shard holds b instances except the last, so instance n lies in block n // b.
-
-    Returns:
-        The runs cut at block borders, and the block [R] that each of them lies in.
-    """
-    row, block = _expand(runs.start // block_instances, (runs.stop - 1) // block_instances)
-    start = np.maximum(runs.start[row], block * block_instances)
-    stop = np.minimum(runs.stop[row], (block + 1) * block_instances)
-    return Runs(runs.epoch[row], runs.shard[row], start, stop), block
-
-
-@dataclass(frozen=True)
-class _Line:
-    """The shards of several epochs one after another: bounds [S+1], epoch and shard [S]."""
-
-    bounds: Array
-    epoch: Array
-    shard: Array
-
-
-def _join_epochs(parts: Sequence[tuple[int, EpochShards]]) -> _Line:
-    bases = list(accumulate((int(shards.bounds[-1]) for _, shards in parts), initial=0))
-    starts = [base + shards.bounds[:-1] for base, (_, shards) in zip(bases, parts, strict=False)]
-    return _Line(
-        bounds=np.concatenate([*starts, bases[-1:]]),
-        epoch=np.repeat([epoch for epoch, _ in parts], [len(shards.shard) for _, shards in parts]),
-        shard=np.concatenate([shards.shard for _, shards in parts]),
-    )
-
-
-def _lane_stretches(spans: Sequence[EpochSpan], num_lanes: int) -> tuple[Array, Array]:
-    """First instance, on the line of the spans' epochs, and length of each lane's stretch of each epoch [K, E]."""
-    _, start_E, stop_E, size_E = np.array(spans, np.int64).T
-    base_E = np.cumsum(size_E) - size_E
-    lane_K1 = np.arange(num_lanes)[:, None]
-    lane_start_KE = lane_K1 * (size_E // num_lanes) + np.minimum(lane_K1, size_E % num_lanes)
-    depth_KE = _ceil_divide(start_E - lane_K1, num_lanes)
-    count_KE = _ceil_divide(stop_E - lane_K1, num_lanes) - depth_KE
-    return base_E + lane_start_KE + depth_KE, count_KE
-
-
-def _cut_slots(start: Array, count: Array, first_slot: int, stop_slot: int) -> tuple[Array, Array]:
-    """Starts and stops of the stretches, laid out one after another, between two slots; empty ones are left out."""
-    end_slot = np.cumsum(count)
-    slot = end_slot - count
-    skip = np.maximum(first_slot - slot, 0)
-    keep = np.minimum(end_slot, stop_slot) - slot
-    kept = skip < keep
-    return (start + skip)[kept], (start + keep)[kept]
-
-
-def _cut_at_shards(start: Array, stop: Array, line: _Line) -> Runs:
-    first = np.searchsorted(line.bounds, start, side="right") - 1
-    row, column = _expand(first, np.searchsorted(line.bounds, stop, side="left") - 1)
-    offset = line.bounds[column]
-    inside_start = np.maximum(start[row] - offset, 0)
-    inside_stop = np.minimum(stop[row], line.bounds[column + 1]) - offset
-    kept = inside_start < inside_stop  # a shard without instances
-    return Runs(line.epoch[column][kept], line.shard[column][kept], inside_start[kept], inside_stop[kept])
-
-
-def _expand(first: Array, last: Array) -> tuple[Array, Array]:
-    """For each row every value from first to last: the row's index, and the value."""
-    counts = last - first + 1
-    row = np.repeat(np.arange(len(first)), counts)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-
-
-def _ceil_divide(values: Array, divisor: int) -> Array:
-    result: Array = -(-values // divisor)
-    return result
+@lru_cache(maxsize=8)
+def _count_draws(weights: tuple[int, ...]) -> tuple[int, Array]:
+    """The shortest period of the mixture, and the draws from each dataset before each of its positions [M+1, D]."""
+    divisor = math.gcd(*weights)
+    word = mixture_word([weight // divisor for weight in weights])
+    drawn_MD = np.zeros((len(word) + 1, len(weights)), np.int64)
+    drawn_MD[np.arange(1, len(word) + 1), word] = 1
+    return len(word), np.cumsum(drawn_MD, axis=0)

@@ -35,6 +35,11 @@ class Prefetcher(Generic[Item]):
         assert item is not None
         return item
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item, or what was raised in its place, is there."""
+        return self._failure is not None or not self._ready.empty()
+
     def close(self, seconds: float = 1.0) -> None:
         """Stops the thread, waiting at most `seconds` for what it is doing."""
         self._closed.set()

@@ -1,6 +1,6 @@
 """Consecutive blocks of a shard by one ranged read: timed, retried, checked. Complete or an error.
 
-May import the stdlib, numpy and pipeline.shards.
+May import the stdlib, numpy, pipeline.shards and `source`.
 
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
 the number of bytes is checked against the request, every block's crc32 against the block table, and what it decodes
@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipeline.shards.block import Block, checksum, decode_block
-from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BLOCKS_TABLE, BlockTable, Shard
+from trainer.stream.source import ShardStore
 
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire, and a refusal from a key being renewed; else they stay
 FIRST_DELAY_SECONDS = 0.25
@@ -79,7 +79,7 @@ class BlockRange(NamedTuple):
         return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
 
 
-def fetch_blocks(dataset: Dataset, blocks: BlockRange, settings: ReadSettings, stop: threading.Event) -> bytes:
+def fetch_blocks(dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event) -> bytes:
     """A range's bytes from the store; the crc32 of every block is checked.
 
     Raises:
@@ -96,13 +96,13 @@ def fetch_blocks(dataset: Dataset, blocks: BlockRange, settings: ReadSettings, s
     return retry(attempt, describe_range(dataset, blocks), settings, stop)
 
 
-def describe_range(dataset: Dataset, blocks: BlockRange) -> str:
+def describe_range(dataset: ShardStore, blocks: BlockRange) -> str:
     """Where a range is, for messages."""
     places = f"blocks {blocks.first} to {blocks.stop - 1} (bytes {blocks.start_byte}-{blocks.stop_byte})"
     return f"{dataset.locate(blocks.shard.name)}, {places}"
 
 
-def read_table(dataset: Dataset, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
+def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
     """Reads a shard's block table and checks that all its blocks but the last are full, which lookup relies on.
 
     Raises:

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 
-from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import BlockTable, Shard
 from trainer.stream.cached_read import open_cache, read_blocks
 from trainer.stream.ranged_read import BlockRange, ReadSettings, complete, read_table
+from trainer.stream.source import ShardStore
 
 
 @dataclass
@@ -36,7 +36,7 @@ class _TableRead:
 class ReadThreads:
     """A few daemon threads."""
 
-    def __init__(self, dataset: Dataset, settings: ReadSettings) -> None:
+    def __init__(self, dataset: ShardStore, settings: ReadSettings) -> None:
         """Starts settings.num_threads threads.
 
         Raises:

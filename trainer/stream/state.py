@@ -1,30 +1,32 @@
-"""Where a stream stands: the few numbers a checkpoint keeps (docs/order.md, rule 6). Imports pipeline.shards only."""
+"""Where a stream stands, as a few plain numbers for a checkpoint (docs/order.md, rule 6). Imports `order`."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import root_hash
+from trainer.stream.order import Stretch, next_stretches
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+MAX_STATE_BYTES = 1024
+MAX_DATASETS = 20
+CONTENT_DIGITS = 16
 
 
 @dataclass(frozen=True)
-class StreamData:
-    """What a stream reads, by content.
+class DatasetState:
+    """What a stream has to know again of one of its datasets.
 
     Attributes:
-        split: train or validation.
-        seq_len: Length the instances were made for.
-        content_root: Root hash over the passes of this split and length, as in docs/format.md, section 4.
-        pass_instances: N_i of every pass.
+        weight: Of the mixture.
+        passes: How many there are, or will be where the build is still running.
+        content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the passes begun so far,
+            at least one: it covers names, instances and content of their shards.
     """
 
-    split: str
-    seq_len: int
-    content_root: str
-    pass_instances: tuple[int, ...]
+    weight: int
+    passes: int
+    content: str
 
 
 @dataclass(frozen=True)
@@ -32,38 +34,72 @@ class StreamState:
     """Everything that the rest of the stream is a function of, besides the sizes that may change at any step.
 
     Attributes:
-        position: g0, instances consumed before the next step.
+        position: Where the next step begins; with the weights it gives the position in every dataset.
         seed: Of the shard order.
         num_lanes: K.
-        skipped: Stretches [start, stop) of positions left out, after a rollback past bad data.
-        datasets: What is read; one until mixtures.
+        split: train or validation.
+        seq_len: Length the instances were made for.
+        skipped: Stretches [start, stop) of positions that no step takes, ascending and apart.
+        datasets: What is read, in the mixture's order.
     """
 
     position: int
     seed: int
     num_lanes: int
-    skipped: tuple[tuple[int, int], ...]
-    datasets: tuple[StreamData, ...]
+    split: str
+    seq_len: int
+    skipped: tuple[Stretch, ...]
+    datasets: tuple[DatasetState, ...]
 
-    def after(self, num_instances: int) -> "StreamState":
-        """The state once the next num_instances are consumed."""
-        return replace(self, position=self.position + num_instances)
+    @property
+    def first_position(self) -> int:
+        """Of the next instance: the position, or the end of what is skipped there."""
+        return next_stretches(self.skipped, self.position, 1)[0][0]
 
-    def skipping(self, num_instances: int) -> "StreamState":
-        """The state once the next num_instances are left out, which it remembers."""
-        stretch = (self.position, self.position + num_instances)
-        return replace(self.after(num_instances), skipped=(*self.skipped, stretch))
+    def after(self, num_instances: int) -> int:
+        """The position once the next num_instances are consumed."""
+        return next_stretches(self.skipped, self.position, num_instances)[-1][1]
+
+    def skipping(self, stretches: Iterable[Stretch]) -> "StreamState":
+        """The state that leaves out further stretches of positions from here on.
+
+        Raises:
+            ValueError: A stretch is empty, lies before the position and was consumed, or there are too many.
+        """
+        for start, stop in stretches:
+            if not 0 <= start < stop:
+                raise ValueError(f"positions {start}-{stop} cannot be skipped: the first must be below the second")
+            known = any(begin <= start and stop <= end for begin, end in self.skipped)
+            if start < self.position and not known:
+                raise ValueError(
+                    f"positions {start}-{stop} cannot be skipped any more: training has come to position"
+                    f" {self.position}; go back to a checkpoint before them by deleting the newer ones"
+                )
+        state = replace(self, skipped=merge_stretches([*self.skipped, *stretches]))
+        if (size := len(json.dumps(state.to_dict()))) > MAX_STATE_BYTES:
+            raise ValueError(
+                f"{len(state.skipped)} skipped stretches make the stream's state {size} bytes, {MAX_STATE_BYTES} are"
+                " allowed; join stretches that lie close together"
+            )
+        return state
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "format": STATE_FORMAT,
-            "position": self.position,
-            "seed": self.seed,
-            "num_lanes": self.num_lanes,
-            "skipped": [list(stretch) for stretch in self.skipped],
-            "datasets": [{**vars(data), "pass_instances": list(data.pass_instances)} for data in self.datasets],
-        }
+        """Plain values for JSON, at most MAX_STATE_BYTES of it."""
+        state = {name: value for name, value in vars(self).items() if name not in ("skipped", "datasets")}
+        columns = ("weight", "passes", "content")
+        datasets = {name: [getattr(each, name) for each in self.datasets] for name in columns}
+        return {"format": STATE_FORMAT, **state, "skipped": [list(each) for each in self.skipped], "datasets": datasets}
+
+
+def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """The same positions as ascending stretches that do not touch."""
+    merged: list[Stretch] = []
+    for start, stop in sorted(stretches):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
 
 
 def parse_state(state: Mapping[str, Any]) -> StreamState:
@@ -75,51 +111,39 @@ def parse_state(state: Mapping[str, Any]) -> StreamState:
     if state.get("format") != STATE_FORMAT:
         raise ValueError(f"stream state has format {state.get('format')!r}, this version reads {STATE_FORMAT}")
     try:
+        fields = {name: state[name] for name in ("position", "seed", "num_lanes", "split", "seq_len")}
+        columns = [state["datasets"][name] for name in ("weight", "passes", "content")]
         return StreamState(
-            position=state["position"],
-            seed=state["seed"],
-            num_lanes=state["num_lanes"],
+            **fields,
             skipped=tuple((start, stop) for start, stop in state["skipped"]),
-            datasets=tuple(
-                StreamData(**{**data, "pass_instances": tuple(data["pass_instances"])}) for data in state["datasets"]
-            ),
+            datasets=tuple(DatasetState(*row) for row in zip(*columns, strict=True)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"stream state is damaged: {error!r} in {state}") from error
 
 
-def describe_data(dataset: Dataset, split: str, seq_len: int) -> StreamData:
-    """What a stream of this split and length of a dataset reads.
-
-    Raises:
-        ValueError: The dataset has no such instances.
-    """
-    passes = [dataset.shards(split, seq_len, i) for i in range(dataset.num_passes(split, seq_len))]
-    counts = tuple(sum(shard.instances for shard in shards) for shards in passes)
-    if not sum(counts):
-        raise ValueError(f"{dataset.url}: the shards of {split} L{seq_len} hold no instances")
-    return StreamData(split, seq_len, root_hash(shard for shards in passes for shard in shards), counts)
-
-
-def refuse_other_stream(state: StreamState, data: StreamData, seed: int, num_lanes: int | None, url: str) -> None:
+def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str]) -> None:
     """Checks that a stream goes on as it began.
 
     Args:
-        state: Where it stood.
-        data: What would be read now.
-        seed: The seed asked for now.
-        num_lanes: The lanes asked for now; None takes the state's.
-        url: The dataset, for the message.
+        then: Where it stood.
+        now: The state at the same position that would go on now.
+        names: Of the datasets read now.
 
     Raises:
         ValueError: It does not; the message names every difference.
     """
-    [before] = state.datasets
-    then = {**asdict(before), "seed": state.seed, "num_lanes": state.num_lanes}
-    now = {**asdict(data), "seed": seed, "num_lanes": num_lanes or state.num_lanes}
-    changed = [f"{name} was {then[name]}, is {now[name]}" for name in then if then[name] != now[name]]
+    common = ("seed", "num_lanes", "split", "seq_len")
+    changed = [f"{name} was {getattr(then, name)}, is {getattr(now, name)}" for name in common
+               if getattr(then, name) != getattr(now, name)]  # fmt: skip
+    if len(then.datasets) != len(now.datasets):
+        changed.append(f"datasets were {len(then.datasets)}, are {len(now.datasets)} ({', '.join(names)})")
+    else:
+        for name, before, after in zip(names, map(asdict, then.datasets), map(asdict, now.datasets), strict=True):
+            changed += [f"{key} of {name} was {before[key]}, is {after[key]}" for key in before
+                        if before[key] != after[key]]  # fmt: skip
     if changed:
         raise ValueError(
-            f"{url} cannot continue the stream this training began: {'; '.join(changed)}. The order of the data"
-            " depends on it: put it back, or begin a new phase or run"
+            f"this training cannot continue the stream it began: {'; '.join(changed)}. The order of the data depends"
+            " on it: put it back, or begin a new phase or run"
         )

@@ -1,0 +1,118 @@
+"""Making shards readable: each pass as it is complete, while the job runs, and in the end the whole dataset.
+
+May import pipeline.shards and shards_job.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.exchange import ShardTask
+from pipeline.shards.growing import PLAN, RECORDS, publish_pass, withdraw_passes
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    MANIFEST,
+    SHARDS_TABLE,
+    BlockTable,
+    Group,
+    Manifest,
+    Shard,
+    blocks_table,
+    json_bytes,
+    pass_folder,
+    pass_json,
+    shards_table,
+)
+from pipeline.shards.storage import file_exists, find_temporaries, list_files, read_file, remove_files, write_atomic
+from pipeline.shards_job import format_record, parse_record, record_name
+
+SETTINGS = f"{RECORDS}/settings.json"
+Built = dict[str, tuple[Shard, BlockTable]]
+
+
+class PassPublisher:
+    """Publishes the passes of a running job as their shards are finished; called from one thread at a time."""
+
+    def __init__(
+        self, filesystem: Any, root: str, tasks: Sequence[ShardTask], built: Built, settings_hash: str
+    ) -> None:
+        """Takes back what an earlier job published of passes that are not complete now.
+
+        Args:
+            filesystem: Of the dataset.
+            root: Of the dataset.
+            tasks: All of the dataset.
+            built: Shards that are there.
+            settings_hash: Of the dataset.
+        """
+        self.built = dict(built)
+        self._filesystem, self._root, self._settings_hash = filesystem, root, settings_hash
+        self._unfinished = {task.name for task in tasks if task.name not in built}
+        self._num_missing = len(self._unfinished)
+        self._waiting: dict[str, set[str]] = {}
+        for task in tasks:
+            folder = pass_folder(task.bucket.split, task.seq_len, task.pass_index)
+            self._waiting.setdefault(folder, set()).add(task.name)
+        incomplete = [folder for folder, names in self._waiting.items() if names & self._unfinished]
+        withdraw_passes(filesystem, root, incomplete)
+
+    def look(self) -> int:
+        """Publishes what became complete; how many of the job's shards are finished."""
+        files = list_files(self._filesystem, f"{self._root}/{RECORDS}")
+        self._unfinished -= {
+            name for name in self._unfinished if record_name(name).removeprefix(f"{RECORDS}/") in files
+        }
+        for folder in [folder for folder, names in self._waiting.items() if not names & self._unfinished]:
+            self._publish(sorted(self._waiting[folder]))
+            del self._waiting[folder]
+        return self._num_missing - len(self._unfinished)
+
+    def _publish(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.built:
+                record = read_file(self._filesystem, f"{self._root}/{record_name(name)}")
+                self.built[name] = parse_record(record)
+        publish_pass(self._filesystem, self._root, [self.built[name] for name in names], self._settings_hash)
+
+
+def publish_plan(filesystem: Any, root: str, manifest: Manifest) -> None:
+    """Says, before the shards are built, what there will be."""
+    write_atomic(filesystem, f"{root}/{PLAN}", manifest.to_json())
+
+
+def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...]:
+    """The groups there will be, with their passes and shards; all totals are 0."""
+    shards = {(task.bucket.split, task.seq_len, task.pass_index, task.name) for task in tasks}
+    shards |= {(shard.split, shard.seq_len, shard.pass_index, shard.name) for shard, _ in built.values()}
+    members: dict[tuple[str, int], list[int]] = {}
+    for split, seq_len, pass_index, _ in shards:
+        members.setdefault((split, seq_len), []).append(pass_index)
+    return tuple(Group(*key, len(set(passes)), len(passes), *[0] * 6) for key, passes in sorted(members.items()))
+
+
+def publish_dataset(filesystem: Any, root: str, built: Built, manifest: Manifest) -> None:
+    """Writes pass.json of every pass, the tables, then the manifest; a kill in between loses nothing.
+
+    Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
+    """
+    ordered = [built[name] for name in sorted(built)]
+    if file_exists(filesystem, f"{root}/{MANIFEST}"):
+        write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(manifest.settings))
+        for shard, table in ordered:
+            write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
+        remove_files(filesystem, root, [MANIFEST])
+    passes: dict[str, list[Shard]] = {}
+    for shard, _ in ordered:
+        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
+    for folder, shards in passes.items():
+        write_atomic(filesystem, f"{root}/{folder}/pass.json", pass_json(shards, manifest.settings_hash))
+    write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
+    write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
+    write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
+    remove_leftovers(filesystem, root)
+
+
+def remove_leftovers(filesystem: Any, root: str) -> None:
+    """Removes the records of a published dataset and what killed writers left beside its files."""
+    files = list_files(filesystem, root)
+    records = [name for name in files if name.startswith(f"{RECORDS}/")]
+    remove_files(filesystem, root, sorted({*records, *find_temporaries(files)}))

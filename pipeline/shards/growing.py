@@ -1,0 +1,218 @@
+"""A dataset whose build is still running: what the builder publishes before the manifest, and a reader that follows.
+
+    _tasks/plan.json                           the manifest as far as it is known at the start; totals are 0
+    _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
+    train/L128/pass-00/pass.json               the shards of that pass; written after its blocks.parquet
+
+When manifest.json is there, _tasks/ goes. May import the rest of this room.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    MANIFEST,
+    BlockTable,
+    Manifest,
+    Shard,
+    blocks_table,
+    open_blocks_table,
+    parse_manifest,
+    parse_shard_row,
+    pass_folder,
+    pass_hash,
+    pass_json,
+    read_block_table,
+)
+from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+
+RECORDS = "_tasks"
+PLAN = f"{RECORDS}/plan.json"
+UNKNOWN_HASH = "0" * 64
+"""The root hash of a plan."""
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 30.0
+
+Found = TypeVar("Found")
+ShardBlocks = tuple[Shard, BlockTable]
+
+
+def publish_pass(filesystem: Any, root: str, rows: Sequence[ShardBlocks], settings_hash: str) -> None:
+    """Makes a complete pass readable before the manifest is there; pass.json comes last and says so."""
+    ordered = sorted(rows, key=lambda row: row[0].name)
+    folder = _folder(ordered[0][0])
+    write_atomic(filesystem, f"{root}/{_blocks_name(folder)}", blocks_table([table for _, table in ordered]))
+    data = pass_json([shard for shard, _ in ordered], settings_hash)
+    write_atomic(filesystem, f"{root}/{folder}/pass.json", data)
+
+
+def withdraw_passes(filesystem: Any, root: str, folders: Sequence[str]) -> None:
+    """Takes back what `publish_pass` wrote, where a shard of the pass was lost and is built again."""
+    files = list_files(filesystem, root)
+    names = [f"{folder}/pass.json" for folder in folders] + [_blocks_name(folder) for folder in folders]
+    remove_files(filesystem, root, [name for name in names if name in files])
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for a build.
+
+    Attributes:
+        limit_seconds: Without any new file of the dataset, until waiting ends with an error.
+        say: Takes a line for people.
+        stop: Ends the waiting early.
+    """
+
+    limit_seconds: float = 3600.0
+    say: Callable[[str], object] = field(default=lambda _: None)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self, look: Callable[[], Found | None], what: str, count_files: Callable[[], int]) -> Found:
+        """Looks until something is found, at growing intervals.
+
+        Args:
+            look: Returns it, or None as long as it is not there.
+            what: Is waited for, for people.
+            count_files: A number that changes while the build goes on.
+
+        Raises:
+            FileNotFoundError: Nothing moved for limit_seconds, or somebody stopped the waiting.
+        """
+        if (found := look()) is not None:
+            return found
+        self.say(f"waiting for {what}")
+        began = moved = time.monotonic()
+        num_files, pause = count_files(), FIRST_PAUSE_SECONDS
+        while time.monotonic() - moved < self.limit_seconds:
+            if self.stop.wait(min(pause, self.limit_seconds)):
+                raise FileNotFoundError(f"stopped while waiting for {what}")
+            if (found := look()) is not None:
+                self.say(f"{what}: there after {time.monotonic() - began:.0f} s")
+                return found
+            if (now := count_files()) != num_files:
+                num_files, moved = now, time.monotonic()
+            pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
+        raise FileNotFoundError(
+            f"waited {time.monotonic() - began:.0f} s for {what}, the last {self.limit_seconds:g} s without a new file:"
+            " is the build still running? Run it again to continue it, and then this"
+        )
+
+
+class GrowingDataset(Dataset):
+    """A dataset whose passes appear one after another. Its manifest is the plan of the build: totals are 0."""
+
+    def __init__(
+        self, url: str, filesystem: Any, root: str, plan: Manifest, storage_options: Mapping[str, Any] | None
+    ) -> None:
+        super().__init__(url, filesystem, root, plan, [])
+        self._storage_options = storage_options
+        self._found: dict[str, BlockTable] = {}
+        self._growing = threading.Lock()
+
+    def blocks(self, shard: Shard) -> BlockTable:
+        """Where the blocks of a shard of a pass found lie."""
+        return self._found[shard.name]
+
+    def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
+        """Whether a pass is complete; from then on its shards are known here.
+
+        Raises:
+            ValueError: What is there belongs to another build, or the build ended with fewer passes than planned.
+        """
+        with self._growing:
+            if self.shards(split, seq_len, pass_index):
+                return True
+            self.filesystem.invalidate_cache()  # a listing kept from before would hide it
+            rows = self._published(pass_folder(split, seq_len, pass_index))
+            rows = rows or self._finished(split, seq_len, pass_index)
+            self._found |= {shard.name: table for shard, table in rows}
+            self.all_shards = (*self.all_shards, *(shard for shard, _ in rows))
+            return bool(rows)
+
+    def count_files(self) -> int:
+        """Files of the dataset: grows while the build runs."""
+        return len(list_files(self.filesystem, self.root))
+
+    def _published(self, folder: str) -> list[ShardBlocks]:
+        """The rows of a pass published before the manifest; none where it is not."""
+        where = self.locate(f"{folder}/pass.json")
+        try:
+            fields = json.loads(self.read_file(f"{folder}/pass.json"))
+            tables = self.read_file(_blocks_name(folder))
+        except FileNotFoundError:
+            return []
+        shards = [parse_shard_row(row) for row in fields["shards"]]
+        self._refuse_foreign(fields["settings_hash"], where)
+        if pass_hash(shards) != fields["pass_hash"]:
+            raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")
+        file = open_blocks_table(tables, len(shards), self.locate(_blocks_name(folder)))
+        return [(shard, read_block_table(file, row, shard, where)) for row, shard in enumerate(shards)]
+
+    def _finished(self, split: str, seq_len: int, pass_index: int) -> list[ShardBlocks]:
+        """The rows of a pass that the finished dataset tells of; none where it does not, or there is none yet."""
+        if not file_exists(self.filesystem, f"{self.root}/{MANIFEST}"):
+            return []
+        finished = open_dataset(self.url, self._storage_options)
+        self._refuse_foreign(finished.manifest.settings_hash, self.locate(MANIFEST))
+        if shards := finished.shards(split, seq_len, pass_index):
+            return [(shard, finished.blocks(shard)) for shard in shards]
+        if file_exists(self.filesystem, f"{self.root}/{PLAN}"):
+            return []  # more passes are being added to it
+        raise ValueError(
+            f"{self.url}: the build ended without {pass_folder(split, seq_len, pass_index)}, of"
+            f" {self.num_passes(split, seq_len)} passes planned when it was opened; open it again"
+        )
+
+    def _refuse_foreign(self, settings_hash: str, where: str) -> None:
+        if settings_hash != self.manifest.settings_hash:
+            raise ValueError(f"{where} belongs to a build of other settings than the one that was followed")
+
+
+def open_growing(
+    url: str, storage_options: Mapping[str, Any] | None = None, patience: Patience | None = None
+) -> Dataset:
+    """Opens a dataset that is finished or being built; waits until the build's shards are planned.
+
+    Raises:
+        FileNotFoundError: Patience ended.
+    """
+    filesystem, root = open_filesystem(url, storage_options)
+
+    def look() -> Dataset | None:
+        filesystem.invalidate_cache()
+        if file_exists(filesystem, f"{root}/{PLAN}"):
+            try:
+                plan = parse_manifest(read_file(filesystem, f"{root}/{PLAN}"), f"{url}/{PLAN}")
+            except FileNotFoundError:
+                return None  # the build ended this moment
+            return GrowingDataset(url, filesystem, root, plan, storage_options)
+        return open_dataset(url, storage_options) if file_exists(filesystem, f"{root}/{MANIFEST}") else None
+
+    what = f"the build of {url} to come to its shards"
+    return (patience or Patience()).wait(look, what, lambda: len(list_files(filesystem, root)))
+
+
+def wait_for_pass(dataset: Dataset, split: str, seq_len: int, pass_index: int, patience: Patience) -> None:
+    """Waits until a pass is complete.
+
+    Raises:
+        FileNotFoundError: Patience ended.
+    """
+    if not isinstance(dataset, GrowingDataset):
+        return
+    what = f"{dataset.locate(pass_folder(split, seq_len, pass_index))} to be built"
+    patience.wait(lambda: dataset.find_pass(split, seq_len, pass_index) or None, what, dataset.count_files)
+
+
+def _folder(shard: Shard) -> str:
+    return pass_folder(shard.split, shard.seq_len, shard.pass_index)
+
+
+def _blocks_name(folder: str) -> str:
+    return f"{RECORDS}/{folder}/{BLOCKS_TABLE}"

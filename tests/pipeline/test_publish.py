@@ -1,0 +1,108 @@
+"""Passes are published when they are complete, and withdrawn when they no longer are."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.buckets import Bucket
+from pipeline.exchange import ShardTask
+from pipeline.publish import PassPublisher, planned_groups
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.growing import RECORDS, open_growing
+from pipeline.shards.storage import open_filesystem
+from pipeline.shards.verify import verify_dataset
+from pipeline.shards_job import format_record, record_name
+from tests.pipeline.test_build import build
+
+FULL = 2**128 - 1
+BUCKETS = [Bucket(split, number, 2, bytes(16), FULL.to_bytes(16, "big")) for split, number in
+           (("train", 0), ("train", 1), ("validation", 0))]  # fmt: skip
+
+
+@pytest.fixture
+def whole(tmp_path, make_dataset):
+    return open_dataset(str(make_dataset(tmp_path / "whole", ((20, 9), (13, 17)), validation=(5,))))
+
+
+@pytest.fixture
+def tasks():
+    return [ShardTask(8192, number, bucket) for number in range(2) for bucket in BUCKETS
+            if bucket.split == "train" or number == 0]  # fmt: skip
+
+
+def finish(whole, folder: Path, name: str) -> None:
+    [shard] = [each for each in whole.all_shards if each.name == name]
+    for path, data in ((name, whole.read_file(name)), (record_name(name), format_record(shard, whole.blocks(shard)))):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+
+
+def published(folder: Path) -> list[str]:
+    return sorted(str(path.parent.relative_to(folder)) for path in folder.glob("*/L8192/pass-*/pass.json"))
+
+
+def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path):
+    folder = tmp_path / "data"
+    filesystem, root = open_filesystem(str(folder))
+    publisher = PassPublisher(filesystem, root, tasks, {}, whole.manifest.settings_hash)
+    steps = [
+        ("train/L8192/pass-01/shard-00000.tar", []),
+        ("train/L8192/pass-00/shard-00000.tar", []),
+        ("validation/L8192/pass-00/shard-00000.tar", ["validation/L8192/pass-00"]),
+        ("train/L8192/pass-00/shard-00001.tar", ["train/L8192/pass-00", "validation/L8192/pass-00"]),
+    ]
+    for count, (name, there) in enumerate(steps, start=1):
+        finish(whole, folder, name)
+        assert publisher.look() == count
+        assert published(folder) == there
+        for each in there:
+            tables = (folder / RECORDS / each / "blocks.parquet").read_bytes()
+            assert tables.startswith(b"PAR1")
+    assert publisher.look() == 4
+    assert sorted(publisher.built) == sorted(name for name, _ in steps[1:])
+
+
+def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks, tmp_path):
+    folder = tmp_path / "data"
+    filesystem, root = open_filesystem(str(folder))
+    settings_hash = whole.manifest.settings_hash
+    first = PassPublisher(filesystem, root, tasks, {}, settings_hash)
+    for task in tasks:
+        finish(whole, folder, task.name)
+    first.look()
+    assert len(published(folder)) == 3
+    lost = "train/L8192/pass-01/shard-00001.tar"
+    (folder / record_name(lost)).unlink()
+    built = {name: rows for name, rows in first.built.items() if name != lost}
+    again = PassPublisher(filesystem, root, tasks, built, settings_hash)
+    assert published(folder) == ["train/L8192/pass-00", "validation/L8192/pass-00"]
+    assert again.look() == 0
+    finish(whole, folder, lost)
+    assert again.look() == 1
+    assert len(published(folder)) == 3
+
+
+def test_the_plan_has_what_is_there_and_what_will_be(tasks, whole):
+    built = {shard.name: (shard, whole.blocks(shard)) for shard in whole.all_shards}
+    more = [ShardTask(512, number, bucket) for number in range(3) for bucket in BUCKETS[:2]]
+    groups = planned_groups(more, built)
+    assert [(each.split, each.seq_len, each.passes, each.shards, each.instances) for each in groups] == [
+        ("train", 512, 3, 6, 0), ("train", 8192, 2, 4, 0), ("validation", 8192, 1, 1, 0),
+    ]  # fmt: skip
+    assert planned_groups(tasks, {}) == planned_groups(tasks, built)
+
+
+def test_a_build_leaves_the_pass_files_of_the_finished_dataset(corpus, vocab_file, tmp_path):
+    """More passes are added to a finished dataset: what is there stays, and nothing is left behind."""
+    output = tmp_path / "data"
+    assert build(corpus, vocab_file, output) == 0
+    assert not (output / RECORDS).exists()
+    dataset = open_dataset(str(output))
+    assert verify_dataset(dataset) == []
+    shutil.copytree(output, tmp_path / "before")
+    assert build(corpus, vocab_file, output, "--passes", 3) == 0
+    assert verify_dataset(open_dataset(str(output))) == []
+    assert open_growing(str(output)).num_passes("train", 64) == 3
+    for path in (tmp_path / "before").glob("train/L64/*/pass.json"):
+        assert path.read_bytes() == (output / path.relative_to(tmp_path / "before")).read_bytes()

@@ -1,0 +1,358 @@
+"""Training while the build runs: the same batches as afterwards, and plain words where the build does not go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from pipeline.shards import growing
+from pipeline.shards import manifest as tables
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.growing import PLAN, Patience, open_growing, publish_pass
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from trainer.stream.known import KnownPasses
+from trainer.stream.source import WeightedDataset, open_mixture
+from trainer.stream.step import StepLoader
+
+ROOT = Path(__file__).parents[2]
+SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}
+TRAIN = ((60, 45), (50, 37), (41, 70))
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+    monkeypatch.setattr(growing, "MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(growing, "FIRST_PAUSE_SECONDS", 0.01)
+
+
+class Build:
+    """Does in `folder`, step by step, what a build does that ends as the finished dataset `whole`."""
+
+    def __init__(self, whole: Path, folder: Path, seq_len: int = 8192) -> None:
+        self.whole, self.folder, self.seq_len = open_dataset(str(whole)), folder, seq_len
+        self.source = whole
+
+    def plan(self, passes: int = 3) -> None:
+        manifest = json.loads((self.source / "manifest.json").read_text())
+        groups = [{**group, "passes": passes, "instances": 0, "tokens": 0} for group in manifest["groups"]]
+        self.write(PLAN, json.dumps({**manifest, "groups": groups, "root_hash": ""}).encode())
+        for name in ("vocab.txt", "tokenizer.json"):
+            self.write(name, (self.source / name).read_bytes())
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def finish_pass(self, number: int, settings_hash: str | None = None, split: str = "train") -> None:
+        shards = self.whole.shards(split, self.seq_len, number)
+        for shard in shards:
+            self.write(shard.name, (self.source / shard.name).read_bytes())
+        rows = [(shard, self.whole.blocks(shard)) for shard in shards]
+        hashed = settings_hash or self.whole.manifest.settings_hash
+        publish_pass(growing.open_filesystem(str(self.folder))[0], str(self.folder), rows, hashed)
+
+    def end(self) -> None:
+        for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE, tables.MANIFEST):
+            self.write(name, (self.source / name).read_bytes())
+        for path in sorted((self.folder / growing.RECORDS).rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, make_dataset) -> Path:
+    return make_dataset(tmp_path_factory.mktemp("whole") / "data", TRAIN)
+
+
+@pytest.fixture
+def build(whole, tmp_path) -> Build:
+    return Build(whole, tmp_path / "data")
+
+
+def ids_of(steps: Iterator) -> list[list[int]]:
+    return [torch.cat([batch.input_ids for batch in step.micro_batches]).tolist() for step in steps]
+
+
+def in_background(*actions) -> threading.Thread:
+    thread = threading.Thread(target=lambda: [action() for action in actions])
+    thread.start()
+    return thread
+
+
+def test_batches_are_those_of_the_finished_dataset(whole, build):
+    with StepLoader(open_dataset(str(whole)), "train", 8192, **SIZES) as finished:
+        expected = list(islice(finished, 30))
+    said: list[str] = []
+    builder = in_background(
+        build.plan, lambda: time.sleep(0.1), lambda: build.finish_pass(0), lambda: time.sleep(0.3),
+        lambda: build.finish_pass(1), lambda: time.sleep(0.3), lambda: build.finish_pass(2), build.end,
+    )  # fmt: skip
+    patience = Patience(30, said.append)
+    [followed] = open_mixture([str(build.folder)], patience=patience)
+    with StepLoader((followed,), "train", 8192, **SIZES, patience=patience) as loader:
+        steps = list(islice(loader, 30))
+    builder.join()
+    assert ids_of(iter(steps)) == ids_of(iter(expected))
+    assert [step.state for step in steps] == [step.state for step in expected]
+    text = "\n".join(said)
+    assert "waiting for" in text
+    assert "train/L8192/pass-01 to be built: there after" in text
+
+
+def test_steps_of_the_passes_there_do_not_wait(build):
+    build.plan()
+    build.finish_pass(0)
+    with StepLoader(open_growing(str(build.folder)), "train", 8192, **SIZES, patience=Patience(0.3)) as loader:
+        taken = list(islice(loader, 4))  # 105 instances: 4 whole steps
+        assert sum(step.num_instances for step in taken) == 96
+        with pytest.raises(
+            FileNotFoundError, match=r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new"
+        ):
+            next(loader)
+
+
+def test_new_files_keep_patience(build):
+    build.plan()
+    work = [(lambda n=n: (time.sleep(0.2), build.write(f"tokens/{n}", b"x"))) for n in range(5)]
+    builder = in_background(*work, lambda: build.finish_pass(0))
+    known = KnownPasses((WeightedDataset("d", open_growing(str(build.folder))),), "train", 8192, Patience(0.6))
+    assert known.first_pass_instances == [105]
+    builder.join()
+
+
+def test_a_build_that_never_began_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"s for the build of .*nothing to come to its shards, the last 0.1 s"):
+        open_growing(str(tmp_path / "nothing"), patience=Patience(0.1))
+
+
+def test_a_build_that_ends_with_fewer_passes_is_named(build):
+    build.plan(passes=5)
+    for number in range(3):
+        build.finish_pass(number)
+    followed = open_growing(str(build.folder))
+    assert followed.find_pass("train", 8192, 2)
+    assert not followed.find_pass("train", 8192, 3)
+    build.end()
+    with pytest.raises(ValueError, match=r"the build ended without train/L8192/pass-03, of 5 passes planned"):
+        followed.find_pass("train", 8192, 3)
+
+
+def test_a_pass_is_found_after_the_build_ended(build):
+    build.plan()
+    for number in range(3):
+        build.finish_pass(number)
+    followed = open_growing(str(build.folder))
+    assert followed.find_pass("train", 8192, 0)
+    build.end()
+    assert followed.find_pass("train", 8192, 2)
+    [shard, _] = followed.shards("train", 8192, 2)
+    assert followed.blocks(shard).instances.sum() == 41
+
+
+def test_a_pass_of_another_build_is_refused(build):
+    build.plan()
+    build.finish_pass(0, settings_hash="0" * 64)
+    with pytest.raises(ValueError, match=r"pass-00/pass.json belongs to a build of other settings"):
+        open_growing(str(build.folder)).find_pass("train", 8192, 0)
+
+
+def test_an_object_store_is_followed_though_it_keeps_listings(build):
+    """As s3fs does, which answers from a listing until it is told to forget it."""
+    memory = fsspec.filesystem("memory")
+    listed: list[str] = []
+
+    class Listing(type(memory)):
+        cachable = False
+
+        def invalidate_cache(self, _path=None):
+            listed.clear()
+
+        def info(self, path, **kwargs):
+            if not listed:
+                listed.extend(memory.find("/growing"))
+            if path not in listed:
+                raise FileNotFoundError(path)
+            return memory.info(path, **kwargs)
+
+    def upload():
+        for path in sorted(path for path in build.folder.rglob("*") if path.is_file()):
+            memory.pipe_file(f"/growing/{path.relative_to(build.folder)}", path.read_bytes())
+
+    build.plan()
+    upload()
+    opened = open_growing("memory://growing")
+    followed = growing.GrowingDataset(opened.url, Listing(), opened.root, opened.manifest, None)
+    assert not followed.find_pass("train", 8192, 0)
+    build.finish_pass(0)
+    upload()
+    assert followed.find_pass("train", 8192, 0)
+    memory.rm("/growing", recursive=True)
+
+
+def test_a_finished_dataset_is_opened_as_it_is(whole):
+    assert open_growing(str(whole)).manifest == open_dataset(str(whole)).manifest
+
+
+def test_a_waiting_loader_can_be_left(build):
+    build.plan()
+    build.finish_pass(0)
+    loader = StepLoader(open_growing(str(build.folder)), "train", 8192, **SIZES, patience=Patience(600))
+    list(islice(loader, 4))
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 3
+
+
+WORDS = [f"{first}{last}" for first in "bcdfgklmnp" for last in ("ana", "elo", "iri", "otu", "uma")]
+TRAINING = ["--model.preset", "tiny", "--model.overrides", "{hidden_size: 24, num_heads: 3, intermediate_size: 40}",
+            "--validation.interval", "0"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Enough text for four passes of some 2,500 instances, in 8 shards each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    with (folder / "a.jsonl").open("w") as file:
+        for number in range(600):
+            rows = [" ".join(WORDS[(number * 7 + row * 3 + step * (1 + number % 11)) % 50] for step in range(12))
+                    for row in range(12)]  # fmt: skip
+            file.write(json.dumps({"text": ". ".join(rows) + f" {number}."}) + "\n")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *"0123456789", *(f"##{n}" for n in range(10))]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    return folder
+
+
+def build_command(corpus: Path, output: Path) -> list[str]:
+    flags = ("--passes", 4, "--seq_lens", 64, "--num_buckets", 8, "--workers", 1)
+    inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
+    return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags))]
+
+
+def train_command(data: Path, output: Path, *flags: str) -> list[str]:
+    phases = "[{seq_len: 64, global_batch: 512, steps: 9, peak_lr: 1e-4}]"
+    named = ["--data", str(data), "--output", str(output), "--phases", phases]
+    return [sys.executable, "-m", "trainer", "pretrain", *named, *TRAINING, *flags]
+
+
+def rows_of(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in ("step", "loss", "position") if key in row} for row in rows]
+
+
+def wait_until(condition, seconds: float = 200.0) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "nothing happened"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_build_and_training_at_once(corpus, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    data = tmp_path / "data"
+    follow = train_command(data, tmp_path / "followed", "--follow", "true", "--follow_limit_minutes", "2")
+    pipes = {"cwd": ROOT, "env": environment, "text": True, "stderr": subprocess.STDOUT}
+    log = tmp_path / "log"
+    with log.open("w") as said, subprocess.Popen(follow, stdout=said, **pipes) as training:
+        wait_until(lambda: "waiting for the build" in log.read_text() or training.poll() is not None)
+        published = {}
+        with subprocess.Popen(build_command(corpus, data), stdout=subprocess.PIPE, **pipes) as building:
+            while building.poll() is None:
+                for path in data.glob("train/L64/pass-*/pass.json"):
+                    published.setdefault(path.parent.name, time.monotonic())
+                time.sleep(0.02)
+            assert building.returncode == 0, building.communicate()[0]
+        training.wait(timeout=250)
+    text = log.read_text()
+    assert training.returncode == 0, text
+    assert "to come to its shards: there after" in text
+    assert [name for name, _ in sorted(published.items(), key=lambda item: item[1])] == sorted(published)
+    assert published["pass-00"] < published["pass-03"], "one by one"
+    pipes["stdout"] = subprocess.PIPE
+    verified = subprocess.run([sys.executable, "-m", "pipeline", "verify", str(data)], **pipes, check=False)
+    assert verified.returncode == 0, verified.stdout
+    assert not (data / "_tasks").exists()
+    after = subprocess.run(train_command(data, tmp_path / "after"), **pipes, check=False)
+    assert after.returncode == 0, after.stdout
+    assert rows_of(tmp_path / "followed") == rows_of(tmp_path / "after")
+    facts = json.loads((tmp_path / "followed/run.json").read_text())
+    assert facts["datasets"][0]["settings_hash"] == open_dataset(str(data)).manifest.settings_hash
+
+
+@pytest.mark.slow
+def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
+    """A launcher killed after its first pass: training says so when patience ends; both commands again go on."""
+    data = tmp_path / "data"
+    with subprocess.Popen(
+        build_command(corpus, data),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as building:
+        wait_until(lambda: (data / "train/L64/pass-00/pass.json").exists() or building.poll() is not None)
+        os.killpg(building.pid, signal.SIGKILL)
+    assert not (data / "manifest.json").exists()
+    sizes = {**SIZES, "global_batch": 600}
+    followed = open_growing(str(data))
+    assert followed.num_passes("train", 64) == 4
+    with (
+        StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader,
+        pytest.raises(FileNotFoundError, match=r"pass-0\d to be built, the last 0.5 s without a new file"),
+    ):
+        steps = list(loader)
+    with StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader:
+        steps = list(islice(loader, 2))
+    subprocess.run(build_command(corpus, data), cwd=ROOT, check=True, capture_output=True)
+    with StepLoader(open_dataset(str(data)), "train", 64, **sizes) as loader:
+        assert ids_of(islice(loader, 2)) == ids_of(iter(steps))
+
+
+@pytest.mark.slow
+def test_training_without_a_build_ends_in_one_message(tmp_path):
+    command = train_command(tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert ended.returncode == 2
+    assert "waiting for the build of" in ended.stdout
+    assert "none to come to its shards, the last 0.6 s without a new file: is the build still running?" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
+    """One pass of 450 instances is there: seven steps of 64, then a wait that SIGTERM ends."""
+    build = Build(write_tiny_dataset(tmp_path / "whole"), tmp_path / "data", seq_len=16)
+    build.plan(passes=2)
+    build.finish_pass(0)
+    build.finish_pass(0, split="validation")
+    command = train_command(build.folder, tmp_path / "run", "--follow", "true")
+    command = [word.replace("seq_len: 64, global_batch: 512", "seq_len: 16, global_batch: 64") for word in command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    log = tmp_path / "log"
+    with log.open("w") as said:
+        pipes = {"cwd": ROOT, "env": environment, "stdout": said, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **pipes) as training:
+            rows = tmp_path / "run/metrics.jsonl"
+            wait_until(
+                lambda: (rows.exists() and len(rows.read_text().splitlines()) == 7) or training.poll() is not None
+            )
+            wait_until(lambda: "pass-01 to be built" in log.read_text() or training.poll() is not None)
+            training.terminate()
+            assert training.wait(timeout=60) == 143, log.read_text()
+        assert "stopped by a signal and saved after step 7" in log.read_text()
+        assert (tmp_path / "run/checkpoints/step-00000007/COMMITTED").is_file()
+        build.finish_pass(1)
+        assert subprocess.run(command, **pipes, check=False, timeout=200).returncode == 0, log.read_text()
+    assert "continuing after step 7" in log.read_text()
+    assert [row["step"] for row in rows_of(tmp_path / "run") if "position" in row] == list(range(1, 10))

@@ -1,0 +1,294 @@
+"""Mixtures of real datasets through StepLoader: exact for any sizes, resumable anywhere, and few reads."""
+
+import dataclasses
+import json
+from collections import Counter
+from itertools import chain, islice, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.shards.dataset import Dataset, open_dataset
+from tests.datasets import write_dataset
+from trainer.stream.order import own_position
+from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
+from trainer.stream.state import MAX_STATE_BYTES, DatasetState, StreamState
+from trainer.stream.step import RankStep, StepLoader
+
+SEQ_LEN = 8192
+QUICK = ReadSettings(num_threads=2)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory, make_dataset) -> Mixture:
+    """Three datasets of unequal shards and passes, weights 5, 2 and 1."""
+    folder = tmp_path_factory.mktemp("mixture")
+    trains = {"wiki": ((60, 45), (50, 37)), "books": ((31,), (17, 9), (23, 4, 1)), "news": ((40, 8),)}
+    for number, (name, train) in enumerate(trains.items()):
+        make_dataset(folder / name, train, seed=number)
+    return open_mixture([f"{folder / name}:{weight}" for name, weight in zip(trains, (5, 2, 1), strict=True)])
+
+
+def loader(data: Dataset | Mixture, **changes) -> StepLoader:
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+    return StepLoader(data, "train", SEQ_LEN, **{"reading": QUICK, **sizes, **changes})
+
+
+def take(data: Dataset | Mixture, num_steps: int, **changes) -> list[RankStep]:
+    with loader(data, **changes) as steps:
+        return list(islice(steps, num_steps))
+
+
+def bag(*steps: RankStep) -> Counter:
+    """The instances of steps, each by its tokens and labels."""
+    found: Counter = Counter()
+    for batch in chain(*(step.micro_batches for step in steps)):
+        borders = batch.cu_seqlens.tolist()
+        for start, stop in pairwise(borders):
+            inside = (batch.masked_positions >= start) & (batch.masked_positions < stop)
+            found[(*batch.input_ids[start:stop].tolist(), *batch.masked_labels[inside].tolist())] += 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(mixture) -> list[RankStep]:
+    return take(mixture, 40)
+
+
+@pytest.mark.parametrize(("world_size", "micro_tokens"), [(2, SEQ_LEN), (5, 8192), (24, 9000)])
+def test_global_batches_do_not_depend_on_ranks(mixture, expected, world_size, micro_tokens):
+    sizes = {"world_size": world_size, "micro_tokens": micro_tokens, "reading": ReadSettings(buffer_bytes=1)}
+    shares = [take(mixture, 12, rank=rank, **sizes) for rank in range(world_size)]
+    for one, *steps in zip(expected, *shares, strict=False):
+        assert bag(*steps) == bag(one)
+        assert all(step.state == one.state for step in steps)
+        drawn = zip(*(step.drawn for step in steps), strict=True)
+        assert tuple(tuple(map(sum, zip(*pairs, strict=True))) for pairs in drawn) == one.drawn
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, data):
+    """Random ranks, micro-batches, memory, request sizes, threads and steps packed ahead."""
+    global_batch = data.draw(st.integers(1, 40), "global batch")
+    world_size = data.draw(st.integers(1, min(9, global_batch)), "world size")
+    reading = ReadSettings(
+        buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])),
+        max_read_bytes=data.draw(st.sampled_from([1, 4_000, 2**20])),
+        num_threads=data.draw(st.integers(1, 3)),
+    )
+    monkeypatch.setattr("trainer.stream.step.MAX_PREFETCH_STEPS", data.draw(st.integers(1, 9), "depth"))
+    lanes = data.draw(st.integers(1, 50), "lanes")
+    num_steps = max(2, 80 // global_batch)
+    sizes = {"global_batch": global_batch, "num_lanes": lanes}
+    whole = take(mixture, num_steps, **sizes)
+    sizes |= {"world_size": world_size, "reading": reading, "micro_tokens": data.draw(st.integers(SEQ_LEN, 20_000))}
+    shares = [take(mixture, num_steps, rank=rank, **sizes) for rank in range(world_size)]
+    assert [bag(*steps) for steps in zip(*shares, strict=True)] == [bag(step) for step in whole]
+    assert [step.state["position"] for step in whole] == [global_batch * (n + 1) for n in range(num_steps)]
+
+
+def test_draws_are_reported_and_keep_the_shares(mixture, expected):
+    weights = [5, 2, 1]
+    for step in expected:
+        before, after = step.first_position, step.state["position"]
+        planned = [own_position(weights, d, after) - own_position(weights, d, before) for d in range(3)]
+        assert [instances for instances, _ in step.drawn] == planned
+        assert sum(tokens for _, tokens in step.drawn) == step.num_tokens
+    wiki, books, news = expected[-1].epochs  # 960 positions: 600, 240 and 120 of 192, 85 and 48
+    assert wiki == pytest.approx(6 + (600 - 3 * 192) / 105)
+    assert books == pytest.approx(6 + (240 - 2 * 85 - 31 - 26) / 28 + 2)
+    assert news == pytest.approx(2.5)
+
+
+def test_every_instance_once_an_epoch(mixture, expected):
+    """All that is drawn of the smallest dataset: twice everything, and half of a third epoch."""
+    alone = bag(*take(mixture[2].dataset, 2))
+    assert sum(alone.values()) == 48
+    drawn = bag(*expected)
+    assert all(drawn[instance] in (2, 3) for instance in alone)
+    assert sum(drawn[instance] for instance in alone) == 120
+
+
+@pytest.mark.parametrize("done", [1, 7, 20])
+@pytest.mark.parametrize(("world_size", "micro_tokens", "global_batch"), [(1, 8192, 48), (3, 20_000, 8), (7, 9000, 12)])
+def test_resuming_with_other_sizes_goes_on(mixture, expected, done, world_size, micro_tokens, global_batch):
+    state = json.loads(json.dumps(expected[done - 1].state))
+    sizes = {"state": state, "num_lanes": None, "world_size": world_size, "micro_tokens": micro_tokens}
+    steps = [
+        take(mixture, 48 // global_batch, rank=rank, global_batch=global_batch, **sizes) for rank in range(world_size)
+    ]
+    assert bag(*chain(*steps)) == bag(*expected[done : done + 2])
+
+
+def test_skipped_positions_are_those_of_a_mixture(mixture, expected):
+    state = expected[4].state
+    [step] = take(mixture, 1, state=state, skip=[(120, 168)])
+    assert bag(step) == bag(expected[7])
+    assert step.epochs == expected[7].epochs
+
+
+def test_a_mixture_of_one_is_the_dataset(mixture):
+    dataset = mixture[0].dataset
+    steps = take(one_dataset(dataset), 5)
+    assert [bag(step) for step in steps] == [bag(step) for step in take(dataset, 5)]
+
+
+def other(mixture: Mixture, number: int, **changed) -> Mixture:
+    return tuple(dataclasses.replace(each, **changed) if d == number else each for d, each in enumerate(mixture))
+
+
+def test_another_mixture_is_refused_by_naming_what_changed(mixture, expected, tmp_path, make_dataset):
+    state = expected[3].state
+    with pytest.raises(ValueError, match=r"began: weight of books was 2, is 3\. The"):
+        loader(other(mixture, 1, weight=3), state=state)
+    rebuilt = open_dataset(str(make_dataset(tmp_path / "books", ((31,), (17, 9), (23, 4, 1)), seed=9)))
+    with pytest.raises(ValueError, match=r"began: content of books was \w{16}, is \w{16}\. The"):
+        loader(other(mixture, 1, dataset=rebuilt), state=state)
+    longer = open_dataset(str(make_dataset(tmp_path / "news", ((40, 8), (9,)), seed=2)))
+    with pytest.raises(ValueError, match=r"began: passes of news was 1, is 2\. The"):
+        loader(other(mixture, 2, dataset=longer), state=state)
+    with pytest.raises(ValueError, match=r"began: datasets were 3, are 2 \(wiki, books\)"):
+        loader(mixture[:2], state=state)
+    with pytest.raises(
+        ValueError, match=r"weight of books was 5, is 2; passes of books was 2, is 3; content of books was"
+    ):
+        loader((mixture[1], mixture[0], mixture[2]), state=state)
+
+
+def test_datasets_that_do_not_agree_are_refused(tmp_path, make_dataset, make_block):
+    make_dataset(tmp_path / "a", ((20,),))
+    write_dataset(tmp_path / "b", {("train", 8192, 0, 0): [make_block(5)]}, 101, {"lower_case": False, "seed": 0})
+    said = r"/a and .*/b cannot be mixed: they have vocabularies \(sha256\) \w{16} and \w{16}; vocab_size 100 and 101;"
+    with pytest.raises(ValueError, match=said + r" lower_case True and False\. Build them with the same --vocab"):
+        open_mixture([str(tmp_path / "a"), str(tmp_path / "b")])
+    make_dataset(tmp_path / "c", ((20,),), seq_len=4096)
+    mixed = open_mixture([str(tmp_path / "a"), str(tmp_path / "c")])
+    with pytest.raises(ValueError, match=r"/c: no train instances of seq_len 8192; the dataset has train L4096"):
+        loader(mixed)
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        (["data"], [("data", "data", 1)]),
+        (["s3://b/wiki:3", "books/:1"], [("wiki", "s3://b/wiki", 3), ("books", "books/", 1)]),
+        (["w=gs://b/data:20", "gs://c/data", "x/data:2"], [("w", "gs://b/data", 20), ("data", "gs://c/data", 1),
+                                                            ("data-2", "x/data", 2)]),
+        (["a:3:1"], [("a:3", "a:3", 1)]),
+    ],
+)  # fmt: skip
+def test_entries_of_data(entries, found):
+    assert [dataclasses.astuple(each) for each in parse_entries(entries)] == found
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([], "data names 0 datasets; 1 to 20 can be mixed"),
+        ([f"d{n}" for n in range(21)], "data names 21 datasets"),
+        (["a:0", "b"], "each must be a whole number of at least 1"),
+        (["a:9999", "b:20"], "add up to more than 10000"),
+        (["a", "a:2"], "data names a twice"),
+        (["n=a", "n=b"], "data names n twice"),
+        (["a="], None),
+        ([""], "'' is not"),
+    ],
+)
+def test_entries_that_make_no_sense(entries, message):
+    if message is None:
+        assert parse_entries(entries)[0].url == "a="
+        return
+    with pytest.raises(ValueError, match=message):
+        parse_entries(entries)
+
+
+def test_the_state_stays_small_with_twenty_datasets():
+    datasets = tuple(DatasetState(481 + n, 100, "0123456789abcdef") for n in range(20))
+    state = StreamState(10**15, 2**64, 8192, "validation", 65_535, (), datasets)
+    assert len(json.dumps(state.to_dict())) < MAX_STATE_BYTES - 150
+    skipping = state.skipping([(10**15 + 10**6, 10**15 + 2 * 10**6), (10**15 + 10**9, 10**15 + 2 * 10**9)])
+    assert len(json.dumps(skipping.to_dict())) <= MAX_STATE_BYTES
+
+
+def test_a_name_is_no_part_of_what_a_stream_is(mixture, expected):
+    renamed = tuple(WeightedDataset(f"n{d}", each.dataset, each.weight) for d, each in enumerate(mixture))
+    [step] = take(renamed, 1, state=expected[2].state)
+    assert bag(step) == bag(expected[3])
+
+
+class CountingFiles:
+    """A dataset's filesystem that counts ranged reads of shards and their bytes."""
+
+    def __init__(self, filesystem) -> None:
+        self.filesystem, self.reads, self.bytes = filesystem, 0, 0
+
+    def __getattr__(self, name):
+        return getattr(self.filesystem, name)
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        if path.endswith(".tar"):
+            self.reads, self.bytes = self.reads + 1, self.bytes + end - start
+        return self.filesystem.cat_file(path, start=start, end=end, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory, make_dataset) -> Path:
+    """250 blocks of 64 in 3 shards, and as many in a second pass."""
+    sizes = ((7000, 4000, 5000), (9000, 6990))
+    return make_dataset(tmp_path_factory.mktemp("large") / "data", sizes, seq_len=1024, max_tokens=12)
+
+
+def counted(folder: Path) -> tuple[Dataset, CountingFiles]:
+    dataset = open_dataset(str(folder))
+    files = CountingFiles(dataset.filesystem)
+    return Dataset(dataset.url, files, dataset.root, dataset.manifest, list(dataset.all_shards)), files
+
+
+def large_loader(dataset: Dataset, **changes) -> StepLoader:
+    sizes = {"global_batch": 128, "micro_tokens": 4096, "seed": 1, "num_lanes": 16, "reading": QUICK}
+    return StepLoader(dataset, "train", 1024, **{**sizes, **changes})
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+def test_resuming_costs_a_read_for_each_lane_of_the_rank(large, share, world_size):
+    """Whatever the offset: at most ceil(K / W) + 1, and one more where a lane crosses into another shard or epoch."""
+    position = int(share * 16_000) // 128 * 128
+    dataset, files = counted(large)
+    with large_loader(dataset, rank=0, world_size=1) as loader_:
+        state = {**next(loader_).state, "position": position}
+    for rank in range(world_size):
+        dataset, files = counted(large)
+        sizes = {"rank": rank, "world_size": world_size, "state": state, "num_lanes": None}
+        with large_loader(dataset, **sizes, num_steps=1) as loader_:
+            assert next(loader_).first_position == position
+            with pytest.raises(StopIteration):
+                next(loader_)
+        assert 1 <= files.reads <= -(-16 // world_size) + 1
+        assert files.reads == loader_.reads.requests
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_lanes", "limit"),
+    [
+        (1, 16, 1.2), (4, 16, 1.2), (8, 8, 1.2), (16, 16, 1.2),  # W divides K, K divides G
+        (3, 16, None), (7, 16, None), (15, 16, None), (32, 16, None),
+        (2, 10, 1.8), (5, 12, 1.8),  # K does not divide G
+    ],
+)  # fmt: skip
+def test_an_epoch_is_read_hardly_more_than_once(large, world_size, num_lanes, limit):
+    """By the counters of all ranks: bytes fetched over the first pass, against the bytes of its blocks."""
+    bound = 1 + num_lanes * 64 / 16_000 + (world_size - 1) / num_lanes  # docs/order.md, "Reads"
+    fetched = 0
+    for rank in range(world_size):
+        sizes = {"rank": rank, "world_size": world_size, "num_lanes": num_lanes}
+        with large_loader(open_dataset(str(large)), **sizes, num_steps=125) as loader_:
+            assert sum(1 for _ in loader_) == 125
+            fetched += loader_.reads.bytes
+    size = sum(shard.num_bytes for shard in open_dataset(str(large)).shards("train", 1024, 0))
+    print(f"W {world_size} K {num_lanes}: {fetched / size:.3f}, limit {limit or bound:.3f}")
+    assert 0.95 < fetched / size <= (limit or bound)

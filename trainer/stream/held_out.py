@@ -1,0 +1,67 @@
+"""The validation split, once and in order, as packed micro-batches. May import numpy, pipeline.shards, this package."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pipeline.shards.block import Array, Block, block_instances, concatenate_blocks
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import Shard
+from trainer.stream.fetch import BlockWindow
+from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.ranged_read import ReadSettings
+
+
+def iterate_validation(
+    dataset: Dataset,
+    seq_len: int,
+    *,
+    rank: int,
+    world_size: int,
+    micro_tokens: int,
+    max_instances: int | None = None,
+    reading: ReadSettings | None = None,
+) -> Iterator[MicroBatch]:
+    """This rank's share of the validation split's first instances, once and in order, as micro-batches.
+
+    Rank r of W takes instances floor(r n / W) to floor((r + 1) n / W) - 1 of n, so sums over ranks are sums over the
+    split; a rank may get none, and ranks may get unequal numbers of micro-batches.
+
+    Raises:
+        ValueError: The dataset has no validation instances of this length, or micro_tokens is below it.
+    """
+    if micro_tokens < seq_len:
+        raise ValueError(f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len}; raise it")
+    dataset.num_passes("validation", seq_len)
+    shards = dataset.shards("validation", seq_len, 0)
+    num_instances = sum(shard.instances for shard in shards)
+    if max_instances is not None:
+        num_instances = min(num_instances, max_instances)
+    start, stop = (share * num_instances // world_size for share in (rank, rank + 1))
+    plan = _plan_instances(shards, start, stop, block_instances(seq_len))
+    return _pack_in_order(BlockWindow(dataset, shards, plan, reading or ReadSettings()), micro_tokens)
+
+
+def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatch]:
+    """Micro-batches across the window's steps: only the last one is not full."""
+    rest: list[Block] = []
+    try:
+        for block in window:
+            joined = concatenate_blocks([*rest, block])
+            *full, last = cut_micro_batches(joined.offsets, micro_tokens)
+            yield from pack_micro_batches(joined, full)
+            rest = [joined.slice(*last)]
+        for block in rest:
+            yield from pack_micro_batches(block, [(0, block.num_instances)])
+    finally:
+        window.close()
+
+
+def _plan_instances(shards: Sequence[Shard], start: int, stop: int, block_size: int) -> Iterator[Array]:
+    """Instances start to stop - 1 of consecutive shards, one block a step."""
+    for index, shard in enumerate(shards):
+        first, end = max(start, 0), min(stop, shard.instances)
+        for block in range(first // block_size, -(-end // block_size) if first < end else 0):
+            begin = block * block_size
+            yield np.array([[index, block, max(first - begin, 0), min(end - begin, block_size)]])
+        start, stop = start - shard.instances, stop - shard.instances

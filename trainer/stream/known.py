@@ -1,0 +1,157 @@
+"""One split and length of a mixture, as far as its passes are known: all, or those that a running build has finished.
+
+May import numpy, pipeline.shards and this package.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from pipeline.shards.growing import Patience, wait_for_pass
+from pipeline.shards.manifest import Shard, root_hash
+from trainer.stream.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
+from trainer.stream.share import Runs
+from trainer.stream.source import JoinedShards, Mixture
+from trainer.stream.state import CONTENT_DIGITS, DatasetState, StreamState
+
+
+class KnownPasses:
+    """The passes of every dataset of a mixture; more become known where a build goes on.
+
+    The first P epochs of a dataset need only the passes up to theirs, so what is known gives the order of all positions
+    before the first pass that is not.
+
+    Attributes:
+        store: Reads the shards.
+        shards: Of all passes known, as plans index them; grows at its end.
+    """
+
+    def __init__(self, mixture: Mixture, split: str, seq_len: int, patience: Patience | None = None) -> None:
+        """Waits for the first pass of every dataset.
+
+        Raises:
+            FileNotFoundError: Patience ended.
+            ValueError: A dataset has no such instances.
+        """
+        self.mixture = mixture
+        self.split = split
+        self.seq_len = seq_len
+        self.weights = tuple(each.weight for each in mixture)
+        self.num_passes = [each.dataset.num_passes(split, seq_len) for each in mixture]
+        self.store = JoinedShards()
+        self.shards: list[Shard] = []
+        self._patience = patience or Patience()
+        self._passes: list[list[list[Shard]]] = [[] for _ in mixture]
+        self._first_shard: list[list[int]] = [[] for _ in mixture]
+        self._starts: list[list[int]] = [
+            [0] for _ in mixture
+        ]  # of each pass in the dataset's own positions, and the end
+        self._content = lru_cache(maxsize=None)(self._hash_passes)
+        for dataset in range(len(mixture)):
+            self._wait_for_next(dataset)
+
+    @property
+    def sizes(self) -> tuple[Passes, ...]:
+        """What the order is a function of."""
+        return tuple(
+            tuple(tuple(ShardSize(shard.name, shard.instances) for shard in shards) for shards in passes)
+            for passes in self._passes
+        )
+
+    @property
+    def first_pass_instances(self) -> list[int]:
+        """N_0 of every dataset."""
+        return [starts[1] for starts in self._starts]
+
+    def order(self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...]) -> StreamOrder:
+        """The order, as far as it is known."""
+        return StreamOrder(self.sizes, self.weights, seed, num_lanes, skipped)
+
+    def reaches(self, position: int) -> bool:
+        """Whether the order of all positions before this one is known."""
+        return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
+
+    def wait_for(self, position: int) -> None:
+        """Waits until the order of all positions before this one is known, and takes in what more there is.
+
+        Raises:
+            FileNotFoundError: Patience ended.
+        """
+        for dataset in range(len(self.mixture)):
+            while not self._reaches(dataset, position):
+                self._wait_for_next(dataset)
+            while not self._has_all(dataset) and self._find_next(dataset):
+                pass
+
+    def shard_index(self, runs: Runs) -> Array:
+        """Index into `shards` of every run [R]."""
+        width = max(map(len, self._first_shard))
+        first_DP = np.array([[*each, *[0] * (width - len(each))] for each in self._first_shard], np.int64)
+        num_known = np.array([len(each) for each in self._first_shard])
+        index: Array = first_DP[runs.dataset, runs.epoch % num_known[runs.dataset]] + runs.shard
+        return index
+
+    def epochs(self, position: int) -> tuple[float, ...]:
+        """Passes of every dataset that lie before a position, as 2.25 for two and a quarter."""
+        return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
+
+    def describe(self, position: int, weights: Sequence[int] | None = None) -> tuple[DatasetState, ...]:
+        """What the state at a position says of the datasets; with other weights, what it would say of their content."""
+        own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
+        return tuple(
+            DatasetState(each.weight, self.num_passes[d], self._content(d, self._num_begun(d, own[d])))
+            for d, each in enumerate(self.mixture)
+        )
+
+    def state_like(self, then: StreamState, seed: int, num_lanes: int) -> StreamState:
+        """The state that a stream over these datasets has where another one stood."""
+        weights = [each.weight for each in then.datasets]
+        datasets = self.describe(then.position, weights if len(weights) == len(self.mixture) else None)
+        return StreamState(then.position, seed, num_lanes, self.split, self.seq_len, then.skipped, datasets)
+
+    def state(self, position: int, seed: int, num_lanes: int, skipped: Sequence[Stretch] = ()) -> StreamState:
+        """The state at a position."""
+        datasets = self.describe(position)
+        return StreamState(position, seed, num_lanes, self.split, self.seq_len, tuple(skipped), datasets)
+
+    def _epochs(self, dataset: int, position: int) -> float:
+        starts = self._starts[dataset]
+        full, rest = divmod(own_position(self.weights, dataset, position), starts[-1])
+        begun = bisect_right(starts, rest) - 1
+        share = (rest - starts[begun]) / (starts[begun + 1] - starts[begun])
+        return full * (len(starts) - 1) + begun + share
+
+    def _num_begun(self, dataset: int, own: int) -> int:
+        """Passes that hold a position of the dataset before this one, at least one."""
+        return max(1, bisect_left(self._starts[dataset][:-1], own))
+
+    def _reaches(self, dataset: int, position: int) -> bool:
+        return self._has_all(dataset) or own_position(self.weights, dataset, position) <= self._starts[dataset][-1]
+
+    def _has_all(self, dataset: int) -> bool:
+        return len(self._passes[dataset]) == self.num_passes[dataset]
+
+    def _wait_for_next(self, dataset: int) -> None:
+        opened = self.mixture[dataset].dataset
+        wait_for_pass(opened, self.split, self.seq_len, len(self._passes[dataset]), self._patience)
+        found = self._find_next(dataset)
+        assert found, f"{opened.url}: a finished dataset lacks a pass"
+
+    def _find_next(self, dataset: int) -> bool:
+        """Takes in the next pass of a dataset, where it is there."""
+        opened, number = self.mixture[dataset].dataset, len(self._passes[dataset])
+        if not opened.find_pass(self.split, self.seq_len, number):
+            return False
+        shards = opened.shards(self.split, self.seq_len, number)
+        if not (num_instances := sum(shard.instances for shard in shards)):
+            raise ValueError(f"{opened.url}: pass {number} of {self.split} L{self.seq_len} holds no instances")
+        self._passes[dataset].append(shards)
+        self._starts[dataset].append(self._starts[dataset][-1] + num_instances)
+        self._first_shard[dataset].append(len(self.shards))
+        self.shards.extend(self.store.add(opened, shard) for shard in shards)
+        return True
+
+    def _hash_passes(self, dataset: int, count: int) -> str:
+        return root_hash(shard for shards in self._passes[dataset][:count] for shard in shards)[:CONTENT_DIGITS]

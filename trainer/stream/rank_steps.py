@@ -1,0 +1,157 @@
+"""Plan, read, pack: the steps of one rank (docs/order.md, rules 4 to 7). May import numpy and this package."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.shards.block import Array, Block, block_instances
+from trainer.stream.fetch import LOOKAHEAD_STEPS, BlockWindow, ReadCounts
+from trainer.stream.known import KnownPasses
+from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.share import cut_at_blocks, rank_runs, rank_slots
+from trainer.stream.state import StreamState
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """This rank's share of one global batch.
+
+    Attributes:
+        step: Steps taken before it.
+        first_position: Stream position of the global batch's first instance.
+        micro_batches: In slot order; at least one.
+        state: The stream's state after this step, plain values for JSON.
+        num_instances: Of this rank's share, as are the next three.
+        num_tokens: Real tokens, specials included.
+        num_masked: Masked positions.
+        drawn: Instances and tokens of every dataset of the mixture.
+        epochs: Passes of every dataset that the stream has come through after this step.
+        wait_seconds: How long the caller waited for this step.
+    """
+
+    step: int
+    first_position: int
+    micro_batches: list[MicroBatch]
+    state: dict[str, Any]
+    num_instances: int
+    num_tokens: int
+    num_masked: int
+    drawn: tuple[tuple[int, int], ...]
+    epochs: tuple[float, ...]
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How global batches are shared; every number may change from run to run.
+
+    Attributes:
+        rank: Of this process among world_size.
+        world_size: Ranks that share every global batch.
+        global_batch: Instances of a step over all ranks, at least world_size.
+        micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
+    """
+
+    rank: int
+    world_size: int
+    global_batch: int
+    micro_tokens: int
+
+    def check(self, seq_len: int) -> None:
+        """Refuses sizes that do not fit together."""
+        if self.micro_tokens < seq_len:
+            raise ValueError(
+                f"micro_tokens is {self.micro_tokens}: one instance may take all of seq_len {seq_len}; raise it"
+            )
+        rank_slots(self.global_batch, self.rank, self.world_size)
+
+
+class _Planned(NamedTuple):
+    """What is known of a step before it is read; dataset and num_instances are those of each row of its plan [R]."""
+
+    first_position: int
+    position_after: int
+    dataset: Array
+    num_instances: Array
+
+
+class RankSteps:
+    """Plans, reads and packs. A window reads the passes known when it begins; then the next one begins."""
+
+    def __init__(self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings) -> None:
+        """Nothing is read before the first step is asked for."""
+        self.counts = ReadCounts()
+        self._passes, self._begin, self._sizes, self._reading = passes, begin, sizes, reading
+        self._planned: deque[_Planned] = deque()
+        self._window: BlockWindow | None = None
+
+    def steps(self, first_step: int, num_steps: int | None) -> Iterator[RankStep]:
+        """The steps, numbered from first_step; without end where num_steps is None."""
+        step, state = first_step, self._begin
+        while num_steps is None or step < first_step + num_steps:
+            self._passes.wait_for(state.after(self._sizes.global_batch))
+            plan = self._plan(state, None if num_steps is None else first_step + num_steps - step)
+            shards = tuple(self._passes.shards)
+            window = self._window = BlockWindow(self._passes.store, shards, plan, self._reading, self._min_steps())
+            window.counts = self.counts
+            for share in window:
+                planned = self._planned.popleft()
+                datasets = self._passes.describe(planned.position_after)
+                state = replace(state, position=planned.position_after, datasets=datasets)
+                yield self._pack(step, share, planned, state)
+                step += 1
+            window.close()
+
+    def close(self) -> None:
+        """Stops reading."""
+        if self._window is not None:
+            self._window.close()
+
+    def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Array]:
+        """What this rank reads of every step as far as the order is known, as BlockWindow takes it."""
+        sizes, block_size = self._sizes, block_instances(self._passes.seq_len)
+        order = self._passes.order(state.seed, state.num_lanes, state.skipped)
+        while num_steps is None or num_steps > 0:
+            after = state.after(sizes.global_batch)
+            if not self._passes.reaches(after):
+                return
+            runs = rank_runs(order, state.position, sizes.global_batch, sizes.rank, sizes.world_size)
+            runs, block = cut_at_blocks(runs, block_size)
+            self._planned.append(_Planned(state.first_position, after, runs.dataset, runs.stop - runs.start))
+            first = block * block_size
+            yield np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
+            state = replace(state, position=after)
+            num_steps = None if num_steps is None else num_steps - 1
+
+    def _min_steps(self) -> int:
+        """A lane of the rarest dataset is visited once in this many steps: its block must live between two visits."""
+        weights = self._passes.weights
+        visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
+        return min(LOOKAHEAD_STEPS, visits)
+
+    def _pack(self, step: int, share: Block, planned: _Planned, state: StreamState) -> RankStep:
+        cuts = cut_micro_batches(share.offsets, self._sizes.micro_tokens)
+        return RankStep(
+            step=step,
+            first_position=planned.first_position,
+            micro_batches=pack_micro_batches(share, cuts),
+            state=state.to_dict(),
+            num_instances=share.num_instances,
+            num_tokens=share.num_tokens,
+            num_masked=share.num_masked,
+            drawn=_count_drawn(share.offsets, planned, len(self._passes.mixture)),
+            epochs=self._passes.epochs(planned.position_after),
+            wait_seconds=0.0,
+        )
+
+
+def _count_drawn(offsets: Array, planned: _Planned, num_datasets: int) -> tuple[tuple[int, int], ...]:
+    """Instances and tokens of every dataset in a share with these offsets [N+1]."""
+    ends = np.cumsum(planned.num_instances)
+    tokens = offsets[ends] - offsets[ends - planned.num_instances]
+    columns = [np.bincount(planned.dataset, each, num_datasets) for each in (planned.num_instances, tokens)]
+    return tuple((int(instances), int(total)) for instances, total in zip(*columns, strict=True))

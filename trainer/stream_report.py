@@ -1,0 +1,173 @@
+"""`python -m trainer stream`: what every rank would read, without a model. Imports the stdlib, numpy, tqdm, the stream.
+
+A dry run of an order and a benchmark of a store: real reads, real checks, real packing.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tqdm import tqdm
+
+from pipeline.shards.storage import parse_storage_options
+from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.source import Mixture, open_mixture
+from trainer.stream.step import RankStep, StepLoader
+from trainer.tool_settings import StreamSettings
+
+STALL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank read.
+
+    Attributes:
+        rank: Its number.
+        instances: In all steps.
+        tokens: In all steps, as in each of them.
+        step_tokens: In each step.
+        drawn: Instances and tokens of every dataset.
+        requests: Ranged reads.
+        blocks: Blocks they fetched.
+        num_bytes: Bytes they fetched.
+        seconds: From the start to the last step.
+        stalls: Steps after the first that were waited for longer than STALL_SECONDS.
+        first_seconds: Until the first step.
+        epochs: Of every dataset, at the end.
+    """
+
+    rank: int
+    instances: int
+    tokens: int
+    step_tokens: tuple[int, ...]
+    drawn: tuple[tuple[int, int], ...]
+    requests: int
+    blocks: int
+    num_bytes: int
+    seconds: float
+    stalls: int
+    first_seconds: float
+    epochs: tuple[float, ...]
+
+
+def report_stream(settings: StreamSettings) -> str:
+    """Reads the share of one rank after another; a table.
+
+    Raises:
+        ValueError: Settings and data do not fit.
+    """
+    if settings.steps < 0 or settings.world_size < 1:
+        raise ValueError("steps must be at least 0 and world_size at least 1")
+    mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
+    seq_len = settings.seq_len or min(group.seq_len for group in mixture[0].dataset.manifest.groups)
+    reports = []
+    for rank in range(settings.world_size):
+        report, num_lanes = _read_rank(mixture, seq_len, settings, rank)
+        reports.append(report)
+    return format_reports(mixture, seq_len, num_lanes, reports)
+
+
+def format_reports(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]) -> str:
+    """The table, a line for every rank, and what holds for all."""
+    columns = ("rank", "instances", "tokens", "requests", "blocks", "MB", "tokens/s", "MB/s", "first step s", "stalls")
+    rows = [
+        (
+            f"{each.rank}",
+            f"{each.instances:,}",
+            f"{each.tokens:,}",
+            f"{each.requests:,}",
+            f"{each.blocks:,}",
+            f"{each.num_bytes / 1e6:,.1f}",
+            f"{each.tokens / each.seconds:,.0f}",
+            f"{each.num_bytes / 1e6 / each.seconds:,.1f}",
+            f"{each.first_seconds:.2f}",
+            f"{each.stalls}",
+        )
+        for each in reports
+    ]
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)]
+    return "\n".join([*table, "", *_totals(mixture, seq_len, num_lanes, reports)])
+
+
+def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]) -> list[str]:
+    steps = list(zip(*(each.step_tokens for each in reports), strict=True))
+    balance = [max(tokens) * len(tokens) / sum(tokens) for tokens in steps]
+    num_bytes, instances = sum(each.num_bytes for each in reports), sum(each.instances for each in reports)
+    needed = _bytes_of_instances(mixture, seq_len, reports)
+    lines = [
+        f"{len(steps)} steps of {instances // len(steps):,} instances on {len(reports)} rank(s), {num_lanes} lanes,"
+        f" length {seq_len}",
+        f"read amplification {num_bytes / needed:.2f}: {num_bytes / 1e6:,.1f} MB fetched for instances that take"
+        f" {needed / 1e6:,.1f} MB of their shards",
+        f"tokens of the fullest rank over the mean: {sum(balance) / len(balance):.3f}, at most {max(balance):.3f}",
+    ]
+    for d, each in enumerate(mixture):
+        drawn = [sum(report.drawn[d][kind] for report in reports) for kind in range(2)]
+        lines.append(f"{each.name}: {drawn[0]:,} instances, {drawn[1]:,} tokens, {reports[0].epochs[d]:.4f} epochs")
+    if num_lanes < len(reports):
+        lines.append(
+            f"ranks share lanes, and read the same blocks: {num_lanes} lanes are few; a larger dataset has more"
+        )
+    return lines
+
+
+def _bytes_of_instances(mixture: Mixture, seq_len: int, reports: Sequence[RankReport]) -> float:
+    """What the instances read would take if every block were read once and used whole."""
+    total = 0.0
+    for d, each in enumerate(mixture):
+        shards = [shard for shard in each.dataset.all_shards if (shard.split, shard.seq_len) == ("train", seq_len)]
+        mean = sum(shard.num_bytes for shard in shards) / sum(shard.instances for shard in shards)
+        total += mean * sum(report.drawn[d][0] for report in reports)
+    return total
+
+
+def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: int) -> tuple[RankReport, int]:
+    num_steps = settings.steps or _steps_of_epoch(mixture, seq_len, settings.global_batch)
+    began = time.monotonic()
+    taken: list[RankStep] = []
+    first_seconds = 0.0
+    with (
+        StepLoader(
+            mixture,
+            "train",
+            seq_len,
+            rank=rank,
+            world_size=settings.world_size,
+            global_batch=settings.global_batch,
+            micro_tokens=settings.micro_tokens,
+            seed=settings.seed,
+            num_steps=num_steps,
+            reading=ReadSettings(buffer_bytes=settings.buffer_bytes),
+        ) as loader,
+        tqdm(total=num_steps, desc=f"rank {rank}", unit="step", leave=False) as bar,
+    ):
+        for step in loader:
+            first_seconds = first_seconds or time.monotonic() - began
+            taken.append(replace(step, micro_batches=[]))
+            bar.update()
+        reads, num_lanes = loader.reads, loader.num_lanes
+    seconds = time.monotonic() - began
+    drawn = tuple(tuple(map(sum, zip(*pairs, strict=True))) for pairs in zip(*(s.drawn for s in taken), strict=True))
+    report = RankReport(
+        rank=rank,
+        instances=sum(step.num_instances for step in taken),
+        tokens=sum(step.num_tokens for step in taken),
+        step_tokens=tuple(step.num_tokens for step in taken),
+        drawn=tuple((instances, tokens) for instances, tokens in drawn),
+        requests=reads.requests,
+        blocks=reads.blocks,
+        num_bytes=reads.bytes,
+        seconds=seconds,
+        stalls=sum(step.wait_seconds > STALL_SECONDS for step in taken[1:]),
+        first_seconds=first_seconds,
+        epochs=taken[-1].epochs,
+    )
+    return report, num_lanes
+
+
+def _steps_of_epoch(mixture: Mixture, seq_len: int, global_batch: int) -> int:
+    """Steps until the first dataset was drawn from as often as its first pass has instances."""
+    own = sum(shard.instances for shard in mixture[0].dataset.shards("train", seq_len, 0))
+    return -(-own * sum(each.weight for each in mixture) // (mixture[0].weight * global_batch))
