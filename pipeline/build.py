@@ -18,6 +18,7 @@ from tqdm import tqdm
 from pipeline.build_shards import instance_rule, make_shards
 from pipeline.build_tokens import make_tokens, read_store, store_settings
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
+from pipeline.choose_documents import choice_content
 from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
@@ -83,7 +84,8 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     vocabulary = parse_vocab(read_file(output, f"{root}/{VOCAB}"), where)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
-    if changed := describe_changes(store.settings, store_settings(settings, vocabulary.sha256)):
+    wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
+    if changed := describe_changes({**store.settings, **store.choice}, wanted):
         raise ValueError(f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones")
     _print_result(make_shards(settings, vocabulary, store, beam_arguments), watch())
 

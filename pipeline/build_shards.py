@@ -14,8 +14,10 @@ import numpy as np
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
+from pipeline.dataset_ids import write_document_ids
 from pipeline.describe import describe_dataset
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
+from pipeline.index_rows import iterate_kept_ids
 from pipeline.masking import MaskingRule
 from pipeline.publish import (
     SETTINGS,
@@ -30,10 +32,18 @@ from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
+    DOCUMENT_IDS,
     MANIFEST,
     json_bytes,
 )
-from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import (
+    file_exists,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
 from pipeline.shards_job import BuildShards, ShardBuilder, parse_record, record_name
 from pipeline.sources import apply_weights
 from pipeline.token_index import Totals
@@ -49,13 +59,14 @@ def make_shards(
         ValueError: The folder holds a dataset of other settings or documents, or there are too few documents.
     """
     filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
-    content = settings.content(vocabulary.sha256, store.totals.documents_hash)
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
     tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
     built = _claim_folder(filesystem, root, settings, content)
     built = _without_lost(filesystem, root, built, tasks)
     built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
     missing = [task for task in tasks if task.name not in built]
-    if not missing and filesystem.exists(f"{root}/{MANIFEST}"):
+    if not missing and file_exists(filesystem, f"{root}/{MANIFEST}"):
+        _write_document_ids(settings, filesystem, root, store)
         remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
     described = describe_dataset(settings, vocabulary, store, [])
@@ -69,9 +80,20 @@ def make_shards(
     built |= _read_records(filesystem, root, [task for task in missing if task.name not in built])
     lost = [task.name for task in tasks if task.name not in built]
     assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
+    _write_document_ids(settings, filesystem, root, store)
     shards = [shard for shard, _ in built.values()]
     publish_dataset(filesystem, root, built, describe_dataset(settings, vocabulary, store, shards))
     return open_dataset(settings.output, settings.filesystem_options())
+
+
+def _write_document_ids(settings: BuildSettings, filesystem: Any, root: str, store: TokenStore) -> None:
+    """Writes documents.ids, unless it is there."""
+    if file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+        return
+    tokens, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    num_sources = len(settings.corpus)
+    ids = iterate_kept_ids(tokens, folder, store.part_names, num_sources, has_dropped=store.has_dropped)
+    write_document_ids(filesystem, root, ids)
 
 
 def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
@@ -91,11 +113,11 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
     """The shards of a finished dataset of the same content; a folder of another content is refused."""
     found: Mapping[str, Any] | None = None
     built: Built = {}
-    if filesystem.exists(f"{root}/{MANIFEST}"):
+    if file_exists(filesystem, f"{root}/{MANIFEST}"):
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
         built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
-    elif filesystem.exists(f"{root}/{SETTINGS}"):
+    elif file_exists(filesystem, f"{root}/{SETTINGS}"):
         found = json.loads(read_file(filesystem, f"{root}/{SETTINGS}"))
     if found is not None and (changed := describe_changes(found, content)):
         raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
@@ -131,7 +153,7 @@ def _run_job(
     mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
-        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode)
+        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode, has_dropped=store.has_dropped)
 
     run_graph("shards", build, options, len(missing), count_finished)
 
@@ -143,10 +165,12 @@ def add_shards_graph(
     part_names: Sequence[str],
     tasks: Sequence[ShardTask],
     mode: ExchangeMode,
+    *,
+    has_dropped: bool = False,
 ) -> None:
     """The whole shards job: token parts to shards."""
     options = settings.filesystem_options()
-    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options)
+    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options, has_dropped)
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
     builder = ShardBuilder(settings.output, rules, len(settings.corpus), options)
     _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)

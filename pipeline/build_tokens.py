@@ -6,29 +6,29 @@ tokens.json is written last; it names the parts that belong to the input, and on
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import apache_beam as beam
 
+from pipeline.choose_documents import choice_content, describe_near_duplicates, drop_documents
 from pipeline.documents.parts import Part
+from pipeline.dropped_ids import DROPPED
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
-from pipeline.shards.storage import list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
 from pipeline.token_parts import LAYOUT
+from pipeline.token_records import finished_parts, read_counters, read_examples, record_stem, sum_counters
 from pipeline.tokens_job import (
     CleanDocuments,
     EncodeDocuments,
+    FilterDocuments,
     ReadDocuments,
+    SignDocuments,
     SplitSentences,
     WriteTokenParts,
-    finished_parts,
-    read_counters,
-    read_examples,
-    record_stem,
-    sum_counters,
 )
 from tokenizer.vocab import Vocabulary
 
@@ -43,12 +43,13 @@ class TokenStore:
 
     Attributes:
         settings: What decided their content.
-        parts_key: Hash of the parts of the input.
+        parts_key: Hash of the parts of the input and of the choice among their documents.
         part_names: Names of the token parts.
         counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of all kept ones.
         totals: Distinct documents.
         source_counters: The counters of each source, by its number.
         dropped_examples: A few dropped documents of each reason; they decide nothing.
+        choice: What decided which documents are left out because of others.
     """
 
     settings: Mapping[str, Any]
@@ -58,6 +59,12 @@ class TokenStore:
     totals: Totals
     source_counters: Sequence[Mapping[str, int]]
     dropped_examples: Sequence[Mapping[str, str]] = ()
+    choice: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether dropped.ids says which of the documents are left out."""
+        return bool(self.totals.dropped)
 
 
 def make_tokens(
@@ -66,29 +73,35 @@ def make_tokens(
     """Encodes every part that is not finished yet and returns the store of all of them.
 
     Raises:
-        ValueError: The folder holds tokens of other settings, or the input is malformed.
+        ValueError: The folder holds tokens of other settings, the input is malformed, or all of it is dropped.
     """
     filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
     content = store_settings(settings, vocabulary.sha256)
     _claim_folder(filesystem, folder, settings.tokens_folder, content)
-    key = hashlib.blake2b("".join(sorted(part.key for part in parts)).encode(), digest_size=16).hexdigest()
-    if filesystem.exists(f"{folder}/{STORE}"):
+    choice = choice_content(settings)
+    key = _parts_key(parts, choice)
+    if file_exists(filesystem, f"{folder}/{STORE}"):
         store = read_store(filesystem, folder)
         if store.parts_key == key:
-            _remove_other_parts(filesystem, folder, store.part_names)  # a kill may have come before it
+            _remove_other_files(filesystem, folder, store)  # a kill may have come before it
             return store
+        # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those of others.
+        remove_files(filesystem, folder, [STORE])
     _run_job(settings, vocabulary, parts, beam_arguments)
     records = [record for found in finished_parts(list_files(filesystem, folder), parts).values() for record in found]
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
-    totals, index = build_index(filesystem, folder, names, num_sources)
-    write_atomic(filesystem, f"{folder}/{INDEX}", index)
+    found = drop_documents(settings, names, beam_arguments)
+    totals, index = build_index(filesystem, folder, names, num_sources, found.reasons)
     by_source = read_counters(filesystem, folder, records)
+    _refuse_empty(sum_counters(by_source), totals)
+    write_atomic(filesystem, f"{folder}/{INDEX}", index)
     examples = read_examples(filesystem, folder, records)
+    examples += describe_near_duplicates(filesystem, folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
-    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples)
+    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice)
     write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
-    _remove_other_parts(filesystem, folder, names)
+    _remove_other_files(filesystem, folder, store)
     return store
 
 
@@ -112,13 +125,31 @@ def read_store(filesystem: Any, folder: str) -> TokenStore:
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
     """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
-    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT}
+    signs = {"signatures": True} if settings.signs else {}
+    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs
+
+
+def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
+    dropped = {name.removeprefix("dropped_"): count for name, count in counters.items() if name.startswith("dropped_")}
+    dropped |= totals.dropped
+    if totals.documents == 0 and any(dropped.values()):
+        counted = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items() if count)
+        raise ValueError(
+            f"all {counters['documents_read']:,} documents of the input were dropped: {counted}; loosen the filters, or"
+            " give other text"
+        )
+
+
+def _parts_key(parts: Sequence[Part], choice: Mapping[str, Any]) -> str:
+    lines = sorted(part.key for part in parts)
+    lines += [json.dumps(choice, sort_keys=True)] if choice else []
+    return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, Any]) -> None:
     """Writes settings.json, or compares it: a folder of token parts belongs to one set of settings."""
     path = f"{folder}/{SETTINGS}"
-    if not filesystem.exists(path):
+    if not file_exists(filesystem, path):
         write_atomic(filesystem, path, json_bytes(content))
         return
     found = json.loads(read_file(filesystem, path))
@@ -157,14 +188,17 @@ def add_tokens_graph(
             [source.text_field for source in settings.corpus], settings.on_bad_document, settings.part_bytes, options
         )
         | CleanDocuments()
+        | FilterDocuments(settings.filter_rule)
         | SplitSentences([source.language for source in settings.corpus])
+        | SignDocuments(signs=settings.signs)
         | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
-        | WriteTokenParts(settings.tokens_folder, options)
+        | WriteTokenParts(settings.tokens_folder, options, signs=settings.signs)
     )
 
 
-def _remove_other_parts(filesystem: Any, folder: str, stems: Sequence[str]) -> None:
-    """Removes parts of an earlier input or cut, and what an interrupted task left."""
-    endings = (".tokens", ".index", ".places", ".json", "-last.json")
-    kept = {STORE, SETTINGS, INDEX} | {f"{stem}{ending}" for stem in stems for ending in endings}
+def _remove_other_files(filesystem: Any, folder: str, store: TokenStore) -> None:
+    """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
+    endings = (".tokens", ".index", ".places", ".signatures", ".json", "-last.json")
+    kept = {STORE, SETTINGS, INDEX} | ({DROPPED} if store.has_dropped else set())
+    kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
     remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])

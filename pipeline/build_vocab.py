@@ -17,9 +17,18 @@ from pipeline.documents.parts import InputFile, Part
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.manifest import json_bytes
-from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import (
+    file_exists,
+    is_file,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
 from pipeline.sources import Source, count_factors
-from pipeline.tokens_job import CleanDocuments, ReadDocuments, finished_parts, read_counters, sum_counters
+from pipeline.token_records import finished_parts, read_counters, sum_counters
+from pipeline.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
 from tokenizer.export import tokenizer_json
@@ -70,6 +79,7 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "vocab_size": settings.vocab_size,
         "num_unused": settings.num_unused,
         "lower_case": settings.lower_case,
+        **settings.filter_rule.content(),
     }
     if settings.alphabet_size != BuildSettings.alphabet_size:
         origin["alphabet_size"] = settings.alphabet_size
@@ -96,7 +106,7 @@ def _reading(source: Source) -> dict[str, Any]:
 def _read_given(settings: BuildSettings) -> Vocabulary:
     assert settings.vocab is not None
     filesystem, path = open_filesystem(settings.vocab, settings.filesystem_options())
-    if not filesystem.isfile(path):
+    if not is_file(filesystem, path):
         raise FileNotFoundError(f"--vocab {settings.vocab}: no such file")
     return parse_vocab(read_file(filesystem, path), settings.vocab)
 
@@ -139,6 +149,7 @@ def _count_words(
             )
             | CleanDocuments()
             | SampleDocuments(num_bits)
+            | FilterDocuments(settings.filter_rule)
             | CountWords(settings.lower_case, folder_url, options, factors)
             | AddCounts()
             | WriteCounts(folder_url, options)

@@ -35,11 +35,13 @@ class VerifySettings:
 
     Attributes:
         dataset: Folder or URL of the dataset.
+        deep: Also hold every instance to BERT's rules (docs/parity.md) and test the shares that chance decides.
         threads: Shards checked at once.
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     dataset: str
+    deep: bool = False
     threads: int = 4
     storage_options: str | None = None
 
@@ -87,12 +89,19 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     """`python -m pipeline verify DATASET`: exit code 2 and a line for each finding, or 0."""
     from tqdm import tqdm
 
+    from pipeline.deep_verify import DeepCheck
     from pipeline.shards.verify import verify_dataset
 
     dataset = _open(settings)
     total = sum(shard.num_bytes for shard in dataset.all_shards)
+    check = DeepCheck(dataset) if settings.deep else None
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
-        findings = verify_dataset(dataset, settings.threads, lambda shard: bar.update(shard.num_bytes))
+        findings = verify_dataset(
+            dataset, settings.threads, lambda shard: bar.update(shard.num_bytes), check or (lambda _shard, _block: ())
+        )
+    for line in check.describe() if check else ():
+        print(line)
+    findings += check.findings() if check else ()
     for finding in findings:
         print(finding)
     if findings:

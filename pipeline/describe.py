@@ -20,7 +20,7 @@ def describe_dataset(
     settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, shards: Sequence[Shard]
 ) -> Manifest:
     """The manifest of a dataset of all these shards."""
-    content = settings.content(vocabulary.sha256, store.totals.documents_hash)
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
     special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
     totals = store.totals
     counters = dict(store.counters) | _count_distinct(totals)
@@ -49,7 +49,7 @@ def _describe_source(source: Source, counters: Mapping[str, int], totals: Source
 
 
 def _count_distinct(totals: Totals | SourceTotals) -> dict[str, int]:
-    return {
+    return {f"dropped_{reason}": count for reason, count in totals.dropped.items()} | {
         "dropped_duplicate": totals.duplicates,
         "documents": totals.documents,
         "cleaned_bytes": totals.cleaned_bytes,

@@ -16,12 +16,15 @@ import numpy as np
 from pipeline.cleaning import clean_text, document_id
 from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.parts import Part
+from pipeline.filters import DocumentFilter
+from pipeline.minhash import sign_texts
 from pipeline.sentences import cut_document, split_sentences
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
 
 DocumentKind = TypeVar("DocumentKind")
 SENTENCES_PER_CALL = 1 << 16
+_MAX_REASONS = 100
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,14 @@ class SplitDocument:
         cleaned_bytes: Size of the cleaned text in UTF-8.
         sentences: None empty.
         where: The document's place in the input, for examples of what is dropped.
+        signature: What near-duplicates are found by; empty where they are not looked for.
     """
 
     id: bytes
     cleaned_bytes: int
     sentences: list[str]
     where: str = ""
+    signature: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,30 @@ def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]
     return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
 
 
+def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) -> DocumentList[Document]:
+    """Leaves out cleaned documents, counted as dropped_REASON.
+
+    Raises:
+        ValueError: A filter of the user's own raised, gave no answer, or gave more than 100 different reasons.
+    """
+    kept: list[Document] = []
+    examples = list(documents.dropped)
+    counters: Counter[str] = Counter()
+    for document in documents.documents:
+        reason = chosen.find_reason(document)
+        if reason is None:
+            kept.append(document)
+            continue
+        counters[f"dropped_{reason}"] += 1
+        add_example(examples, reason, document.where, document.text[:1000])
+        if len(counters) > _MAX_REASONS:
+            raise ValueError(
+                f"{document.where}: {reason!r} is the filters' reason number {len(counters)}; a reason names a kind of"
+                f" document, give at most {_MAX_REASONS}"
+            )
+    return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
+
+
 def split_documents(documents: DocumentList[Document], languages: Sequence[str]) -> DocumentList[SplitDocument]:
     """Splits cleaned documents into sentences by the rules of their source's language.
 
@@ -133,6 +162,13 @@ def split_documents(documents: DocumentList[Document], languages: Sequence[str])
     return documents.replace(split, counters, empty)
 
 
+def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[SplitDocument]:
+    """Gives every document the signature of its text, that of all its sentences."""
+    signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
+    pairs = zip(documents.documents, signatures, strict=True)
+    return documents.replace([dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs], {})
+
+
 def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -> DocumentList[TokenizedDocument]:
     """Encodes every sentence; sentences without tokens are left out, documents without any are dropped."""
     encoded: list[TokenizedDocument] = []
@@ -147,7 +183,7 @@ def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -
             stop = start + int(own.sum())
             if stop > start:
                 kept = own[own > 0]
-                found = tokens[start:stop], documents.source, document.where
+                found = tokens[start:stop], documents.source, document.where, document.signature
                 encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, *found))
             else:
                 empty.append((document.where, document.sentences[0]))

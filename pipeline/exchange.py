@@ -8,15 +8,18 @@ part holds of one bucket, each behind its own checksum: few elements, explicit c
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import apache_beam as beam
 import numpy as np
 
 from pipeline.buckets import Bucket
+from pipeline.dropped_ids import read_dropped_ids
+from pipeline.index_rows import part_ids
 from pipeline.shards.manifest import shard_name
 from pipeline.shards.storage import open_filesystem, read_range
-from pipeline.token_index import part_ids, read_bucket
+from pipeline.token_index import read_bucket
 from pipeline.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]
@@ -44,11 +47,13 @@ class TokenFolder:
         url: Folder or URL.
         token_dtype: uint16 or uint32.
         storage_options: Of its filesystem.
+        has_dropped: Whether dropped.ids says which documents are left out.
     """
 
     url: str
     token_dtype: str
     storage_options: Mapping[str, Any] | None = None
+    has_dropped: bool = False
 
     def open(self) -> tuple[Any, str]:
         """The filesystem and the path on it."""
@@ -116,7 +121,8 @@ class StoredDocuments:
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
         filesystem, path = self.folder.open()
-        return read_bucket(filesystem, path, self.part_names, self.bucket, np.dtype(self.folder.token_dtype))
+        dtype, has_dropped = np.dtype(self.folder.token_dtype), self.folder.has_dropped
+        return read_bucket(filesystem, path, self.part_names, self.bucket, dtype, has_dropped=has_dropped)
 
 
 @dataclass(frozen=True)
@@ -140,14 +146,28 @@ def find_documents(
 
 
 def cut_part(name: str, folder: TokenFolder, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of the documents that a token part holds of each bucket, by the bucket's name; reads one at a time."""
+    """The bytes of the documents that a token part holds of each bucket, by the bucket's name; reads one at a time.
+
+    Documents that are left out are cut out, so the shuffle does not move them.
+    """
     filesystem, path = folder.open()
     ids, offsets = part_ids(filesystem, f"{path}/{name}.index")
     for bucket in buckets:
         start = bisect_left(ids, bucket.first_id)
         stop = bisect_right(ids, bucket.last_id)
-        if stop > start:
-            data = read_range(filesystem, f"{path}/{name}.tokens", int(offsets[start]), int(offsets[stop]))
+        if stop == start:
+            continue
+        data = read_range(filesystem, f"{path}/{name}.tokens", int(offsets[start]), int(offsets[stop]))
+        if folder.has_dropped:
+            dropped = read_dropped_ids(filesystem, path, bucket.first_id, bucket.last_id)
+            bounds = (offsets[start : stop + 1] - offsets[start]).tolist()
+            kept = (
+                ends
+                for document, ends in zip(ids[start:stop], pairwise(bounds), strict=True)
+                if document not in dropped
+            )
+            data = b"".join(data[first:last] for first, last in kept)
+        if data:
             yield bucket.name.encode(), data
 
 

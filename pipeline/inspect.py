@@ -8,6 +8,7 @@ from pipeline.provenance import EncodedDocuments, find_documents, format_place, 
 from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Shard
+from pipeline.shards.storage import read_range
 from tokenizer.vocab import CONTINUATION, Vocabulary, parse_vocab
 
 LABELS = {False: "next: B follows A", True: "random: B is from another document"}
@@ -32,7 +33,7 @@ def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
     table = dataset.blocks(shard)
     where = f"{dataset.locate(shard.name)} block {number}"
     start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
-    data = dataset.read_bytes(shard.name, start, stop)
+    data = read_range(dataset.filesystem, f"{dataset.root}/{shard.name}", start, stop)
     if checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
     return decode_block(data, where)

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,7 +63,8 @@ class BuildPlan:
         requests: To the stores, reads and writes.
         worker_bytes: Memory of one worker.
         worker_seconds: Of one process for everything but learning a vocabulary.
-        warnings: What is likely not wanted.
+        dropped: Documents of the sample that are left out, by reason.
+        warnings: What is likely not wanted, or not counted.
     """
 
     files: int
@@ -80,6 +81,7 @@ class BuildPlan:
     requests: int
     worker_bytes: int
     worker_seconds: float
+    dropped: Mapping[str, int]
     warnings: tuple[str, ...]
 
 
@@ -140,7 +142,8 @@ def make_plan(
         requests=len(parts) * (1 + 4 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
         worker_bytes=worker_bytes,
         worker_seconds=seconds,
-        warnings=tuple(_warnings(lengths, buckets)),
+        dropped=sample.dropped,
+        warnings=(*_warnings(lengths, buckets), *_not_counted(settings)),
     )
 
 
@@ -153,6 +156,7 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         f" {each.instances // plan.buckets:,} a shard"
         for each in plan.lengths
     )
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.dropped.items())
     sources = (
         f"  {each.name}: {each.documents:,} documents of {each.tokens:,} tokens; weight {each.weight:g} makes them"
         f" {each.used_share:.1%} of what a pass uses"
@@ -168,6 +172,7 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         f"requests: some {plan.requests:,}; memory of a worker: some {_size(plan.worker_bytes)}",
         f"time: some {_hours(plan.worker_seconds / workers)} with {workers} worker(s) as fast as this process,"
         f" {_hours(plan.worker_seconds)} with one; a vocabulary to learn comes on top",
+        *([f"left out of the sample: {dropped}"] if dropped else []),
         *(f"warning: {each}" for each in plan.warnings),
         "nothing has been written; leave --plan out to build",
     ]
@@ -212,6 +217,13 @@ def _warnings(lengths: Sequence[LengthPlan], buckets: int) -> list[str]:
         if blocks < buckets:
             found.append(f"L{each.seq_len}: {buckets} shards share {blocks} full block(s); fewer num_buckets suffice")
     return found
+
+
+def _not_counted(settings: BuildSettings) -> Iterator[str]:
+    if settings.near_duplicates is not None:
+        yield "near-duplicates cannot be told from a sample: counted as if all stayed"
+    if settings.exclude_documents_of:
+        yield f"documents of {', '.join(settings.exclude_documents_of)} are counted as if they stayed"
 
 
 def _peak_bytes() -> int:

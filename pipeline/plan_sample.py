@@ -5,17 +5,25 @@ May import: what the jobs are made of, never Beam.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.document_lists import DocumentList, clean_documents, encode_documents, group_documents, split_documents
+from pipeline.document_lists import (
+    DocumentList,
+    clean_documents,
+    encode_documents,
+    filter_documents,
+    group_documents,
+    split_documents,
+)
 from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.filters import DocumentFilter
 from pipeline.settings import BuildSettings
-from pipeline.shards.storage import open_filesystem, read_file
+from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.sources import Source, count_factors
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
@@ -37,12 +45,14 @@ class Sample:
             were not.
         seconds: Reading, cleaning, splitting and encoding, in one process, by the source's number.
         vocabulary: The given one, the output's, or one learned from the sample.
+        dropped: Documents that are left out, by reason.
     """
 
     documents: list[TokenizedDocument]
     text_bytes: list[int]
     seconds: list[float]
     vocabulary: Vocabulary
+    dropped: Mapping[str, int]
 
     def scaled(self, scales: Sequence[float], measure: Callable[[Sequence[TokenizedDocument]], int]) -> list[int]:
         """What is measured of each source's documents, scaled to the whole source."""
@@ -58,12 +68,13 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
     places = max(2, _NUM_PLACES // len(corpus))
     text_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
     lists: list[DocumentList[Document]] = []
+    chosen = DocumentFilter(settings.filter_rule)
     for number, source in enumerate(corpus):
         start = time.perf_counter()
         for part in _choose_places(settings, source, [file for file in files if file.source == number], places):
             first, num_bytes = _read_place(settings, source, part)
             text_bytes[number] += num_bytes
-            lists.append(clean_documents(first))
+            lists.append(filter_documents(clean_documents(first), chosen))
         seconds[number] = time.perf_counter() - start
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
     documents: list[TokenizedDocument] = []
@@ -71,7 +82,16 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
         start = time.perf_counter()
         documents += encode_documents(split_documents(each, [source.language for source in corpus]), encoder).documents
         seconds[each.source] += time.perf_counter() - start
-    return Sample(documents, text_bytes, seconds, encoder.vocab)
+    return Sample(documents, text_bytes, seconds, encoder.vocab, _count_dropped(lists))
+
+
+def _count_dropped(lists: Sequence[DocumentList[Document]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in lists:
+        total.update(
+            {name.removeprefix("dropped_"): n for name, n in each.counters.items() if "dropped_" in name and n}
+        )
+    return dict(sorted(total.items()))
 
 
 def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[DocumentList[Document], int]:
@@ -104,7 +124,7 @@ def _choose_places(settings: BuildSettings, source: Source, files: Sequence[Inpu
 def _find_vocabulary(settings: BuildSettings, lists: Sequence[DocumentList[Document]]) -> Vocabulary:
     for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
         filesystem, path = open_filesystem(url, settings.filesystem_options())
-        if filesystem.exists(path):
+        if file_exists(filesystem, path):
             return parse_vocab(read_file(filesystem, path), url)
     factors = count_factors([source.millionths for source in settings.corpus])
     counts: Counter[str] = Counter()

@@ -17,12 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.buckets import PREFIX_BITS, choose_validation
+from pipeline.dropped_ids import read_dropped_ids
+from pipeline.grouped_rows import read_rows
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Manifest
+from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.sources import UNIT, count_uses
-from pipeline.token_index import find_prefix_rows, read_index_rows
-from pipeline.token_parts import ID_BYTES, LAYOUT, TokenizedDocument, join_id
+from pipeline.token_index import find_prefix_rows
+from pipeline.token_parts import ID_BYTES, INDEX_DTYPE, LAYOUT, TokenizedDocument, join_id
 
 PLACES_SCHEMA = pa.schema([("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), ("place", pa.string())])
 TOKENS_FOLDER = "tokens"
@@ -176,7 +179,7 @@ def _find_in_range(
     tokens: EncodedDocuments, wanted: tuple[str, ...], name: str, start: int, stop: int
 ) -> list[tuple[str, FoundDocument]]:
     """The wanted documents among rows of a part's index, with the part's name."""
-    rows = read_index_rows(tokens.filesystem, f"{tokens.folder}/{name}.index", start, stop)
+    rows = read_rows(tokens.filesystem, f"{tokens.folder}/{name}.index", INDEX_DTYPE, start, stop)
     matches = [
         (number, row)
         for number, row in enumerate(rows, start)
@@ -186,7 +189,7 @@ def _find_in_range(
         return []
     path = f"{tokens.folder}/{name}.places"
     found = []
-    with tokens.filesystem.open(path, "rb") as file:
+    with open_ranged(tokens.filesystem, path) as file:
         places = pq.ParquetFile(file)
         for number, row in matches:
             group = places.read_row_group(number // _ROWS_PER_GROUP).slice(number % _ROWS_PER_GROUP, 1).to_pylist()
@@ -200,6 +203,8 @@ def _find_in_range(
 
 def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: FoundDocument) -> str:
     totals, settings = tokens.store["totals"], manifest.settings
+    if totals["dropped"] and read_dropped_ids(tokens.filesystem, tokens.folder, document.id, document.id):
+        return f"never: dropped, as {' or '.join(totals['dropped'])} (docs/input.md, Filters)"
     lowest = [bytes.fromhex(each) for each in totals["lowest_ids"]]
     fraction = settings["validation_fraction"]
     last = choose_validation(lowest, totals["lowest_tokens"], totals["documents"], fraction)

@@ -22,7 +22,7 @@ from pipeline.shards.manifest import (
     pass_json,
     shards_table,
 )
-from pipeline.shards.storage import find_temporaries, list_files, read_file, remove_files, write_atomic
+from pipeline.shards.storage import file_exists, find_temporaries, list_files, read_file, remove_files, write_atomic
 from pipeline.shards_job import format_record, parse_record, record_name
 
 SETTINGS = f"{RECORDS}/settings.json"
@@ -95,11 +95,11 @@ def publish_dataset(filesystem: Any, root: str, built: Built, manifest: Manifest
     Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
     """
     ordered = [built[name] for name in sorted(built)]
-    if filesystem.exists(f"{root}/{MANIFEST}"):
+    if file_exists(filesystem, f"{root}/{MANIFEST}"):
         write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(manifest.settings))
         for shard, table in ordered:
             write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
-        filesystem.rm_file(f"{root}/{MANIFEST}")
+        remove_files(filesystem, root, [MANIFEST])
     passes: dict[str, list[Shard]] = {}
     for shard, _ in ordered:
         passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)

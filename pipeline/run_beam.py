@@ -4,6 +4,7 @@ Worker processes are the local default, named explicitly: plain "DirectRunner" m
 """
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -34,17 +35,29 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOpt
     """Options of the runner: the user's own arguments, or local worker processes.
 
     Raises:
-        ValueError: An argument that Beam does not know.
+        ValueError: An argument that Beam does not know, or a runner that cannot be imported.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         mode = "in_memory" if workers == 1 else "multi_processing"
         local = ["--runner=FnApiRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
         beam_arguments = [*local, *beam_arguments]
+    _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
         raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
     return options
+
+
+def _import_runner(beam_arguments: Sequence[str]) -> None:
+    """Imports a runner named by its whole class name, as DaskRunner must be: its options are known from then on."""
+    for argument in beam_arguments:
+        module, _, name = argument.removeprefix("--runner=").rpartition(".")
+        if argument.startswith("--runner=") and module:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise ValueError(f"the runner {name} cannot be imported: {error}; install what it needs") from error
 
 
 def choose_exchange(wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions) -> ExchangeMode:

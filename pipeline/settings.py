@@ -1,6 +1,6 @@
 """Every setting of a build, its default and its meaning, and which of them change content.
 
-Imports pairs, sources and storage.
+Imports filters, pairs, sources and storage.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.pairs import NspBalance
 from pipeline.shards.storage import parse_storage_options
 from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
@@ -33,6 +34,14 @@ class BuildSettings:
         wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
         on_bad_document: stop at malformed input, or skip and count it by reason.
         language: Language code of the text, for sentence splitting.
+        min_characters: Drop documents of fewer characters, cleaned; 0 for none (docs/input.md, Filters).
+        max_characters: Drop documents of more characters, cleaned; null for none.
+        languages: Keep only documents of these languages, by their codes; none for all.
+        language_threshold: Least probability that a document is in one of these languages.
+        filter: Functions of your own as module:function, called with a document's text: None keeps it, a word drops it.
+        near_duplicates: Drop documents whose estimated similarity to another is at least this, such as 0.8; null for
+            none.
+        exclude_documents_of: Finished datasets, folders or URLs, whose documents are dropped here.
         vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
         vocab_size: Entries of a learned vocabulary.
         num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
@@ -66,6 +75,13 @@ class BuildSettings:
     wrapping: Wrapping = "auto"
     on_bad_document: Literal["stop", "skip"] = "stop"
     language: str = "en"
+    min_characters: int = 0
+    max_characters: int | None = None
+    languages: list[str] = field(default_factory=list)
+    language_threshold: float = DEFAULT_LANGUAGE_THRESHOLD
+    filter: list[str] = field(default_factory=list)
+    near_duplicates: float | None = None
+    exclude_documents_of: list[str] = field(default_factory=list)
     vocab: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
@@ -100,6 +116,10 @@ class BuildSettings:
             "workers": self.workers >= 1,
             "vocab_size": self.vocab_size >= 100,
             "num_unused": self.num_unused >= 0,
+            "min_characters": self.min_characters >= 0,
+            "max_characters": self.max_characters is None or self.max_characters >= max(1, self.min_characters),
+            "language_threshold": 0 < self.language_threshold <= 1,
+            "near_duplicates": self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1,
             "alphabet_size": self.alphabet_size >= 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
@@ -154,17 +174,45 @@ class BuildSettings:
         weights = tuple(source.millionths for source in self.corpus)
         return weights if set(weights) != {UNIT} else ()
 
+    @property
+    def filter_rule(self) -> FilterRule:
+        """Which documents stay, each looked at alone."""
+        return FilterRule(
+            min_characters=self.min_characters,
+            max_characters=self.max_characters,
+            languages=tuple(self.languages),
+            language_threshold=self.language_threshold,
+            own=tuple(self.filter),
+        )
+
+    @property
+    def signs(self) -> bool:
+        """Whether near-duplicates are looked for, by signatures that the tokens job makes."""
+        return self.near_duplicates is not None
+
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
-        """The settings that decide what the tokens job writes."""
+        """The settings that decide what the tokens job writes.
+
+        Raises:
+            ValueError: A filter cannot be loaded.
+        """
         content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
+        content |= self.filter_rule.content()
         if len(self.corpus) == 1:
             return content | self.corpus[0].reading()
         return content | {"sources": [{"name": source.name} | source.reading() for source in self.corpus]}
 
-    def content(self, vocab_sha256: str, documents_hash: str) -> dict[str, Any]:
+    def content(
+        self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The settings that decide the instances of a pass: what settings_hash covers.
 
         Lengths and passes are left out, because more of either may be added to a dataset.
+
+        Args:
+            vocab_sha256: Of vocab.txt.
+            documents_hash: Of the documents that are kept.
+            choice: What decides which are left out because of others (`pipeline.choose_documents`).
         """
         mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
         if len(self.corpus) > 1 or self.weights:
@@ -174,6 +222,7 @@ class BuildSettings:
         return (
             self.tokens_content(vocab_sha256)
             | mixture
+            | dict(choice or {})
             | {
                 "documents_hash": documents_hash,
                 "seed": self.seed,

@@ -20,7 +20,7 @@ from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
 from pipeline.shards.growing import RECORDS
 from pipeline.shards.manifest import BlockTable, Shard, parse_shard_row, shard_row
-from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.shards.storage import file_exists, open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 
 worker_guard.watch_in_workers()
@@ -48,7 +48,7 @@ class ShardBuilder:
         A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice.
         """
         filesystem, root = open_filesystem(self.output, self.storage_options)
-        missing = [each for each in tasks if not filesystem.exists(f"{root}/{record_name(each.name)}")]
+        missing = [each for each in tasks if not file_exists(filesystem, f"{root}/{record_name(each.name)}")]
         if missing:
             gathered = gather_documents(documents)
             for task in missing:

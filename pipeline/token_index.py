@@ -1,14 +1,15 @@
 """The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
 
 Read group by group (ids with the same top byte), so memory is the largest group and not the corpus. May import:
-stdlib, numpy, pyarrow, pipeline.token_parts, buckets and pipeline.shards.storage.
+stdlib, numpy, pyarrow, pipeline.token_parts, grouped_rows, index_rows, dropped_ids, buckets, and of pipeline.shards
+storage and ranged_file.
 """
 
 import hashlib
 import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, PREFIX_BITS, Bucket
-from pipeline.shards.storage import read_file, read_range
-from pipeline.token_parts import (
-    ID_BYTES,
-    INDEX_DTYPE,
-    INDEX_HEAD_BYTES,
-    NUM_INDEX_GROUPS,
-    TokenizedDocument,
-    index_group_bounds,
-    join_id,
-    unpack_documents,
-)
+from pipeline.dropped_ids import REASONS, read_dropped_ids, reason_numbers
+from pipeline.grouped_rows import Rows
+from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
+from pipeline.shards.ranged_file import open_ranged
+from pipeline.shards.storage import read_range
+from pipeline.token_parts import TokenizedDocument, join_id, unpack_documents
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -46,13 +42,15 @@ _ROWS_PER_GROUP = 1 << 16
 class SourceTotals:
     """Distinct documents of one source: how many, further copies of any, and their text and tokens.
 
-    A document that several sources hold belongs to the first of them; in the others it is a copy.
+    A document that several sources hold belongs to the first of them; in the others it is a copy. What filters over
+    all documents left out is in `dropped` alone, by reason.
     """
 
     documents: int = 0
     duplicates: int = 0
     cleaned_bytes: int = 0
     tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,7 @@ class Totals:
         lowest_ids: The lowest ids that hold 1.28 M tokens, or all.
         lowest_tokens: Tokens of each of them.
         sources: Of each source, by its number.
+        dropped: Documents that filters over all documents left out, by reason; none where these are off.
     """
 
     documents: int
@@ -81,27 +80,53 @@ class Totals:
     lowest_ids: list[str]
     lowest_tokens: list[int]
     sources: tuple[SourceTotals, ...]
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
-def build_index(filesystem: Any, folder: str, names: Sequence[str], num_sources: int = 1) -> tuple[Totals, bytes]:
-    """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix)."""
+def build_index(
+    filesystem: Any, folder: str, names: Sequence[str], num_sources: int = 1, reasons: Sequence[str] = ()
+) -> tuple[Totals, bytes]:
+    """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix).
+
+    Args:
+        filesystem: Of the folder.
+        folder: Of the token parts.
+        names: Of the parts.
+        num_sources: Of the input.
+        reasons: What dropped.ids leaves documents out for; none where there is no such file.
+    """
     digest = hashlib.blake2b(digest_size=32)
     counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
+    drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
     by_prefix = np.zeros(NUM_PREFIXES, np.int64)
     lowest_ids: list[str] = []
     lowest_tokens: list[int] = []
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
-        for rows, parts, numbers in _read_groups(filesystem, folder, names):
+        dropped = iterate_reasons(filesystem, folder, has_dropped=bool(reasons))
+        for rows, parts, numbers in iterate_index(filesystem, folder, names):
             _write_ranges(writer, rows, parts, numbers)
-            distinct = _distinct_rows(rows)
-            digest.update(_id_bytes(distinct) if num_sources == 1 else _labelled_id_bytes(distinct))
+            distinct = distinct_rows(rows)
+            found = reason_numbers(distinct, next(dropped))
+            np.add.at(drops, (distinct["source"], found), 1)
+            distinct = distinct[found == len(REASONS)]
+            digest.update(pack_ids(distinct, num_sources))
             counts += _count_by_source(rows, distinct, num_sources)
             by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
             lowest = _rows_within(distinct, MAX_VALIDATION_TOKENS - sum(lowest_tokens))
             lowest_ids += [join_id(row["high"], row["low"]).hex() for row in lowest]
             lowest_tokens += lowest["tokens"].tolist()
-    sources = tuple(SourceTotals(own, rows - own, size, tokens) for own, rows, size, tokens in counts.tolist())
+    numbered = [(REASONS.index(reason), reason) for reason in reasons]
+    sources = tuple(
+        SourceTotals(
+            documents=own,
+            duplicates=rows - int(drops[source].sum()),
+            cleaned_bytes=size,
+            tokens=tokens,
+            dropped={reason: int(drops[source, number]) for number, reason in numbered},
+        )
+        for source, (own, rows, size, tokens) in enumerate(counts.tolist())
+    )
     totals = Totals(
         documents=sum(source.documents for source in sources),
         duplicates=sum(source.duplicates for source in sources),
@@ -112,21 +137,30 @@ def build_index(filesystem: Any, folder: str, names: Sequence[str], num_sources:
         lowest_ids=lowest_ids,
         lowest_tokens=lowest_tokens,
         sources=sources,
+        dropped={reason: int(drops[:, number].sum()) for number, reason in numbered},
     )
     return totals, sink.getvalue()
 
 
 def read_bucket(
-    filesystem: Any, folder: str, names: Sequence[str], bucket: Bucket, token_dtype: Any
+    filesystem: Any,
+    folder: str,
+    names: Sequence[str],
+    bucket: Bucket,
+    token_dtype: Any,
+    *,
+    has_dropped: bool = False,
 ) -> Iterator[TokenizedDocument]:
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read."""
+    ends = bucket.first_id, bucket.last_id
+    dropped = read_dropped_ids(filesystem, folder, *ends) if has_dropped else frozenset()
     part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"))
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
         path = f"{folder}/{names[index]}.tokens"
         for document in unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path):
-            if bucket.first_id <= document.id <= bucket.last_id:
+            if bucket.first_id <= document.id <= bucket.last_id and document.id not in dropped:
                 yield document
 
 
@@ -139,87 +173,29 @@ def find_prefix_rows(
     return [(names[part], row, row + rows) for part, row, rows in found]
 
 
-def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-    """The ids of a part's documents, ascending, from its `.index` file, and their bounds in its `.tokens` file.
-
-    Returns:
-        [D] ids, and [D + 1] offsets in bytes.
-    """
-    rows = np.frombuffer(read_file(filesystem, path)[INDEX_HEAD_BYTES:], INDEX_DTYPE)
-    ids = _id_bytes(rows)
-    ends = rows["offset"][-1:].astype(np.int64) + rows["size"][-1:]
-    offsets = np.concatenate([rows["offset"].astype(np.int64), ends])
-    return [ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES)], offsets
-
-
-def _read_groups(
-    filesystem: Any, folder: str, names: Sequence[str]
-) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-    """Index rows of all parts whose ids share their top byte, by id and source; with its part and number in it."""
-    paths = [f"{folder}/{name}.index" for name in names]
-    bounds = [index_group_bounds(read_range(filesystem, path, 0, INDEX_HEAD_BYTES)) for path in paths]
-    for group in range(NUM_INDEX_GROUPS):
-        found = [
-            read_index_rows(filesystem, path, int(bound[group]), int(bound[group + 1]))
-            for path, bound in zip(paths, bounds, strict=True)
-        ]
-        rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
-        parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
-        order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
-        numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*bound[group : group + 2]) for bound in bounds)])
-        if len(rows):
-            yield rows[order], parts[order], numbers[order]
-
-
-def read_index_rows(filesystem: Any, path: str, first: int, last: int) -> npt.NDArray[np.void]:
-    """Rows first to last - 1 of an `.index` file, by one ranged read."""
-    if first == last:
-        return np.zeros(0, INDEX_DTYPE)
-    start, stop = (INDEX_HEAD_BYTES + row * INDEX_DTYPE.itemsize for row in (first, last))
-    return np.frombuffer(read_range(filesystem, path, start, stop), INDEX_DTYPE)
-
-
-def _distinct_rows(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """The first row of each id: that of its first source."""
-    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
-    distinct: npt.NDArray[np.void] = rows[np.concatenate([[True], ~is_copy])]
-    return distinct
-
-
-def _count_by_source(
-    rows: npt.NDArray[np.void], distinct: npt.NDArray[np.void], num_sources: int
-) -> npt.NDArray[np.int64]:
+def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArray[np.int64]:
     """[num_sources, 4]: distinct documents, rows, and the distinct ones' bytes and tokens."""
     columns = [np.bincount(each["source"], minlength=num_sources) for each in (distinct, rows)]
     columns += [np.bincount(distinct["source"], distinct[name], num_sources) for name in ("cleaned_bytes", "tokens")]
     return np.stack(columns, axis=1).astype(np.int64)  # sums of a group, so exact in floats
 
 
-def _rows_within(rows: npt.NDArray[np.void], max_tokens: int) -> npt.NDArray[np.void]:
+def _rows_within(rows: Rows, max_tokens: int) -> Rows:
     """The first rows that hold `max_tokens` and the one that passes it; none where nothing is left to hold."""
     if max_tokens < 0:
         return rows[:0]
     return rows[: int(np.searchsorted(np.cumsum(rows["tokens"], dtype=np.int64), max_tokens, side="right")) + 1]
 
 
-def _prefixes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
     return (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64)
-
-
-def _id_bytes(rows: npt.NDArray[np.void]) -> bytes:
-    return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
-
-
-def _labelled_id_bytes(rows: npt.NDArray[np.void]) -> bytes:
-    ids = np.frombuffer(_id_bytes(rows), np.uint8).reshape(-1, ID_BYTES)
-    return np.concatenate([ids, rows["source"][:, None]], axis=1).tobytes()
 
 
 def _read_ranges(
     filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str]
 ) -> list[npt.NDArray[np.integer]]:
     """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them."""
-    with filesystem.open(f"{folder}/index.parquet", "rb") as file:
+    with open_ranged(filesystem, f"{folder}/index.parquet") as file:
         table = pq.ParquetFile(file)
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
         statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]
@@ -232,12 +208,11 @@ def _read_ranges(
 
 
 def _write_ranges(
-    writer: pq.ParquetWriter,
-    rows: npt.NDArray[np.void],
-    parts: npt.NDArray[np.int32],
-    numbers: npt.NDArray[np.int64],
+    writer: pq.ParquetWriter, rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]
 ) -> None:
     """Appends (prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
+    if not len(rows):
+        return
     keys = _prefixes(rows) << 32 | parts
     order = np.lexsort((rows["offset"], keys))
     keys, rows, numbers = keys[order], rows[order], numbers[order]

@@ -2,8 +2,9 @@
 
 A bucket is a range of ids, so it is one contiguous range of every part. A part is three files: `NAME.tokens` holds the
 documents, each behind a header with its own checksum, `NAME.index` one small row a document, so that counting distinct
-documents and finding ranges never reads the tokens, and `NAME.places` where they come from (pipeline.provenance). May
-import: stdlib, numpy.
+documents and finding ranges never reads the tokens, and `NAME.places` where they come from (pipeline.provenance). Where
+near-duplicates are looked for, `NAME.signatures` holds what they are found by (pipeline.near_duplicates). May import:
+stdlib, numpy, pipeline.grouped_rows.
 """
 
 import struct
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from pipeline.grouped_rows import pack_rows
 
 LAYOUT = 2
 """Of these files, told in the settings of their folder: parts of another layout are refused."""
@@ -34,9 +37,6 @@ INDEX_DTYPE = np.dtype(
         ("source", "u1"),
     ]
 )
-NUM_INDEX_GROUPS = 256
-_STARTS_DTYPE = np.dtype("<u4")
-INDEX_HEAD_BYTES = (NUM_INDEX_GROUPS + 1) * _STARTS_DTYPE.itemsize
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class TokenizedDocument:
         tokens: [T] uint16 or uint32, all sentences end to end.
         source: Number of its source.
         where: Its place in the input; not among the tokens, but in a file of its own (pipeline.provenance).
+        signature: What near-duplicates are found by, in a file of its own; empty where they are not looked for.
     """
 
     id: bytes
@@ -58,6 +59,7 @@ class TokenizedDocument:
     tokens: npt.NDArray[np.unsignedinteger]
     source: int = 0
     where: str = ""
+    signature: bytes = b""
 
 
 def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
@@ -73,7 +75,8 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
         rows.append((high, low, position, size, document.cleaned_bytes, sentences, tokens, source))
         chunks.append(record)
         position += len(record)
-    return b"".join(chunks), _pack_index(np.array(rows, INDEX_DTYPE))
+    index = np.array(rows, INDEX_DTYPE)
+    return b"".join(chunks), pack_rows(index, index["high"] >> np.uint64(56))
 
 
 def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[TokenizedDocument]:
@@ -102,11 +105,6 @@ def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[Toke
         position = end
 
 
-def index_group_bounds(head: bytes) -> npt.NDArray[np.int64]:
-    """[257] first row of each group of ids with the same top byte, from the first bytes of an `.index` file."""
-    return np.frombuffer(head, _STARTS_DTYPE, NUM_INDEX_GROUPS + 1).astype(np.int64)
-
-
 def split_id(document_id: bytes) -> tuple[int, int]:
     """An id as two 64-bit integers that sort as its bytes do."""
     return int.from_bytes(document_id[:8], "big"), int.from_bytes(document_id[8:], "big")
@@ -123,9 +121,3 @@ def _pack_document(document: TokenizedDocument) -> bytes:
     header = _HEADER.pack(document.id, document.source, document.cleaned_bytes, len(lengths), len(document.tokens))
     record = header + lengths.tobytes() + np.ascontiguousarray(document.tokens).tobytes()
     return _CHECKSUM.pack(zlib.crc32(record)) + record
-
-
-def _pack_index(rows: npt.NDArray[np.void]) -> bytes:
-    groups = (rows["high"] >> np.uint64(56)).astype(np.int64)
-    starts = np.searchsorted(groups, np.arange(NUM_INDEX_GROUPS + 1)).astype(_STARTS_DTYPE)
-    return starts.tobytes() + rows.tobytes()

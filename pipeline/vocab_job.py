@@ -1,6 +1,6 @@
 """The vocabulary job: parts of the input to word counts, as a Beam graph of thin shells over pipeline.word_counts.
 
-    Part | ReadDocuments | CleanDocuments | SampleDocuments | CountWords | AddCounts | WriteCounts
+    Part | ReadDocuments | CleanDocuments | SampleDocuments | FilterDocuments | CountWords | AddCounts | WriteCounts
 
 Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole numbers and every
 file is sorted, so neither the order nor the grouping in which a runner adds changes a byte.
@@ -104,9 +104,10 @@ def count_and_record(
 ) -> Iterator[tuple[int, PackedCounts]]:
     """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
     counts = list(count_list(documents, lower_case, factors))
+    counters = dict(documents.counters) | {"documents_counted": len(documents.documents)}
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
-    write_atomic(filesystem, f"{folder}/{name}.json", json_bytes(dict(documents.counters)))
+    write_atomic(filesystem, f"{folder}/{name}.json", json_bytes(counters))
     yield from counts
 
 

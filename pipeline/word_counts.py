@@ -41,7 +41,7 @@ def sample_documents(documents: DocumentList[Document], num_bits: int) -> Docume
     """Keeps cleaned documents whose ids begin with so many ones: the highest ids, as the lowest are for validation."""
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
     kept = [document for document in documents.documents if _starts_with_ones(document_id(document.text), num_bits)]
-    return documents.replace(kept, {"documents_counted": len(kept)})
+    return documents.replace(kept, {})
 
 
 def count_list(

@@ -19,6 +19,7 @@ from types import FrameType
 
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
 _INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
+_PAUSE_SECONDS = 0.5
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 
@@ -34,6 +35,7 @@ def guard_workers(path: str) -> Iterator[None]:
     """
     killed: list[int] = []
     others: list[threading.ExceptHookArgs] = []
+    is_over = threading.Event()
     kept = threading.excepthook
     with Path(path).open("w") as file, _interruptible():
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -46,6 +48,7 @@ def guard_workers(path: str) -> Iterator[None]:
             elif (number := _signal_of(int(found[1]))) and not killed:
                 killed.append(number)
                 fcntl.flock(file, fcntl.LOCK_UN)  # the others end too, or Beam would wait for them
+                threading.Thread(target=_end_workers, args=(path, is_over), name="end workers", daemon=True).start()
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
         threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
@@ -56,6 +59,7 @@ def guard_workers(path: str) -> Iterator[None]:
                 raise ChildProcessError(_describe(killed[0])) from error
             raise
         finally:
+            is_over.set()
             threading.excepthook = kept
             for arguments in () if killed else others:
                 kept(arguments)
@@ -68,6 +72,21 @@ def watch_launcher(path: str) -> None:
     with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
     os._exit(1)
+
+
+def _end_workers(path: str, is_over: threading.Event) -> None:
+    """Ends the workers of a launcher until it is over; those still starting up do not watch its lock yet.
+
+    They are known by their environment, also where the shell between was killed. Elsewhere than on Linux none is found.
+    """
+    mark = f"{VARIABLE}={path}".encode()
+    while True:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                if mark in Path(folder, "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                    os.kill(int(folder.name), signal.SIGKILL)
+        if is_over.wait(_PAUSE_SECONDS):
+            return
 
 
 @contextlib.contextmanager

@@ -42,6 +42,11 @@ def write_dataset(
         counters={},
         root_hash=tables.root_hash(rows),
     )
+    for place in {(shard.split, shard.seq_len, shard.pass_index) for shard in rows}:
+        members = [shard for shard in rows if (shard.split, shard.seq_len, shard.pass_index) == place]
+        (folder / tables.pass_folder(*place) / "pass.json").write_bytes(
+            tables.pass_json(members, finished.settings_hash)
+        )
     (folder / "vocab.txt").write_text(vocabulary.to_text())
     (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))

@@ -16,7 +16,16 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pipeline.shards.storage import is_local, list_files, open_filesystem, read_file, write_atomic
+from pipeline.shards.storage import (
+    file_exists,
+    is_file,
+    is_local,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
 from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import parse_vocab
 from trainer.model.config import BertConfig
@@ -108,8 +117,8 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
     if is_local(filesystem):
         _replace_local_folder(Path(path), files)
         return
-    if filesystem.exists(f"{path}/{CONFIG}"):
-        filesystem.rm_file(f"{path}/{CONFIG}")
+    if file_exists(filesystem, f"{path}/{CONFIG}"):
+        remove_files(filesystem, path, [CONFIG])
     for name in FILES:
         write_atomic(filesystem, f"{path}/{name}", files[name])
 
@@ -152,7 +161,7 @@ def _read_config(folder: str) -> dict[str, Any]:
 
 def _refuse_foreign_folder(filesystem: Any, path: str, folder: str) -> None:
     """An existing folder may be replaced if it is empty or holds an export of ours and nothing else."""
-    if filesystem.isfile(path):
+    if is_file(filesystem, path):
         raise ValueError(f"{folder}: is a file; name a folder to export to")
     found = list_files(filesystem, path)
     foreign = sorted(set(found) - set(FILES))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.documents.compression import decompress, is_compressed
-from pipeline.shards.storage import open_filesystem, read_range
+from pipeline.shards.storage import file_size, open_filesystem, read_range
 
 BLOCK_BYTES = 8 * 2**20
 TAIL_BLOCK_BYTES = 256 * 2**10  # beyond a range's end only the rest of one document is wanted
@@ -69,7 +69,7 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
         ValueError: The file is not the size it was.
     """
     filesystem, path = open_filesystem(file_range.url, storage_options)
-    size = filesystem.size(path)
+    size = file_size(filesystem, path)
     if size != file_range.size:
         raise ValueError(
             f"{file_range.url}: found {size} bytes, expected {file_range.size}: the file changed since the input was "

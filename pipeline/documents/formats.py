@@ -7,7 +7,7 @@
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
 - mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
 - warc: a page of a WARC or WET file, which is not cut.
-- parquet: a row is a document, a column its text. Rows belong to the range their row group starts in.
+- parquet: a row is a document, a column its text. Row group i of n belongs to the range of byte i * size // n.
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
 So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.

@@ -1,5 +1,6 @@
 """One HTTP response to the text of its page. Stdlib, pipeline.documents; resiliparse inside functions."""
 
+import contextlib
 import io
 import zlib
 from email.message import Message
@@ -35,8 +36,10 @@ def read_html(response: bytes) -> str | None:
     except (zlib.error, ValueError) as error:
         raise BadDocumentError("bad_http", f"found a body that is not encoded as its header says ({error})") from error
     encodings = import_extra("resiliparse.parse.encoding", _NEEDS)
-    charset = header.get_content_charset() or encodings.detect_encoding(body)
-    return str(encodings.bytes_to_str(body, charset))
+    with contextlib.suppress(LookupError, UnicodeError):  # servers name charsets that do not exist
+        if charset := header.get_content_charset():
+            return str(encodings.bytes_to_str(body, charset))
+    return str(encodings.bytes_to_str(body, encodings.detect_encoding(body)))
 
 
 def extract_text(html: str) -> str:

@@ -4,6 +4,8 @@ A member belongs to the range of the archive its header starts in. Names that be
 folders; only the line layouts are read from archives.
 """
 
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -14,8 +16,14 @@ from typing import Any
 
 from pipeline.documents.compression import check_ratio, decompress, is_compressed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.shards.ranged_file import open_ranged
 
 _BLOCK_BYTES = 256 * 2**10
+# What zipfile raises where lengths, offsets, names or methods lie.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, struct.error, OverflowError, OSError,
+    ValueError, LookupError, MemoryError,
+)  # fmt: skip
 SUFFIX = ".zip"
 
 
@@ -57,10 +65,10 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
         ValueError: Not a zip archive; a name that leaves the archive's folder; members that share their bytes.
     """
     filesystem, path = open_sized(file_range, storage_options)
-    with filesystem.open(path, "rb") as file:
+    with open_ranged(filesystem, path) as file:
         with _broken_zip(file_range.url):
             archive = zipfile.ZipFile(file)
-        members = [info for info in archive.infolist() if not info.is_dir()]
+            members = [info for info in archive.infolist() if not info.is_dir()]
         for info in members:
             _check_name(info.filename, file_range.url)
         if sum(info.compress_size for info in members) > file_range.size:
@@ -83,5 +91,7 @@ def _check_name(name: str, url: str) -> None:
 def _broken_zip(where: str) -> Iterator[Any]:
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _ZIP_ERRORS as error:
+        if str(error).startswith(where):  # our own, which says more
+            raise
         raise ValueError(f"{where}: cannot be read as zip ({error}); fetch or pack the archive again") from error

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.dropped_ids import read_dropped_ids
+from pipeline.grouped_rows import read_bounds, read_rows
 from pipeline.inspect import describe_instance, read_block, read_vocabulary
 from pipeline.provenance import EncodedDocuments
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, Shard
 from pipeline.shards.storage import read_range
-from pipeline.token_parts import INDEX_DTYPE, INDEX_HEAD_BYTES, NUM_INDEX_GROUPS, index_group_bounds, unpack_documents
+from pipeline.token_parts import INDEX_DTYPE, join_id, unpack_documents
 
 SAMPLE_BLOCKS = 32
 SAMPLE_PARTS = 16
@@ -143,7 +145,7 @@ def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[
     store, names = tokens.store, tokens.store["part_names"]
     chosen = [names[len(names) * index // SAMPLE_PARTS] for index in range(SAMPLE_PARTS)]
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    measured = [_measure_part(tokens.filesystem, f"{tokens.folder}/{name}", dtype) for name in sorted(set(chosen))]
+    measured = [_measure_part(tokens, name, dtype) for name in sorted(set(chosen))]
     documents, sentences = (np.concatenate(arrays) for arrays in zip(*measured, strict=True))
     return {
         "sample": {"documents": len(documents), "of_documents": store["totals"]["documents"]},
@@ -154,19 +156,24 @@ def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[
     }
 
 
-def _measure_part(filesystem: Any, path: str, dtype: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tokens of a part's first documents, and of the sentences of as many of them as one read holds."""
-    bounds = index_group_bounds(read_range(filesystem, f"{path}.index", 0, INDEX_HEAD_BYTES))
-    num_rows = min(int(bounds[NUM_INDEX_GROUPS]), _ROWS_OF_A_PART)
+def _measure_part(
+    tokens: EncodedDocuments, name: str, dtype: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tokens of a part's first documents that are kept, and of the sentences of as many of them as one read holds."""
+    filesystem, path = tokens.filesystem, f"{tokens.folder}/{name}"
+    num_rows = min(int(read_bounds(filesystem, f"{path}.index")[-1]), _ROWS_OF_A_PART)
     if num_rows == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    stop = INDEX_HEAD_BYTES + num_rows * INDEX_DTYPE.itemsize
-    rows = np.frombuffer(read_range(filesystem, f"{path}.index", INDEX_HEAD_BYTES, stop), INDEX_DTYPE)
+    rows = read_rows(filesystem, f"{path}.index", INDEX_DTYPE, 0, num_rows)
     ends = (rows["offset"] + rows["size"]).astype(np.int64)
     end = int(ends[max(0, int(np.searchsorted(ends, _BYTES_OF_A_PART, side="right")) - 1)])
     documents = unpack_documents(read_range(filesystem, f"{path}.tokens", 0, end), dtype, f"{path}.tokens")
-    sentences = np.concatenate([document.sentence_lengths for document in documents]).astype(np.int64)
-    return rows["tokens"].astype(np.int64), sentences
+    ids = [join_id(row["high"], row["low"]) for row in rows]
+    is_dropped = tokens.store["totals"]["dropped"]
+    dropped = read_dropped_ids(filesystem, tokens.folder, ids[0], ids[-1]) if is_dropped else frozenset()
+    lengths = [document.sentence_lengths.astype(np.int64) for document in documents if document.id not in dropped]
+    kept = np.array([each not in dropped for each in ids])
+    return rows["tokens"][kept].astype(np.int64), np.concatenate([np.zeros(0, np.int64), *lengths])
 
 
 def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard, int]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.report.mixture import format_mixture, measure_mixture
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import Group, json_bytes
-from pipeline.shards.storage import write_atomic
+from pipeline.shards.storage import file_exists, write_atomic
 
 REPORT = "report.json"
 SOURCES = "sources.parquet"
@@ -82,7 +82,7 @@ def read_report(dataset: Dataset) -> dict[str, Any]:
 
 def load_report(dataset: Dataset) -> dict[str, Any]:
     """report.json as it stands; empty where there is none, or one of another content."""
-    if not dataset.filesystem.exists(f"{dataset.root}/{REPORT}"):
+    if not file_exists(dataset.filesystem, f"{dataset.root}/{REPORT}"):
         return {}
     found: dict[str, Any] = json.loads(dataset.read_file(REPORT))
     return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
@@ -128,7 +128,7 @@ def _licences(dataset: Dataset) -> dict[str, str]:
 
 def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
     """sources.parquet; None where there is none."""
-    if not dataset.filesystem.exists(f"{dataset.root}/{SOURCES}"):
+    if not file_exists(dataset.filesystem, f"{dataset.root}/{SOURCES}"):
         return None
     rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(dataset.read_file(SOURCES))).to_pylist()
     return rows

@@ -18,11 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.shards.table_checks import check_blocks, check_manifest, check_parquet, check_shards
+
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SHARDS_TABLE = "shards.parquet"
 BLOCKS_TABLE = "blocks.parquet"
-SPLITS = ("train", "validation")
+DOCUMENT_IDS = "documents.ids"
 
 SHARDS_SCHEMA = pa.schema(
     [
@@ -161,16 +163,25 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     try:
         fields = json.loads(data)
         version = fields["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error!r}") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}")
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
         sources = tuple(fields.pop("sources", ()))
-        return Manifest(groups=groups, sources=sources, **fields)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{where}: not a dataset manifest: {error}") from error
+        manifest = Manifest(groups=groups, sources=sources, **fields)
+        check_manifest(manifest)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{where}: not a dataset manifest: {error}; restore or rebuild the dataset") from error
+    if (found := settings_hash(manifest.settings)) != manifest.settings_hash:
+        raise ValueError(f"{where}: its settings have the hash {found}, it says {manifest.settings_hash}")
+    return manifest
+
+
+def document_id_bytes(manifest: Manifest) -> int:
+    """Bytes of a row of documents.ids: an id, of several sources followed by the source's number."""
+    return 16 + (len(manifest.sources) > 1)
 
 
 def pass_folder(split: str, seq_len: int, pass_index: int) -> str:
@@ -260,12 +271,18 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     file = _read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
     with _named_damage(where):
         table = file.read()
-    rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
-    shards = [Shard(*row) for row in rows]
-    if table.num_columns == len(SHARDS_SCHEMA):
-        return shards
-    found = table["source_tokens"].to_pylist()
-    return [dataclasses.replace(shard, source_tokens=tuple(own)) for shard, own in zip(shards, found, strict=True)]
+        rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
+        has_sources = table.num_columns > len(SHARDS_SCHEMA)
+        of_sources = table["source_tokens"].to_pylist() if has_sources else [()] * len(table)
+    try:
+        shards = [
+            dataclasses.replace(Shard(*row), source_tokens=tuple(own or ()))
+            for row, own in zip(rows, of_sources, strict=True)
+        ]
+        check_shards(shards)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; restore or rebuild the dataset") from error
+    return shards
 
 
 def blocks_table(tables: Sequence[BlockTable]) -> bytes:
@@ -282,8 +299,8 @@ def blocks_table(tables: Sequence[BlockTable]) -> bytes:
     return sink.getvalue()
 
 
-def open_blocks_table(source: Any, num_shards: int, where: str) -> pq.ParquetFile:
-    """Opens blocks.parquet from bytes or a seekable file; row groups are read one by one by `read_block_table`."""
+def open_blocks_table(source: bytes, num_shards: int, where: str) -> pq.ParquetFile:
+    """Opens blocks.parquet from its bytes; row groups are read one by one by `read_block_table`."""
     file = _read_parquet(source, BLOCKS_SCHEMA, where)
     if file.num_row_groups != num_shards:
         raise ValueError(f"{where}: {file.num_row_groups} row groups, expected one for each of {num_shards} shards")
@@ -298,6 +315,9 @@ def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str)
     """
     with _named_damage(where):
         table = file.read_row_group(index)
+    advice = "restore or rebuild the dataset"
+    if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
+        raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
     columns = {name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names}
     blocks = BlockTable(
         offset=columns["offset"],
@@ -306,15 +326,12 @@ def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str)
         tokens=columns["tokens"].astype(np.int64),
         crc32=columns["crc32"],
     )
-    sums = (int(blocks.instances.sum()), int(blocks.tokens.sum()))
-    ends = blocks.offset + blocks.size
-    ordered = len(blocks) == 0 or (blocks.offset[0] >= 0 and np.all(blocks.offset[1:] >= ends[:-1]))
-    inside = len(blocks) == 0 or (bool(np.all(blocks.size > 0)) and int(ends[-1]) <= shard.num_bytes)
-    if not (np.all(columns["shard"] == index) and sums == (shard.instances, shard.tokens) and ordered and inside):
-        raise ValueError(
-            f"{where}: rows of {shard.name} do not describe it: {sums[0]} instances and {sums[1]} tokens,"
-            f" the shard table says {shard.instances} and {shard.tokens}; restore or rebuild the dataset"
-        )
+    try:
+        if not np.all(columns["shard"] == index):
+            raise ValueError(f"they name another shard than number {index}")  # noqa: TRY301
+        check_blocks(blocks, shard)
+    except ValueError as error:
+        raise ValueError(f"{where}: rows of {shard.name} do not describe it: {error}; {advice}") from error
     return blocks
 
 
@@ -328,11 +345,13 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def _read_parquet(source: Any, schema: pa.Schema, where: str, *others: pa.Schema) -> pq.ParquetFile:
+def _read_parquet(source: bytes, schema: pa.Schema, where: str, *others: pa.Schema) -> pq.ParquetFile:
     with _named_damage(where):
-        file = pq.ParquetFile(pa.BufferReader(source) if isinstance(source, bytes) else source)
+        file = pq.ParquetFile(pa.BufferReader(source))
+        names = file.schema_arrow.names
+        check_parquet(file, len(source))
     if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
-        raise ValueError(f"{where}: columns are {file.schema_arrow.names}, expected {schema.names} of format 1")
+        raise ValueError(f"{where}: columns are {names}, expected {schema.names} of format 1")
     return file
 
 
@@ -340,5 +359,5 @@ def _read_parquet(source: Any, schema: pa.Schema, where: str, *others: pa.Schema
 def _named_damage(where: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
         raise ValueError(f"{where}: a damaged Parquet table: {error}; restore or rebuild the dataset") from error

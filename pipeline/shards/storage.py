@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -39,10 +40,7 @@ Result = TypeVar("Result")
 
 
 class StorageError(OSError, ValueError):
-    """A file could not be read or written, for a reason outside this program: a ValueError too, as users' faults are.
-
-    The message names the URL, the cause and what to do.
-    """
+    """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
 
 
 class _SizeError(OSError):
@@ -87,8 +85,13 @@ def is_local(filesystem: Any) -> bool:
     return isinstance(filesystem, LocalFileSystem)
 
 
-def write_atomic(filesystem: Any, path: str, data: bytes) -> None:
+def write_atomic(filesystem: Any, path: str, data: bytes | Path) -> None:
     """Writes a file whole or not at all: by rename on local disks, by one upload and a size check elsewhere.
+
+    Args:
+        filesystem: From `open_filesystem`.
+        path: On it.
+        data: Its bytes; or a local file that holds them, which is copied without being held in memory.
 
     Raises:
         StorageError: The disk is full, or the store did not take the file; nothing is there under its name.
@@ -128,12 +131,22 @@ def read_range(filesystem: Any, path: str, start: int, stop: int, attempts: int 
 
 def read_file(filesystem: Any, path: str) -> bytes:
     """A whole file, its length checked against the store's listing."""
-    return read_range(filesystem, path, 0, _ask(filesystem, path, lambda: int(filesystem.size(path))))
+    return read_range(filesystem, path, 0, file_size(filesystem, path))
+
+
+def file_size(filesystem: Any, path: str) -> int:
+    """A file's bytes, by the store's listing."""
+    return _ask(filesystem, path, lambda: int(filesystem.size(path)))
 
 
 def file_exists(filesystem: Any, path: str) -> bool:
-    """Whether a file is there."""
+    """Whether a file or a folder is there."""
     return _ask(filesystem, path, lambda: bool(filesystem.exists(path)))
+
+
+def is_file(filesystem: Any, path: str) -> bool:
+    """Whether a file is there, and no folder."""
+    return _ask(filesystem, path, lambda: bool(filesystem.isfile(path)))
 
 
 def list_files(filesystem: Any, folder: str) -> dict[str, int]:
@@ -207,23 +220,34 @@ def _ask(filesystem: Any, path: str, call: Callable[[], Result]) -> Result:
     return call() if is_local(filesystem) else call_patiently(locate(filesystem, path), call)
 
 
-def _upload(filesystem: Any, path: str, data: bytes) -> None:
+def _upload(filesystem: Any, path: str, data: bytes | Path) -> None:
     # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes the partial object.
-    filesystem.pipe_file(path, data)
+    if isinstance(data, Path):
+        filesystem.put_file(str(data), path)
+    else:
+        filesystem.pipe_file(path, data)
     filesystem.invalidate_cache()
     stored = filesystem.size(path)
-    if stored != len(data):
+    if stored != _size_of(data):
         filesystem.rm_file(path)
-        raise _SizeError(f"{len(data)} bytes were uploaded, the store held {stored}, which were removed")
+        raise _SizeError(f"{_size_of(data)} bytes were uploaded, the store held {stored}, which were removed")
 
 
-def _replace_local(path: str, data: bytes) -> None:
+def _size_of(data: bytes | Path) -> int:
+    return data.stat().st_size if isinstance(data, Path) else len(data)
+
+
+def _replace_local(path: str, data: bytes | Path) -> None:
     folder, name = os.path.split(path)
     Path(folder).mkdir(parents=True, exist_ok=True)
     temporary = Path(folder, f".{name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            if isinstance(data, Path):
+                with data.open("rb") as source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+            else:
+                file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -231,7 +255,7 @@ def _replace_local(path: str, data: bytes) -> None:
         if error.errno not in _DISK_IS_FULL:
             raise
         advice = "free some space and run the same command again; what is finished is kept"
-        raise StorageError(f"{path}: no room for its {len(data)} bytes: {error.strerror}; {advice}") from error
+        raise StorageError(f"{path}: no room for its {_size_of(data)} bytes: {error.strerror}; {advice}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,10 +18,12 @@ from pipeline.shards.block import (
     decode_block,
 )
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import BlockTable, Shard, group_totals, pass_folder, pass_json
-from pipeline.shards.storage import list_files
+from pipeline.shards.manifest import DOCUMENT_IDS, BlockTable, Shard, group_totals, pass_folder, pass_json
+from pipeline.shards.storage import file_exists, file_size, list_files, read_range
 
 VOCAB = "vocab.txt"
+_BYTES_AT_ONCE = 1 << 20
+CheckBlock = Callable[[Shard, Block], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class Finding:
 
 
 def verify_dataset(
-    dataset: Dataset, threads: int = 4, on_shard: Callable[[Shard], object] = lambda _: None
+    dataset: Dataset,
+    threads: int = 4,
+    on_shard: Callable[[Shard], object] = lambda _: None,
+    check_block: CheckBlock = lambda _shard, _block: (),
 ) -> list[Finding]:
     """Checks every file of a dataset, one read of each, several shards at a time.
 
@@ -44,15 +49,18 @@ def verify_dataset(
         dataset: Opened, so that its tables already belong to its manifest.
         threads: Shards checked at once.
         on_shard: Called after each shard, from the calling thread.
+        check_block: Says what else is wrong with a block, from several threads; one whose bytes or counts are not the
+            tables' is not shown to it.
 
     Returns:
         Everything wrong, in the shards' order; empty for a sound dataset.
     """
-    findings = [*_check_vocabulary(dataset), *_check_files(dataset), *_check_passes(dataset)]
+    findings = [*_check_vocabulary(dataset), *_check_document_ids(dataset)]
+    findings += [*_check_files(dataset), *_check_passes(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
         findings.append(Finding(dataset.locate("manifest.json"), "its totals are not those of the shard table"))
     with ThreadPoolExecutor(threads) as pool:
-        checks = pool.map(lambda shard: list(_check_shard(dataset, shard)), dataset.all_shards)
+        checks = pool.map(lambda shard: list(_check_shard(dataset, shard, check_block)), dataset.all_shards)
         for shard, found in zip(dataset.all_shards, checks, strict=True):
             findings += found
             on_shard(shard)
@@ -69,11 +77,26 @@ def _check_vocabulary(dataset: Dataset) -> Iterator[Finding]:
         yield Finding(dataset.locate(VOCAB), f"sha256 is {found}, the manifest says {dataset.manifest.vocab_sha256}")
 
 
+def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
+    """documents.ids, which may be deleted, holds the very bytes that documents_hash covers."""
+    path, expected = f"{dataset.root}/{DOCUMENT_IDS}", dataset.manifest.settings.get("documents_hash")
+    if expected is None or not file_exists(dataset.filesystem, path):
+        return
+    digest = hashlib.blake2b(digest_size=32)
+    size = file_size(dataset.filesystem, path)
+    for start in range(0, size, _BYTES_AT_ONCE):
+        digest.update(read_range(dataset.filesystem, path, start, min(size, start + _BYTES_AT_ONCE)))
+    if digest.hexdigest() != expected:
+        yield Finding(dataset.locate(DOCUMENT_IDS), f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
+
+
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
-    """Names: nothing under the splits that the tables do not speak of, no shard named twice."""
+    """Names and content: nothing under the splits that the tables do not speak of, no shard that is another's copy."""
     names = [shard.name for shard in dataset.all_shards]
-    for name in sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
-        yield Finding(dataset.locate(name), "named twice in the shard table")
+    first_of: dict[str, str] = {}
+    for shard in dataset.all_shards:
+        if shard.instances and (first := first_of.setdefault(shard.content_hash, shard.name)) != shard.name:
+            yield Finding(dataset.locate(shard.name), f"its content is that of {first}: a copy; rebuild the dataset")
     known = {*names, *(f"{_folder(shard)}/pass.json" for shard in dataset.all_shards)}
     for split in sorted({shard.split for shard in dataset.all_shards}):
         for name in list_files(dataset.filesystem, f"{dataset.root}/{split}"):
@@ -96,41 +119,52 @@ def _check_passes(dataset: Dataset) -> Iterator[Finding]:
             yield Finding(dataset.locate(name), "does not say what the shard table and the manifest say")
 
 
-def _check_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
+def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Iterator[Finding]:
     where = dataset.locate(shard.name)
     try:
+        size = file_size(dataset.filesystem, f"{dataset.root}/{shard.name}")
+        if size != shard.num_bytes:  # not read: it may be of any size
+            yield Finding(where, f"{size} bytes, expected {shard.num_bytes}: truncated or foreign")
+            return
         tar = dataset.read_file(shard.name)
         table = dataset.blocks(shard)
+    except FileNotFoundError:
+        yield Finding(where, "missing")
+        return
     except (OSError, ValueError) as error:
         yield Finding(where, str(error))
         return
-    if len(tar) != shard.num_bytes:
-        yield Finding(where, f"{len(tar)} bytes, expected {shard.num_bytes}: truncated or foreign")
-        return
-    try:
-        blocks = [_check_block(dataset, shard, tar, table, number) for number in range(len(table))]
-    except ValueError as error:
-        yield Finding(where, str(error))
-        return
-    found = content_hash([digest for digest, _ in blocks])
-    if found != shard.content_hash:
-        yield Finding(where, f"content hash is {found}, expected {shard.content_hash}")
+    digests: list[bytes] = []
     mask_id = dataset.manifest.special_ids["mask"]
     counts: Counter[str] = Counter()
-    for _, block in blocks:
+    for number in range(len(table)):
+        try:
+            block = _check_block(dataset, shard, tar, table, number)
+        except ValueError as error:
+            yield Finding(where, str(error))
+            return
+        yield from (Finding(f"{where}, block {number}", what) for what in check_block(shard, block))
+        digests.append(block_digest(block))
         counts.update(count_block(block, mask_id))  # unlike +, update keeps zeros
-    for name, count in counts.items():
-        if count != getattr(shard, name):
-            yield Finding(where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table")
-    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
-        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
+    found = content_hash(digests)
+    if found != shard.content_hash:
+        yield Finding(where, f"content hash is {found}, expected {shard.content_hash}")
+    yield from _compare_counts(shard, counts, where)
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")
 
 
-def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int) -> tuple[bytes, Block]:
-    """A block's digest and content.
+def _compare_counts(shard: Shard, counts: Counter[str], where: str) -> Iterator[Finding]:
+    for name, count in counts.items():
+        if count != getattr(shard, name):
+            yield Finding(where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table")
+    if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
+        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
+
+
+def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int) -> Block:
+    """A block's content.
 
     Raises:
         ValueError: Its bytes, counts or ids are not what the tables and the format say.
@@ -147,7 +181,7 @@ def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, 
     if number < len(table) - 1 and block.num_instances != full:
         raise ValueError(f"{where}: {block.num_instances} instances, every block but the last has {full}")
     _check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
-    return block_digest(block), block
+    return block
 
 
 def _check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:

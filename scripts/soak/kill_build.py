@@ -9,6 +9,7 @@ names a file for all of them. Linux only: processes are found in /proc.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,7 +53,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Runs the seeds; exit code 1 where one found something wrong."""
+    """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
@@ -60,30 +62,48 @@ def main() -> int:
     own = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="beambert-kill-") as folder:
         soak = Soak(Path(folder), own.documents)
-        outcomes = []
-        for seed in range(own.first_seed, own.first_seed + own.kills):
-            outcomes.append(soak.run_seed(seed))
-            print(json.dumps(asdict(outcomes[-1])), flush=True)
-    failed = [outcome.seed for outcome in outcomes if outcome.findings]
-    result: dict[str, Any] = {
-        "soak": "kill_build",
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "documents": own.documents,
-        "undisturbed_seconds": round(soak.undisturbed_seconds, 1),
-        "root_hash": soak.root_hash,
-        "seeds": len(outcomes),
-        "kills": sum(len(outcome.kills) for outcome in outcomes),
-        "kept_files": sum(outcome.kept for outcome in outcomes),
-        "failed_seeds": failed,
-    }
+        outcomes: list[Outcome] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            for seed in range(own.first_seed, own.first_seed + own.kills):
+                outcomes.append(soak.run_seed(seed))
+                print(json.dumps(asdict(outcomes[-1])), flush=True)
+    result = summarize(outcomes, own.documents, soak.undisturbed_seconds, soak.root_hash)
     print(json.dumps(result))
     if own.output:
         rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
         own.output.parent.mkdir(parents=True, exist_ok=True)
         own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
-    return 1 if failed else 0
+    return 1 if result["failed_seeds"] else 0
+
+
+def summarize(outcomes: list[Outcome], documents: int, undisturbed_seconds: float, root_hash: str) -> dict[str, Any]:
+    """What all seeds together came to."""
+    kills = [each for outcome in outcomes for each in outcome.kills]
+    return {
+        "soak": "kill_build",
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "documents": documents,
+        "undisturbed_seconds": round(undisturbed_seconds, 1),
+        "root_hash": root_hash,
+        "seeds": len(outcomes),
+        "kills": len(kills),
+        "kills_by_stage": dict(Counter(each.rpartition(" in ")[2] for each in kills)),
+        "kills_by_victim": dict(Counter(next(name for name in VICTIMS if name in each) for each in kills)),
+        "hung_after_a_kill": sum(", hung" in each for each in kills),
+        "root_hashes_equal": sum(not any("root hash" in each for each in outcome.findings) for outcome in outcomes),
+        "kept_files": sum(outcome.kept for outcome in outcomes),
+        "finished_files_redone": count_findings(outcomes, "redone"),
+        "left_behind": count_findings(outcomes, "left behind"),
+        "missing": count_findings(outcomes, "missing"),
+        "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
+    }
+
+
+def count_findings(outcomes: list[Outcome], kind: str) -> int:
+    """Findings of one kind in all outcomes."""
+    return sum(each.startswith(kind) for outcome in outcomes for each in outcome.findings)
 
 
 class Soak:
@@ -126,8 +146,9 @@ class Soak:
         return findings + [f"redone: {name}" for name, was in sorted(kept.items()) if identity(output / name) != was]
 
     def _command(self, output: Path) -> list[str]:
-        flags = f"--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --workers 2 --output {output}"
-        given = f"--input {self.folder / 'corpus'} --vocab {self.folder / 'vocab.txt'}"
+        flags = "--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --near_duplicates 0.8 --workers 2"
+        # The vocabulary is learned, so that kills hit this stage too.
+        given = f"--output {output} --input {self.folder / 'corpus'} --vocab_size 100"
         return [sys.executable, "-m", "pipeline", "build", *flags.split(), *given.split()]
 
     def _start(self, output: Path) -> "subprocess.Popen[bytes]":
@@ -200,8 +221,9 @@ def kill_session(session: int) -> None:
 
 def finished_files(output: Path) -> dict[str, tuple[int, int]]:
     """Files whose task is recorded as finished, and which file each is."""
+    found = ["vocab.txt", "tokenizer.json", "word_counts.parquet"] if (output / "vocab.json").exists() else []
     records = output.glob("_tasks/**/*.tar.json")
-    found = [str(record.relative_to(output / "_tasks")).removesuffix(".json") for record in records]
+    found += [str(record.relative_to(output / "_tasks")).removesuffix(".json") for record in records]
     if (output / "manifest.json").exists():
         found += [str(path.relative_to(output)) for path in output.rglob("shard-*.tar")]
     for record in output.glob("tokens/*-last.json"):
@@ -231,22 +253,25 @@ def read_root_hash(output: Path) -> str:
 
 def stage_of(output: Path) -> str:
     """How far a build had come when it was killed."""
-    marks = {"report": "manifest.json", "shards": "_tasks", "tokens": "tokens", "vocab": "vocab.txt"}
+    marks = {"report": "manifest.json", "shards": "_tasks", "near-duplicates": "tokens/near_duplicates"}
+    marks |= {"tokens": "vocab.json", "vocabulary": "_words"}
     return next((stage for stage, mark in marks.items() if (output / mark).exists()), "start")
 
 
 def write_corpus(folder: Path, documents: int) -> None:
-    """Documents of made-up sentences, no two alike, in four files, and a vocabulary for them."""
+    """Documents of made-up sentences in four files, every fifth much like the one before, no two equal."""
     draws = random.Random(0)
     (folder / "corpus").mkdir()
     for number in range(4):
+        sentences: list[str] = []
         with (folder / f"corpus/{number}.jsonl").open("w") as file:
             for row in range(documents // 4):
-                sentences = [f"{' '.join(draws.choices(WORDS, k=9)).capitalize()} {number} {row}." for _ in range(12)]
+                if row % 5 == 4:
+                    sentences = [*sentences, "Letter."]
+                else:
+                    words = (" ".join(draws.choices(WORDS, k=9)).capitalize() for _ in range(12))
+                    sentences = [f"{each} {number} {row}." for each in words]
                 file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *"0123456789"]
-    pieces += [f"##{digit}" for digit in "0123456789"] + [f"[unused{number}]" for number in range(64)]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
 
 
 def _commit() -> str:

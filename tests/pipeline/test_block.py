@@ -174,6 +174,7 @@ IDS = [2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3]
         (encode_block(TINY) * 2, "its end is missing, or other bytes follow it"),
         (stream_of(batch_of(), batch_of()), "more than one record batch"),
         (stream_of(batch_of().drop_columns(["document_b"])), "schema is"),
+        (stream_of(pa.record_batch([], schema=pa.schema([]))), "schema is"),
         (stream_of(batch_of().rename_columns(list("abcdefg"))), "schema is"),
         (with_column("is_random_next", pa.array([True, None])), "is_random_next holds nulls"),
         (with_column("document_a", pa.array([1, None], pa.uint64())), "document_a holds nulls"),
@@ -187,3 +188,76 @@ def test_what_is_not_a_block_is_refused(data, message):
     with pytest.raises(ValueError, match=message) as caught:
         decode_block(data, "shard-00000.tar, block 3")
     assert str(caught.value).startswith("shard-00000.tar, block 3: ")
+
+
+def bytes_of_length(length: int) -> bytes:
+    return struct.pack("<q", length)
+
+
+def buffer_lengths(data: bytes) -> list[int]:
+    """Where the length before decompression stands in each compressed buffer that is no shorter than it."""
+    [message] = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"\xff\xff\xff\xff"][1:2]
+    body = message + 8 + struct.unpack_from("<I", data, message + 4)[0]
+    return [at for at in range(body, len(data) - 16, 8) if data[at + 8 : at + 12] == b"\x28\xb5\x2f\xfd"]
+
+
+@pytest.mark.parametrize("length", [2**62, 2**40, 2**31, 2**19 + 1, -2, -(2**63)])
+def test_a_buffer_that_says_it_becomes_huge_is_refused_unread(make_block, length):
+    data = bytearray(encode_block(make_block(400)))
+    for at in buffer_lengths(data)[:3]:
+        spoilt = data[:at] + bytes_of_length(length) + data[at + 8 :]
+        with pytest.raises(ValueError, match=rf"^here: not an Arrow block: a buffer says it becomes {length} bytes"):
+            decode_block(bytes(spoilt), "here")
+
+
+@pytest.mark.parametrize("change", [-8, 8, 2**18])
+def test_a_buffer_that_becomes_another_length_than_it_says_is_refused(make_block, change):
+    data = bytearray(encode_block(make_block(400)))
+    for at in buffer_lengths(data):
+        length = struct.unpack_from("<q", data, at)[0] + change
+        with pytest.raises(ValueError, match=r"^here: "):
+            decode_block(bytes(data[:at] + bytes_of_length(length) + data[at + 8 :]), "here")
+
+
+def test_a_bomb_in_a_buffer_is_refused_unread():
+    zeros = np.zeros(2**24, np.uint16)  # 32 MB that compress to 1 kB
+    block = dataclasses.replace(TINY, input_ids=zeros, offsets=np.array([0, 6, 2**24], np.int32))
+    data = encode_block(block)
+    assert len(data) < 10_000
+    with pytest.raises(ValueError, match=f"here: not an Arrow block: a buffer says it becomes {2**25} bytes"):
+        decode_block(data, "here")
+
+
+def stream_with(batch: pa.RecordBatch, **options) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def test_dictionaries_are_refused_before_they_are_read():
+    batch = batch_of()
+    encoded = batch.set_column(5, "document_a", batch["document_a"].dictionary_encode())
+    with pytest.raises(ValueError, match="here: not an Arrow block: another message than a record batch follows"):
+        decode_block(stream_with(encoded), "here")
+
+
+def test_another_codec_or_none_gives_the_same_block():
+    for compression in ("lz4", "zstd", None):
+        assert_equal(decode_block(stream_with(batch_of(), compression=compression), "here"), TINY)
+
+
+@pytest.mark.parametrize("value", [0, 1, 3, 2**15, 2**31 - 1, 2**40, 2**63 - 1, -1, -(2**63)])
+def test_lengths_and_counts_that_lie_are_refused_or_change_nothing(value):
+    """Every 64-bit number of the batch's description in turn: rows, nulls, offsets and lengths of buffers."""
+    data = encode_block(TINY)
+    batch = data.index(b"\xff\xff\xff\xff", 4)
+    end = batch + 8 + struct.unpack_from("<I", data, batch + 4)[0]
+    for at in range(batch + 8, end, 8):
+        spoilt = data[:at] + struct.pack("<q", value) + data[at + 8 :]
+        try:
+            block = decode_block(spoilt, "here")
+        except ValueError as error:
+            assert str(error).startswith("here: ")  # noqa: PT017 - some of the numbers are padding
+        else:
+            assert_equal(block, TINY)

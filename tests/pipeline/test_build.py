@@ -167,6 +167,23 @@ def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file,
     assert not (output / "_tasks").exists()
 
 
+def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_path):
+    """A build killed before tokens.json goes on with parts cut otherwise: what is left of the old ones is poison."""
+    output = tmp_path / "data"
+    assert build(corpus, vocab_file, output, "--part_bytes", 4096) == 0
+    shutil.rmtree(output / "train")
+    for name in ("manifest.json", "tokens/tokens.json", "tokens/index.parquet"):
+        (output / name).unlink()
+    stale = list(output.glob("tokens/*.tokens")) + list(output.glob("tokens/*.index"))
+    assert len(stale) > 10
+    for path in stale:
+        path.write_bytes(b"of another part size")
+    assert build(corpus, vocab_file, output, "--part_bytes", 16_384) == 0
+    assert open_dataset(str(output)).manifest.root_hash == built.manifest.root_hash
+    assert not [path for path in stale if path.exists()]
+    assert run("verify", output) == 0
+
+
 def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
     shutil.copytree(built.root, output)

@@ -132,7 +132,12 @@ def test_tables_of_another_kind_are_refused(folder):
 
 
 @pytest.mark.parametrize(
-    "change", [{"content_hash": "0" * 64}, {"name": "train/L8192/pass-00/shard-00007.tar"}, {"pass_index": 1}]
+    "change",
+    [
+        {"content_hash": "0" * 64},
+        {"name": "train/L8192/pass-00/shard-00007.tar"},
+        {"pass_index": 1, "name": "train/L8192/pass-01/shard-00007.tar"},
+    ],
 )
 def test_a_shard_table_that_is_not_the_manifests_is_refused(folder, change):
     rows = shard_rows(folder)

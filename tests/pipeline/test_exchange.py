@@ -146,3 +146,24 @@ def test_auto_is_files_here_and_shuffle_elsewhere():
 def test_an_unknown_option_is_refused_by_name():
     with pytest.raises(ValueError, match="no_such_option"):
         pipeline_options(2, ["--no_such_option=1"])
+
+
+def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, monkeypatch):
+    (tmp_path / "runner_of_ours.py").write_text(
+        "from apache_beam.options.pipeline_options import PipelineOptions\n"
+        "class OurOptions(PipelineOptions):\n"
+        "    @classmethod\n"
+        "    def _add_argparse_args(cls, parser):\n"
+        "        parser.add_argument('--our_address')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options = pipeline_options(2, ["--runner=runner_of_ours.OurRunner", "--our_address=here"])
+    assert options.get_all_options()["our_address"] == "here"
+    assert choose_exchange("auto", options) == "shuffle"
+
+
+def test_a_runner_that_is_not_installed_is_named():
+    with pytest.raises(
+        ValueError, match="the runner DaskRunner cannot be imported: No module named 'no_dask'; install"
+    ):
+        pipeline_options(2, ["--runner=no_dask.dask_runner.DaskRunner"])

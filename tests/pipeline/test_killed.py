@@ -128,3 +128,23 @@ def test_no_worker_outlives_a_killed_launcher(stage, long_corpus, expected, tmp_
     print(f"{stage}: workers ended after {wait_until(lambda: not any(map(is_alive, workers)), SECONDS):.1f} s")
     process.communicate()
     assert_heals(long_corpus, tmp_path / "data", expected)
+
+
+@pytest.mark.parametrize("victim", ["sdk_worker_main", "/bin/sh"])
+def test_a_worker_killed_while_the_others_start_fails_the_command(victim, long_corpus, tmp_path):
+    """Those do not watch the launcher's lock yet, and Beam would wait for them for ever; nor does their shell."""
+    process = subprocess.Popen(
+        command(long_corpus, tmp_path / "data"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: len(workers_below(process.pid)) == 2 or process.poll() is not None)
+    listed = subprocess.run(["ps", "-wweo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    family = [line.split(maxsplit=1) for line in listed.splitlines() if "sdk_worker_main" in line]
+    parents = {
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in workers_below(process.pid)
+    }
+    shells = [int(pid) for pid, args in family if pid in parents and args.startswith(victim)]
+    os.kill((shells or workers_below(process.pid))[0], signal.SIGKILL)
+    _, message = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert "tokens: a worker process was killed (signal 9" in message.strip().splitlines()[-1]
+    assert not workers_below(process.pid)

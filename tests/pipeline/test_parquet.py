@@ -60,6 +60,7 @@ def test_parts_hold_row_groups():
         (["a", "b", "c", None], 4, "found NoneType 'None'", "text_is_null"),
         ([7], 1, "found int '7' in the column of text, expected a string", "text_not_a_string"),
         ([["a"]], 1, "found list", "text_not_a_string"),
+        ([b"a"], 1, "found bytes", "text_not_a_string"),
         (["a", "x" * 61], 2, "found a document of more than 60 bytes", "too_long"),
     ],
 )
@@ -80,3 +81,21 @@ def test_broken_tables_are_named(policy):
     for data in (b"PAR1 and no more", TABLE[:-9], TABLE[:100] + bytes(200) + TABLE[300:]):
         with pytest.raises(ValueError, match=r"f\.parquet: cannot be read as Parquet"):
             read(data, on_bad_document=policy)
+
+
+def test_text_that_is_no_utf8_is_named_by_row():
+    names = pa.array([b"fine", b"Zwei S\xc3\xa4t\x86e"])
+    spoilt = pa.Array.from_buffers(pa.string(), 2, names.buffers())
+    for column in (spoilt, spoilt.cast(pa.large_string(), safe=False)):
+        data = write({"text": column})
+        with pytest.raises(ValueError, match=rf"^{URL}, row 2: found the byte 0x86 .* expected UTF-8"):
+            read(data)
+        skipped: dict[str, int] = {}
+        assert [document.text for document in read(data, on_bad_document="skip", skipped=skipped)] == ["fine"]
+        assert skipped == {"not_utf8": 1}
+
+
+def test_large_and_dictionary_encoded_text_is_text():
+    for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        column = pa.array(["a", "é", "a"]).cast(kind)
+        assert [document.text for document in read(write({"text": column}))] == ["a", "é", "a"]

@@ -127,3 +127,14 @@ def test_real_archives(shared_data):
     texts, skipped = read_file(shared_data / "data/udhr2/udhr2.zip", 2**20)
     assert skipped == {}
     assert len(texts) >= 388
+
+
+def test_a_member_without_a_name_is_refused():
+    data = pack({"a": b"One."})
+    at = data.index(b"PK\x01\x02")
+    spoilt = data[: at + 28] + b"\0\0" + data[at + 30 : at + 46] + data[at + 47 :]
+    end = spoilt.index(b"PK\x05\x06")
+    size = int.from_bytes(spoilt[end + 12 : end + 16], "little") - 1
+    spoilt = spoilt[: end + 12] + size.to_bytes(4, "little") + spoilt[end + 16 :]
+    with pytest.raises(ValueError, match=r"a\.zip: cannot be read as zip"):
+        read(spoilt)

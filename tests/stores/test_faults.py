@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import subprocess
 from pathlib import Path
 
 import fsspec
@@ -222,3 +223,35 @@ def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipelin
     assert pipeline("build", "--input", corpus, "--output", output) == 0
     assert open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
     assert pipeline("verify", output) == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """small_disk(kilobytes) makes a folder on a file system of its own that large, or makes it larger."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def resize(kilobytes):
+        remount = "remount," if os.path.ismount(folder) else ""
+        command = ["mount", "-t", "tmpfs", "-o", f"{remount}size={kilobytes}k", "tmpfs", folder]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("file systems cannot be mounted here")
+        return folder
+
+    yield resize
+    subprocess.run(["umount", folder], check=False)
+
+
+@pytest.mark.parametrize("kilobytes", [16, 64, 160])
+def test_a_disk_that_fills_up_is_one_message_and_a_rerun_completes(
+    small_disk, kilobytes, corpus, local, pipeline, capfd
+):
+    output = small_disk(kilobytes) / "data"
+    assert pipeline("build", "--input", corpus, "--output", output) == 2
+    said = capfd.readouterr().err
+    assert "free some space and run the same command again" in said
+    assert "Traceback" not in said
+    assert not [path for path in output.rglob("*") if path.name == "manifest.json" or ".partial-" in path.name]
+    small_disk(20_000)
+    assert pipeline("build", "--input", corpus, "--output", output) == 0
+    assert open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash

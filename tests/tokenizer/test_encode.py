@@ -1,5 +1,6 @@
 # ruff: noqa: RUF001 -- letters and signs that resemble ASCII are the point here
 import io
+import itertools
 import pickle
 import string
 import sys
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tokenizer import encode
+from tokenizer import chunk_matcher, chunk_table, encode
 from tokenizer.encode import Encoder
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
@@ -158,19 +159,46 @@ def test_wikipedia(bert_pair, shared_data, name):
 def test_a_full_cache_changes_nothing(monkeypatch, small_vocab):
     encoder = Encoder(small_vocab, lower_case=True)
     expected = encoded(encoder, SPECIAL_TEXTS)
-    monkeypatch.setattr(encode, "MAX_CACHED_CHUNKS", 3)
-    monkeypatch.setattr(encode, "CHARACTERS_AT_ONCE", 2)
-    small = Encoder(small_vocab, lower_case=True)
-    assert encoded(small, SPECIAL_TEXTS) == expected
-    assert len(small._chunk_ids) <= 3
-    assert len(small._matcher._normalized_ids) <= 3
+    monkeypatch.setattr(encode, "NUM_CHARACTERS_AT_ONCE", 20)
+    for limit in ("MAX_CHUNKS", "MAX_BYTES"):
+        with monkeypatch.context() as limited:
+            limited.setattr(chunk_table, limit, 3)
+            limited.setattr(chunk_matcher, "MAX_CACHED_PARTS", 3)
+            small = Encoder(small_vocab, lower_case=True)
+            assert encoded(small, SPECIAL_TEXTS) == expected
+            assert len(small._chunks) < len(encoder._chunks) / 2
 
 
-def test_long_chunks_are_not_kept(small_vocab):
-    encoder = Encoder(small_vocab, lower_case=True)
-    encoder.encode("a" * 65 + " " + "b" * 64)
-    assert b"a" * 65 not in encoder._chunk_ids
-    assert b"b" * 64 in encoder._chunk_ids
+def test_chunks_that_share_a_slot_are_told_apart(monkeypatch, character_pair):
+    encoder, library = character_pair
+    monkeypatch.setattr(chunk_table, "_SLOT_BITS", 2)
+    crowded = Encoder(encoder.vocab, encoder.lower_case)
+    words = ["".join(letters) for size in (1, 2, 3) for letters in itertools.product("abcé", repeat=size)]
+    texts = [" ".join(words), *words, *words, " ".join(reversed(words))]
+    assert encoded(crowded, texts) == library_ids(library, texts)
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 15, 16, 17, 18, 31, 64, 65])
+def test_chunks_of_every_length(character_pair, length):
+    encoder, library = character_pair
+    texts = ["ab" * (length // 2) + "c" * (length % 2), "a" * length, "a" * (length - 1) + "b", "é" * length]
+    assert encoded(encoder, texts * 2) == library_ids(library, texts * 2)
+
+
+def test_a_word_of_the_vocabulary_beyond_the_limit_is_unknown(small_vocab):
+    vocab = Vocabulary((*small_vocab.tokens, "x" * 201, "y" * 200))
+    assert Encoder(vocab, lower_case=True).encode("x" * 201 + " " + "y" * 200).tolist() == [
+        vocab.unk_id,
+        len(vocab) - 1,
+    ]
+
+
+def test_many_groups_equal_one(monkeypatch, character_pair):
+    encoder, _ = character_pair
+    expected = encoded(encoder, SPECIAL_TEXTS * 3)
+    for size in (1, 7, 100):
+        monkeypatch.setattr(encode, "NUM_CHARACTERS_AT_ONCE", size)
+        assert encoded(encoder, SPECIAL_TEXTS * 3) == expected
 
 
 def test_pickles_without_its_cache(small_vocab):

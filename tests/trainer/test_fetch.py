@@ -216,7 +216,7 @@ def test_a_block_table_without_full_blocks_is_refused(folder):
     tables[0].instances[:2] = (7, 9)
     (folder / BLOCKS_TABLE).write_bytes(blocks_table(tables))
     with pytest.raises(
-        ValueError, match=r"blocks.parquet, rows of .*shard-00000.tar: blocks before the last must hold 8"
+        ValueError, match=r"shard-00000.tar do not describe it: instances: found '\[9\]', expected .* 0 to 8"
     ):
         read_all(window_over(open_dataset(str(folder))))
 

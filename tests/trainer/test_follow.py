@@ -52,7 +52,8 @@ class Build:
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.with_suffix(".new").write_bytes(data)
+        path.with_suffix(".new").replace(path)
 
     def finish_pass(self, number: int, settings_hash: str | None = None, split: str = "train") -> None:
         shards = self.whole.shards(split, self.seq_len, number)

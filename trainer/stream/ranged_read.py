@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pipeline.shards.block import Block, block_instances, checksum, decode_block
+from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.manifest import BLOCKS_TABLE, BlockTable, Shard
 from trainer.stream.source import ShardStore
 
@@ -102,11 +102,7 @@ def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: 
         ValueError: It does not describe the shard.
     """
     what = f"{dataset.locate(BLOCKS_TABLE)}, rows of {shard.name}"
-    table = retry(lambda seconds: call_within(seconds, lambda: dataset.blocks(shard)), what, settings, stop)
-    full = block_instances(shard.seq_len)
-    if not (np.all(table.instances[:-1] == full) and np.all(table.instances[-1:] <= full)):
-        raise ValueError(f"{what}: blocks before the last must hold {full} instances each; rebuild the dataset")
-    return table
+    return retry(lambda seconds: call_within(seconds, lambda: dataset.blocks(shard)), what, settings, stop)
 
 
 def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:

@@ -1,0 +1,87 @@
+"""The rows of all `.index` files together, a 256th of the ids at a time, so memory is not that of the corpus.
+
+May import: stdlib, numpy, pipeline.token_parts, grouped_rows, dropped_ids and pipeline.shards.storage.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.dropped_ids import DROPPED_DTYPE, REASONS, iterate_dropped, reason_numbers
+from pipeline.grouped_rows import HEAD_BYTES, NUM_GROUPS, Rows, read_bounds, read_rows
+from pipeline.shards.storage import read_file
+from pipeline.token_parts import ID_BYTES, INDEX_DTYPE
+
+
+def iterate_index(
+    filesystem: Any, folder: str, names: Sequence[str]
+) -> Iterator[tuple[Rows, npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    """Index rows of all parts in 256 groups by the first byte of their ids; with its part and number in it.
+
+    The rows of a group, which may have none, are sorted by id, then by source.
+    """
+    paths = [f"{folder}/{name}.index" for name in names]
+    bounds = [read_bounds(filesystem, path) for path in paths]
+    for group in range(NUM_GROUPS):
+        found = [
+            read_rows(filesystem, path, INDEX_DTYPE, int(bound[group]), int(bound[group + 1]))
+            for path, bound in zip(paths, bounds, strict=True)
+        ]
+        rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
+        parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
+        order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
+        numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*bound[group : group + 2]) for bound in bounds)])
+        yield rows[order], parts[order], numbers[order]
+
+
+def distinct_rows(rows: Rows) -> Rows:
+    """The first row of each id, of rows sorted by id: that of its first source."""
+    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
+    distinct: Rows = rows[np.concatenate([[True], ~is_copy])[: len(rows)]]
+    return distinct
+
+
+def iterate_reasons(filesystem: Any, folder: str, *, has_dropped: bool) -> Iterator[Rows]:
+    """The rows of dropped.ids in 256 groups; empty ones where there is no such file."""
+    return iterate_dropped(filesystem, folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
+
+
+def iterate_kept_ids(
+    filesystem: Any, folder: str, names: Sequence[str], num_sources: int, *, has_dropped: bool
+) -> Iterator[bytes]:
+    """The bytes that documents_hash covers, in 256 pieces: the ids of all kept documents, as documents.ids has them."""
+    dropped = iterate_reasons(filesystem, folder, has_dropped=has_dropped)
+    for rows, *_ in iterate_index(filesystem, folder, names):
+        distinct = distinct_rows(rows)
+        yield pack_ids(distinct[reason_numbers(distinct, next(dropped)) == len(REASONS)], num_sources)
+
+
+def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+    """The ids of a part's documents, ascending, from its `.index` file, and their bounds in its `.tokens` file.
+
+    Returns:
+        [D] ids, and [D + 1] offsets in bytes.
+    """
+    rows = np.frombuffer(read_file(filesystem, path)[HEAD_BYTES:], INDEX_DTYPE)
+    ids = _id_bytes(rows)
+    ends = rows["offset"][-1:].astype(np.int64) + rows["size"][-1:]
+    offsets = np.concatenate([rows["offset"].astype(np.int64), ends])
+    return [ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES)], offsets
+
+
+def pack_ids(rows: Rows, num_sources: int) -> bytes:
+    """What documents_hash covers of some documents: their ids, of several sources each with its source's number."""
+    return _id_bytes(rows) if num_sources == 1 else _labelled_id_bytes(rows)
+
+
+def _id_bytes(rows: Rows) -> bytes:
+    return np.stack([rows["high"], rows["low"]], axis=1).astype(">u8").tobytes()
+
+
+def _labelled_id_bytes(rows: Rows) -> bytes:
+    labelled = np.empty(len(rows), [("id", ">u8", 2), ("source", "u1")])
+    labelled["id"] = np.stack([rows["high"], rows["low"]], axis=1)
+    labelled["source"] = rows["source"]
+    return labelled.tobytes()

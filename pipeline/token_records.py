@@ -1,0 +1,79 @@
+"""Records of finished lists of documents: small JSON files that say what is whole, what was counted and dropped.
+
+Both the vocabulary job and the tokens job leave one for each list. May import: stdlib, pipeline.document_lists,
+documents, and of pipeline.shards manifest and ranged_file.
+"""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.document_lists import DocumentList
+from pipeline.documents import EXAMPLES_PER_REASON
+from pipeline.documents.parts import Part
+from pipeline.shards.manifest import json_bytes
+from pipeline.shards.ranged_file import read_files
+
+_EXAMPLES, _SOURCE = "examples", "source"  # the keys of a record that are no counts
+_EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
+_RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
+
+
+def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
+    """Record names of every part that is complete, by the part's key."""
+    records: dict[str, dict[int, re.Match[str]]] = {}
+    for match in filter(None, map(_RECORD_NAME.fullmatch, file_names)):
+        records.setdefault(match["part"], {})[int(match["number"])] = match
+    finished: dict[str, list[str]] = {}
+    for part in parts:
+        found = records.get(part.key, {})
+        last = next((number for number, match in found.items() if match["last"]), None)
+        if last is not None and all(number in found for number in range(last)):
+            finished[part.key] = [found[number][0] for number in range(last + 1)]
+    return finished
+
+
+def record_stem(record: str) -> str:
+    """The name that a record's files share."""
+    return record.removesuffix(".json").removesuffix("-last")
+
+
+def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[int, dict[str, int]]:
+    """Sums the counters of all records, by the source's number."""
+    totals: dict[int, Counter[str]] = {}
+    for data in read_files(filesystem, folder, records).values():
+        counters = json.loads(data)
+        counters.pop(_EXAMPLES, None)
+        totals.setdefault(counters.pop(_SOURCE, 0), Counter()).update(counters)
+    return {source: dict(sorted(found.items())) for source, found in sorted(totals.items())}
+
+
+def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """The counters of all sources together."""
+    total: Counter[str] = Counter()
+    for counters in by_source.values():
+        total.update(counters)
+    return dict(sorted(total.items()))
+
+
+def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, str]]:
+    """A few dropped documents of each reason, the first by the records' names: reason, where and text."""
+    kept: list[dict[str, str]] = []
+    numbers: Counter[str] = Counter()
+    for _, data in sorted(read_files(filesystem, folder, records).items()):
+        for example in json.loads(data).get(_EXAMPLES, ()):
+            numbers[example["reason"]] += 1
+            if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:
+                kept.append(example)
+    return sorted(kept, key=lambda example: example["reason"])
+
+
+def format_record(documents: DocumentList[Any]) -> bytes:
+    """What is kept of a list that is done: its counters, its source's number, examples of what was dropped."""
+    examples = [dataclasses.asdict(each) for each in documents.dropped]
+    return json_bytes(
+        dict(documents.counters) | {_SOURCE: documents.source} | ({_EXAMPLES: examples} if examples else {})
+    )

@@ -1,0 +1,191 @@
+"""Feeds damaged bytes to everything that reads them: an error with the place, or a result, and nothing else.
+
+    pip install atheris
+    python scripts/soak/fuzz.py --seconds 600 --output scripts/soak/results/DATE-fuzz.json
+
+Targets are the readers of every format, the block decoder, the manifest and the tables. Each begins with sound files
+and mutates them towards new lines of code (libFuzzer through atheris; the coverage is that of this project's modules
+and of the standard library's parsers). What a target may do is raise a ValueError that begins with the place; a crash,
+any other exception, more than 20 seconds or 2 GB are findings, and the input is kept. Every target gets an equal share
+of the time, in a process of its own.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SECONDS_PER_INPUT = 20
+MEGABYTES = 2048
+MAX_BYTES = 1 << 16
+PLACE = "fuzzed"
+
+
+def main() -> int:
+    """Fuzzes the targets one after the other, or, as a child process, one of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=600, help="of all targets together")
+    parser.add_argument("--targets", nargs="+", help="some of them; all by default")
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs that break")
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    parser.add_argument("--child", nargs=2, metavar=("TARGET", "FOLDER"), help=argparse.SUPPRESS)
+    own, rest = parser.parse_known_args()
+    if own.child:
+        fuzz_here(own.child[0], own.child[1], rest)
+        return 0
+    names = own.targets or list(seed_inputs())
+    rows = [fuzz_target(name, own.seconds // len(names), own.findings) for name in names]
+    result: dict[str, Any] = {
+        "soak": "fuzz",
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "seconds": sum(row["seconds"] for row in rows),
+        "executions": sum(row["executions"] for row in rows),
+        "findings": sum(bool(row["finding"]) for row in rows),
+    }
+    print(json.dumps(result))
+    if own.output:
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        own.output.parent.mkdir(parents=True, exist_ok=True)
+        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"targets": [\n{lines}\n]}}\n')
+    return 1 if result["findings"] else 0
+
+
+def fuzz_target(name: str, seconds: int, findings: Path) -> dict[str, Any]:
+    """Runs a target in a process of its own for some seconds; its row of the results."""
+    findings.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="beambert-fuzz-") as folder:
+        for number, data in enumerate(seed_inputs()[name]):
+            Path(folder, f"seed-{number}").write_bytes(data)
+        limits = [f"-timeout={SECONDS_PER_INPUT}", f"-rss_limit_mb={MEGABYTES}", f"-max_len={MAX_BYTES}"]
+        command = [sys.executable, __file__, "--child", name, folder, f"-max_total_time={seconds}", *limits]
+        command += [f"-artifact_prefix={findings}/{name}-", "-print_final_stats=1", "-seed=1", folder]
+        began = time.monotonic()
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
+        inputs = len(list(Path(folder).iterdir()))
+    row = {
+        "target": name,
+        "seconds": round(time.monotonic() - began, 1),
+        "executions": _number(r"(?:#|number_of_executed_units:\s+)(\d+)", run.stderr),
+        "inputs_kept": inputs,
+        "coverage": _number(r"cov: (\d+)", run.stderr),
+        "peak_mb": _number(r"(?:rss: |peak_rss_mb:\s+)(\d+)", run.stderr),
+        "finding": "" if run.returncode == 0 else _describe(run.stdout + run.stderr),
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def fuzz_here(name: str, folder: str, arguments: list[str]) -> None:
+    """The child: never returns."""
+    import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    with atheris.instrument_imports(include=["pipeline", "json", "zipfile", "email", "http"]):
+        target = make_target(name, folder)
+
+    def once(data: bytes) -> None:
+        expect_refusal(target, data)
+
+    atheris.Setup([sys.argv[0], *arguments], once)
+    atheris.Fuzz()
+
+
+def expect_refusal(target: Callable[[bytes], object], data: bytes) -> None:
+    """Calls a target with bytes; it may return, or raise a ValueError that names the place.
+
+    Raises:
+        AssertionError: The message does not.
+    """
+    try:
+        target(data)
+    except ValueError as error:
+        if PLACE not in str(error):
+            raise AssertionError(f"no place in: {error!r}") from error
+
+
+def make_target(name: str, folder: str) -> Callable[[bytes], object]:
+    """The function under test: readers get the bytes as a file, codecs as they are."""
+    from pipeline.shards import block, manifest
+
+    rows = manifest.parse_shards_table(_shards(), PLACE)
+
+    def read_tables(data: bytes) -> None:
+        """Every row group of a block table, against a shard that it may describe."""
+        file = manifest.open_blocks_table(data, len(rows), PLACE)
+        for index, shard in enumerate(rows):
+            manifest.read_block_table(file, index, shard, PLACE)
+
+    codecs: dict[str, Callable[[bytes], object]] = {
+        "block": lambda data: block.block_digest(block.decode_block(data, PLACE)),
+        "manifest": lambda data: manifest.parse_manifest(data, PLACE),
+        "shards.parquet": lambda data: manifest.parse_shards_table(data, PLACE),
+        "blocks.parquet": read_tables,
+    }
+    return codecs.get(name) or reader_of(name, Path(folder))
+
+
+def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
+    """Reads all documents of a file, whole and its second half where it may be cut; malformed ones are skipped."""
+    from pipeline.documents.files import FileRange
+    from pipeline.documents.formats import may_be_cut
+    from pipeline.documents.parts import Part
+    from pipeline.documents.read import read_part
+
+    text_format, _, suffix = name.partition(".")
+    own = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-file-"))
+    path = own / f"{PLACE}.{suffix}"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        bounds_of_parts = [(0, len(data)), (len(data) // 2, len(data))]
+        for bounds in bounds_of_parts if may_be_cut(text_format, str(path)) else bounds_of_parts[:1]:
+            part = Part((FileRange(str(path), *bounds, len(data), text_format),))
+            for _ in read_part(part, on_bad_document="skip"):
+                pass
+
+    return read
+
+
+def seed_inputs() -> dict[str, list[bytes]]:
+    """Sound files of every target, small, so that a mutation meets something that matters."""
+    sys.path[:0] = [str(ROOT)]
+    from scripts.soak.fuzz_seeds import codec_seeds, reader_seeds
+
+    return reader_seeds() | codec_seeds()
+
+
+def _shards() -> bytes:
+    from scripts.soak.fuzz_seeds import codec_seeds
+
+    return codec_seeds()["shards.parquet"][0]
+
+
+def _describe(said: str) -> str:
+    """What libFuzzer and Python said of a failure, shortly."""
+    lines = [line for line in said.splitlines() if re.search("Error|Exception|ERROR|SUMMARY", line)]
+    return " | ".join(lines)[-1500:] or said[-500:]
+
+
+def _number(pattern: str, text: str) -> int:
+    """The last number that the pattern finds; 0 where none is."""
+    found = re.findall(pattern, text)
+    return int(found[-1]) if found else 0
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

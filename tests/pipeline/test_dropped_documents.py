@@ -1,0 +1,337 @@
+"""Builds that leave out near-duplicates and documents of other datasets, however they are cut and killed."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import near_duplicates_job
+from pipeline.buckets import Bucket
+from pipeline.cleaning import clean_text, document_id
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.dropped_ids import DROPPED, choose_dropped, iterate_dropped, read_dropped_ids, reason_numbers
+from pipeline.exchange import TokenFolder, cut_part
+from pipeline.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
+from pipeline.index_rows import iterate_index
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.shards.verify import verify_dataset
+from pipeline.token_index import build_index, read_bucket
+from pipeline.token_parts import TokenizedDocument, pack_documents, unpack_documents
+from tests.pipeline.similar_texts import make_text, oracle
+
+
+def test_groups_of_rows_are_read_back(tmp_path):
+    filesystem, root = open_filesystem(str(tmp_path))
+    dtype = np.dtype([("high", "<u8")])
+    rows = np.zeros(700, dtype)
+    rows["high"] = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 700, np.uint64))
+    groups = rows["high"] >> np.uint64(56)
+    (tmp_path / "packed").write_bytes(pack_rows(rows, groups))
+    assert write_groups(filesystem, f"{root}/streamed", (rows[groups == group] for group in range(NUM_GROUPS))) == 700
+    assert (tmp_path / "packed").read_bytes() == (tmp_path / "streamed").read_bytes()
+    found = read_groups(filesystem, f"{root}/packed", dtype, 3, 40)
+    assert np.array_equal(found, rows[(groups >= 3) & (groups <= 40)])
+
+
+def make_document(number):
+    lengths = np.array([2, 1], np.uint16)
+    tokens = np.full(3, number, np.uint16)
+    return TokenizedDocument((number * 2**120 + number).to_bytes(16, "big"), 10, lengths, tokens)
+
+
+@pytest.fixture
+def part_folder(tmp_path):
+    """Two parts of documents 0 to 255, those of 100 to 119 in both; 7, 9 and 110 are dropped."""
+    filesystem, root = open_filesystem(str(tmp_path))
+    parts = {"one": range(120), "two": range(100, 256)}
+    for name, numbers in parts.items():
+        for kind, data in zip(("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True):
+            write_atomic(filesystem, f"{root}/{name}.{kind}", data)
+
+    def keys(*numbers):
+        return np.array([make_document(number).id for number in numbers], "S16")
+
+    reasons = {"excluded": keys(7, 110), "near_duplicate": keys(7, 9, 300 % 256)}
+    groups = (choose_dropped(rows, reasons) for rows, *_ in iterate_index(filesystem, root, list(parts)))
+    write_groups(filesystem, f"{root}/{DROPPED}", groups)
+    return tmp_path, list(parts)
+
+
+def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder):
+    folder, names = part_folder
+    filesystem, root = open_filesystem(str(folder))
+    dropped = {make_document(number).id for number in (7, 9, 44, 110)}
+    first, last = make_document(0).id, make_document(255).id
+    assert read_dropped_ids(filesystem, root, first, last) == dropped
+    assert read_dropped_ids(filesystem, root, make_document(8).id, make_document(44).id) == {
+        make_document(9).id, make_document(44).id
+    }  # fmt: skip
+    totals, index = build_index(filesystem, root, names, 1, ("excluded", "near_duplicate"))
+    assert totals.dropped == {"excluded": 2, "near_duplicate": 2}
+    assert (totals.documents, totals.duplicates, totals.tokens) == (252, 20, 252 * 3)
+    assert not dropped & {bytes.fromhex(each) for each in totals.lowest_ids}
+    write_atomic(filesystem, f"{root}/index.parquet", index)
+    bucket = Bucket("train", 0, 1, first, last)
+    expected = [make_document(number).id for number in range(256) if make_document(number).id not in dropped]
+    read = read_bucket(filesystem, root, names, bucket, np.uint16, has_dropped=True)
+    assert sorted({document.id for document in read}) == expected
+    cut = [
+        document.id
+        for name in names
+        for _, data in cut_part(name, TokenFolder(str(folder), "uint16", has_dropped=True), [bucket])
+        for document in unpack_documents(data, np.uint16, "chunk")
+    ]
+    assert sorted(set(cut)) == expected
+    assert len(cut) == 276 - 4 - 1  # 110 was in both
+
+
+def test_reasons_are_found_again(part_folder):
+    folder, names = part_folder
+    filesystem, root = open_filesystem(str(folder))
+    found = {
+        int(row["high"] >> np.uint64(56)): int(number)
+        for (rows, *_), dropped in zip(
+            iterate_index(filesystem, root, names), iterate_dropped(filesystem, root), strict=True
+        )
+        for row, number in zip(rows, reason_numbers(rows, dropped), strict=True)
+    }
+    assert {number: reason for number, reason in found.items() if reason < 2} == {7: 0, 9: 1, 44: 1, 110: 0}
+
+
+def build(output, vocab_file, inputs, *arguments):
+    fixed = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64)
+    words = ("build", "--input", *inputs, "--output", output, *fixed, *arguments)
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def similar_corpus(tmp_path_factory):
+    """Two files: 80 documents, then 30 with one word replaced, 10 copies and 20 others."""
+    folder = tmp_path_factory.mktemp("similar")
+    first = [make_text(number) for number in range(80)]
+    words = [text.split(" ") for text in first[:30]]
+    changed = [" ".join([*row[:number], "another", *row[number + 1 :]]) for number, row in enumerate(words)]
+    second = changed + first[30:40] + [make_text(number) for number in range(200, 220)]
+    for name, texts in (("a.jsonl", first), ("b.jsonl", second)):
+        folder.joinpath(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder, first, second
+
+
+@pytest.fixture(scope="module")
+def deduplicated(similar_corpus, vocab_file, tmp_path_factory):
+    output = tmp_path_factory.mktemp("deduplicated") / "data"
+    assert build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1) == 0
+    return open_dataset(str(output))
+
+
+def test_a_build_drops_what_the_rule_drops(deduplicated, similar_corpus, capsys):
+    _, first, second = similar_corpus
+    cleaned = {clean_text(text) for text in first + second}
+    expected = {document_id(text) for text in cleaned} - oracle(sorted(cleaned), 0.8)
+    counters = deduplicated.manifest.counters
+    ids = deduplicated.read_file("documents.ids")
+    assert [ids[start : start + 16] for start in range(0, len(ids), 16)] == sorted(expected)
+    assert counters["documents"] == len(expected)
+    assert counters["dropped_near_duplicate"] == len(cleaned) - len(expected) == 30
+    assert counters["dropped_duplicate"] == len(first) + len(second) - len(cleaned) == 10
+    assert deduplicated.manifest.settings["near_duplicates"] == 0.8
+    assert verify_dataset(deduplicated) == []
+    assert run_program("p", "", COMMANDS, ["inspect", deduplicated.url, "--dropped", "true"]) == 0
+    shown = capsys.readouterr().out
+    assert "near_duplicate: " in shown
+    assert "a.jsonl:" in shown
+    assert "% like document " in shown
+    assert "near duplicate" in Path(deduplicated.root, "report.html").read_text()
+    left = Path(deduplicated.root, "tokens")
+    assert not (left / "near_duplicates").exists()
+    assert (left / DROPPED).exists()
+
+
+CUTS = {
+    "parts": ("--part_bytes", 4096),
+    "workers": ("--workers", 2, "--part_bytes", 8192),
+    "shuffle": ("--exchange", "shuffle", "--part_bytes", 4096),
+}
+
+
+@pytest.mark.parametrize("arguments", CUTS.values(), ids=CUTS)
+def test_the_root_hash_does_not_depend_on_how_work_is_cut(
+    deduplicated, similar_corpus, vocab_file, tmp_path, arguments, monkeypatch
+):
+    if "--workers" not in arguments:  # small runs and ranges, where the workers are this process
+        monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 7)
+        monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 64)
+        arguments = (*arguments, "--workers", 1)
+    assert build(tmp_path / "data", vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, *arguments) == 0
+    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
+
+
+def test_order_and_names_of_files_change_nothing(deduplicated, similar_corpus, vocab_file, tmp_path):
+    _, first, second = similar_corpus
+    rows = [json.dumps({"text": text}) for text in [*second, *first][::-1]]
+    (tmp_path / "x.jsonl").write_text("\n".join(rows) + "\n")
+    inputs = [tmp_path / "x.jsonl"]
+    assert build(tmp_path / "data", vocab_file, inputs, "--near_duplicates", 0.8, "--workers", 1) == 0
+    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
+
+
+class KilledError(Exception):
+    """Stands for a kill at one write."""
+
+
+@pytest.mark.parametrize("fatal", [1, 3, 6, 9, 12])
+def test_a_kill_anywhere_in_between_leaves_the_same_hash(
+    deduplicated, similar_corpus, vocab_file, tmp_path, monkeypatch, fatal
+):
+    output = tmp_path / "data"
+    monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 20)
+    monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 512)
+    writes = itertools.count(1)
+
+    def die(filesystem, path, data):
+        if next(writes) == fatal:
+            raise KilledError(path)
+        write_atomic(filesystem, path, data)
+
+    arguments = ([similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
+    with monkeypatch.context() as patch:
+        for module in ("near_duplicates_job", "grouped_rows", "build_tokens"):
+            patch.setattr(f"pipeline.{module}.write_atomic", die)
+        with pytest.raises((KilledError, RuntimeError)):
+            build(output, vocab_file, *arguments)
+    finished = {path: path.stat().st_mtime_ns for path in output.glob("tokens/near_duplicates/*")}
+    seen = {}
+    with monkeypatch.context() as patch:
+        original = near_duplicates_job.write_found
+
+        def watch(*arguments):
+            seen.update({path: path.stat().st_mtime_ns for path in finished if path.exists()})
+            return original(*arguments)
+
+        patch.setattr(near_duplicates_job, "write_found", watch)
+        assert build(output, vocab_file, *arguments) == 0
+    assert all(finished[path] == when for path, when in seen.items())  # what was whole was not written again
+    assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
+    assert not (output / "tokens/near_duplicates").exists()
+
+
+def test_shards_are_built_from_the_documents_that_were_chosen(
+    deduplicated, similar_corpus, vocab_file, tmp_path, capsys
+):
+    output = tmp_path / "data"
+    shutil.copytree(deduplicated.root, output)
+    for name in ("manifest.json", "train", "documents.ids"):
+        shutil.rmtree(output / name) if (output / name).is_dir() else (output / name).unlink()
+    words = ["shards", "--output", output, "--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1]
+    assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 2
+    assert "near_duplicates was 0.8 and is now None" in capsys.readouterr().err
+    words += ["--near_duplicates", 0.8]
+    assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 0
+    assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
+
+
+def test_another_threshold_takes_the_same_encoded_documents(deduplicated, similar_corpus, vocab_file, tmp_path):
+    tokens = tmp_path / "tokens"
+    shutil.copytree(f"{deduplicated.root}/tokens", tokens)
+    before = {path.name: path.stat().st_mtime_ns for path in tokens.glob("*.tokens")}
+    arguments = ([similar_corpus[0]], "--tokens", tokens, "--workers", 1)
+    assert build(tmp_path / "strict", vocab_file, *arguments, "--near_duplicates", 0.95) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in tokens.glob("*.tokens")} == before
+    counters = open_dataset(str(tmp_path / "strict")).manifest.counters
+    assert counters["documents"] > deduplicated.manifest.counters["documents"]
+    assert build(tmp_path / "again", vocab_file, *arguments, "--near_duplicates", 0.8) == 0
+    assert open_dataset(str(tmp_path / "again")).manifest.root_hash == deduplicated.manifest.root_hash
+
+
+@pytest.fixture(scope="module")
+def half(similar_corpus, vocab_file, tmp_path_factory):
+    """A dataset of the first file, whose encoded documents are gone."""
+    output = tmp_path_factory.mktemp("half") / "data"
+    assert build(output, vocab_file, [similar_corpus[0] / "a.jsonl"], "--workers", 1) == 0
+    shutil.rmtree(output / "tokens")
+    return open_dataset(str(output))
+
+
+@pytest.mark.parametrize("exchange", ["files", "shuffle"])
+def test_documents_of_another_dataset_are_left_out(half, similar_corpus, vocab_file, tmp_path, exchange):
+    folder, _, second = similar_corpus
+    output = tmp_path / "grown"
+    flags = ("--exclude_documents_of", half.url, "--workers", 1, "--exchange", exchange, "--part_bytes", 4096)
+    assert build(output, vocab_file, [folder], *flags) == 0
+    dataset = open_dataset(str(output))
+    counters = dataset.manifest.counters
+    assert (counters["dropped_excluded"], counters["dropped_duplicate"]) == (80, 10)
+    assert counters["documents"] == len(second) - 10
+    assert dataset.manifest.settings["excluded_documents"] == [half.manifest.settings["documents_hash"]]
+    ids = [set(np.frombuffer(each.read_file("documents.ids"), "V16").tolist()) for each in (half, dataset)]
+    assert not ids[0] & ids[1]
+    # The same documents, had the others never been there.
+    (tmp_path / "only.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in second[:30] + second[40:])
+    )
+    assert build(tmp_path / "only", vocab_file, [tmp_path / "only.jsonl"], "--workers", 1) == 0
+    assert open_dataset(str(tmp_path / "only")).manifest.root_hash == dataset.manifest.root_hash
+    assert build(output, vocab_file, [folder], *flags) == 0  # a finished build is left alone
+
+
+def test_excluded_and_near_duplicates_together_count_each_once(half, similar_corpus, vocab_file, tmp_path):
+    flags = ("--exclude_documents_of", half.url, "--near_duplicates", 0.8, "--workers", 1)
+    assert build(tmp_path / "data", vocab_file, [similar_corpus[0]], *flags) == 0
+    counters = open_dataset(str(tmp_path / "data")).manifest.counters
+    assert counters["dropped_excluded"] == 80
+    dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
+    assert counters["documents"] + dropped == counters["documents_read"] == 140
+
+
+def test_a_dataset_that_cannot_be_excluded_is_named(half, similar_corpus, vocab_file, tmp_path, capsys):
+    def refused(url, output=tmp_path / "data"):
+        flags = ("--exclude_documents_of", url, "--workers", 1)
+        assert build(output, vocab_file, [similar_corpus[0] / "b.jsonl"], *flags) == 2
+        return capsys.readouterr().err
+
+    assert "not a finished dataset" in refused(tmp_path / "none")
+    broken = tmp_path / "broken"
+    shutil.copytree(half.root, broken)
+    data = (broken / "documents.ids").read_bytes()
+    for wrong in (data[:-16], data[:-3], data[:5] + b"\x00" + data[6:], data + data[-16:], b""):
+        (broken / "documents.ids").write_bytes(wrong)
+        assert "not the documents of" in refused(broken)
+        assert len(verify_dataset(open_dataset(str(broken)))) == 1
+    (broken / "documents.ids").unlink()
+    said = refused(broken)
+    assert "documents.ids is missing" in said
+    assert "run the command that built it once more" in said
+    assert verify_dataset(open_dataset(str(broken))) == []
+    assert "is the dataset being built" in refused(half.url, half.root)
+
+
+def test_running_a_build_again_writes_the_ids_it_lacks(deduplicated, similar_corpus, vocab_file, tmp_path):
+    output = tmp_path / "data"
+    shutil.copytree(deduplicated.root, output)
+    ids = (output / "documents.ids").read_bytes()
+    (output / "documents.ids").unlink()
+    assert build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1) == 0
+    assert (output / "documents.ids").read_bytes() == ids
+
+
+def test_ids_of_several_sources_say_which(similar_corpus, vocab_file, tmp_path):
+    folder = similar_corpus[0]
+    config = tmp_path / "two.yaml"
+    sources = [{"name": name, "input": [str(folder / f"{name}.jsonl")]} for name in ("a", "b")]
+    config.write_text(json.dumps({"sources": sources}))
+    flags = ["--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1]
+    for name, more in (("data", ()), ("near", ("--near_duplicates", 0.8))):
+        words = ["build", "--config", config, "--output", tmp_path / name, *flags, *more]
+        assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 0
+    dataset, near = open_dataset(str(tmp_path / "data")), open_dataset(str(tmp_path / "near"))
+    assert len(dataset.read_file("documents.ids")) == 17 * dataset.manifest.counters["documents"]
+    assert verify_dataset(dataset) == []
+    rows = [source["counters"] for source in near.manifest.sources]
+    assert sum(row["dropped_near_duplicate"] for row in rows) == near.manifest.counters["dropped_near_duplicate"] == 30
+    assert all(row["dropped_near_duplicate"] for row in rows)
+    assert build(tmp_path / "rest", vocab_file, [folder / "b.jsonl"], "--exclude_documents_of", dataset.url) == 2

@@ -1,0 +1,167 @@
+"""Near-duplicates and documents of other datasets: what is dropped, whatever cuts the work and kills it."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.cleaning import clean_text, document_id
+from pipeline.documents.parts import find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.grouped_rows import NUM_GROUPS
+from pipeline.minhash import (
+    NUM_HASHES,
+    band_keys,
+    choose_bands,
+    count_matches,
+    matches_for,
+    share_band_probability,
+    sign_texts,
+    similarity_of,
+    sketch_signatures,
+)
+from pipeline.near_duplicates import (
+    find_near_duplicates,
+    keep_smallest,
+    similarity_rule,
+)
+from pipeline.sentences import split_sentences
+from pipeline.token_parts import join_id
+from tests.pipeline.similar_texts import band_rows, change_words, find_dropped, jaccard, make_text, oracle
+
+
+def test_signatures_never_change():
+    found = sign_texts(["the quick brown fox jumps over the lazy dog", "维基百科是协作计划", "two words"])
+    assert found.shape == (3, NUM_HASHES)
+    assert found[:, :3].tolist() == [[42597, 34489, 27643], [2864, 59, 15051], [26138, 57616, 24988]]
+    assert band_keys(found, 21, 6)[:, 0].tolist() == [2718121923695982051, 5076063512324625434, 13773542566171059407]
+
+
+@given(st.lists(st.text("ab cdé中文\n", min_size=1, max_size=60).map(clean_text).filter(bool), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_signature_depends_on_its_text_alone(texts):
+    together = sign_texts(texts)
+    for text, row in zip(texts, together, strict=True):
+        assert np.array_equal(sign_texts([text])[0], row)
+        assert np.array_equal(sign_texts([text.upper() if text.isascii() else text])[0], row)
+
+
+def test_windows_of_a_long_text_change_nothing(monkeypatch):
+    texts = [make_text(1, 3000), "中文维基" * 700, "short one", "x" * 5000, "a " * 2000 + "end"]
+    whole = sign_texts(texts)
+    for size in (64, 301, 1000):
+        monkeypatch.setattr("pipeline.minhash._BATCH_BYTES", size)
+        assert np.array_equal(sign_texts(texts), whole)
+
+
+def test_ideographs_are_words():
+    left = "中文维基百科是维基百科协作计划的中文版本自二零零二年十月二十四日正式成立由非营利组织维基媒体基金会负责维持"
+    assert similarity_of(matches_of(left, left.replace("十月", "七月"))) > 0.6
+    assert similarity_of(matches_of(left, left[::-1])) < 0.1
+
+
+def matches_of(left, right):
+    sketches = sketch_signatures(sign_texts([left, right]))
+    return int(count_matches(sketches[:1], sketches[1:])[0])
+
+
+def test_short_documents_are_alike_only_if_their_words_are():
+    texts = ["One two three four", "one two  three four".replace("  ", " "), "one two three five", "one two three"]
+    assert set(find_dropped(texts)) == {max(texts[:2], key=document_id)}
+
+
+def test_the_estimate_errs_as_theory_says():
+    errors, variances = [], []
+    for seed, share in itertools.product(range(60), (0.005, 0.02, 0.05, 0.1, 0.2)):
+        text = make_text(seed, 100 + 20 * seed)
+        other = change_words(text, share, seed)
+        exact = jaccard(text, other)
+        errors.append(similarity_of(matches_of(text, other)) - exact)
+        chance = exact + (1 - exact) / 16  # that four bits are equal
+        variances.append(chance * (1 - chance) / NUM_HASHES * (16 / 15) ** 2)
+    assert abs(np.mean(errors)) < 0.01
+    assert 0.85 < np.sqrt(np.mean(np.square(errors)) / np.mean(variances)) < 1.15
+
+
+@given(st.lists(st.lists(st.integers(0, 65_535), min_size=NUM_HASHES, max_size=NUM_HASHES), min_size=2, max_size=2))
+@settings(max_examples=30, deadline=None)
+def test_sketches_count_equal_places(rows):
+    left, right = np.array(rows, np.uint16)
+    sketches = sketch_signatures(np.array(rows, np.uint16))
+    assert count_matches(sketches[:1], sketches[1:])[0] == np.count_nonzero(left & 15 == right & 15)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.65, 0.8, 0.9, 1.0])
+def test_bands_find_99_percent_at_the_threshold_with_the_fewest_keys(threshold):
+    bands, rows = choose_bands(threshold)
+    assert bands * rows <= NUM_HASHES
+    assert share_band_probability(threshold, bands, rows) >= 0.99
+    if rows < NUM_HASHES:
+        assert share_band_probability(threshold, NUM_HASHES // (rows + 1), rows + 1) < 0.99
+    assert similarity_of(matches_for(threshold)) >= threshold - 1e-9 > similarity_of(matches_for(threshold) - 1)
+
+
+def test_planted_copies_of_real_articles_are_found(shared_data):
+    files = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
+    documents = (each for part in plan_parts(files, "auto", 1 << 30) for each in read_part(part))
+    texts = [clean_text(document.text) for document in documents]
+    texts = [text for text in texts if len(text) > 500][:200]
+    words = [word for text in texts for word in text.split()]
+
+    def reordered(text):
+        sentences = split_sentences(text)
+        random.Random(1).shuffle(sentences)
+        return " ".join(sentences)
+
+    kinds = {
+        share: [change_words(text, share, 5, words) for text in texts] for share in (0.005, 0.01, 0.02, 0.1, 0.5)
+    } | {"reordered": [reordered(text) for text in texts]}
+    pairs = {kind: list(zip(texts, copies, strict=True)) for kind, copies in kinds.items()}
+    dropped = {kind: np.array([bool(find_dropped(pair)) for pair in made]) for kind, made in pairs.items()}
+    exact = {kind: np.array([jaccard(*pair) for pair in made]) for kind, made in pairs.items()}
+    assert dropped[0.005].mean() > 0.98
+    assert dropped[0.01].mean() > 0.95
+    assert 0.6 < dropped[0.02].mean() < 0.95  # a word is in 5 shingles: their similarity is 0.83, about the threshold
+    assert dropped[0.1].mean() < 0.02
+    assert dropped[0.5].mean() == 0
+    assert dropped["reordered"].mean() < 0.15  # a similarity of 0.69
+    found, similarity = (np.concatenate(list(each.values())) for each in (dropped, exact))
+    assert found[similarity >= 0.9].mean() > 0.995
+    assert found[similarity < 0.7].mean() < 0.005
+    similarities = [jaccard(*pair) for pair in find_dropped(texts).items()]
+    assert all(each > 0.7 for each in similarities)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0, 0.01, 0.03, 0.06]), st.integers(0, 40)), max_size=40),
+    st.randoms(use_true_random=False),
+    st.sampled_from([0.6, 0.8, 0.95]),
+)
+@settings(max_examples=25, deadline=None)
+def test_what_is_found_is_the_rule_read_literally_in_any_order_and_cut(made, rng, threshold):
+    texts = [change_words(make_text(number, 80), share, seed) for number, share, seed in made] or ["one"]
+    rule = similarity_rule(threshold)
+    rows = band_rows(texts, rule)
+    expected = oracle(texts, threshold)
+    shuffled = rows[np.array(rng.sample(range(len(rows)), len(rows)), np.int64)]
+    found = find_near_duplicates(shuffled, rule.matches)
+    assert {join_id(row["high"], row["low"]) for row in found} == expected
+    bytes_of_keys = (rows["key"] >> np.uint64(56)).astype(int)
+    middle = rng.randrange(1, NUM_GROUPS)
+    halves = [
+        find_near_duplicates(rows[chosen], rule.matches) for chosen in (bytes_of_keys < middle, bytes_of_keys >= middle)
+    ]
+    assert np.array_equal(keep_smallest(np.concatenate(halves))[["high", "low"]], found[["high", "low"]])
+    assert all(tuple(row)[2:4] < tuple(row)[:2] for row in found)
+
+
+def test_the_smallest_id_of_a_cluster_stays_and_a_huge_one_is_quick():
+    texts = [change_words(make_text(1, 300), 0.003, seed) for seed in range(3000)]
+    distinct = {document_id(text) for text in texts}
+    found = find_dropped(texts)
+    kept = distinct - {document_id(text) for text in found}
+    assert min(distinct) in kept
+    assert len(kept) < 0.02 * len(distinct)

@@ -1,0 +1,121 @@
+"""Every request that a build makes is tried again: a store that refuses each question once changes nothing."""
+
+import errno
+import threading
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pipeline.shards import storage
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.ranged_file import open_ranged, read_files
+from pipeline.shards.storage import StorageError, write_atomic
+
+REQUESTS = (
+    "exists",
+    "isfile",
+    "isdir",
+    "find",
+    "glob",
+    "info",
+    "size",
+    "ls",
+    "cat_file",
+    "cat",
+    "pipe_file",
+    "rm_file",
+)
+DEPTH = threading.local()
+
+
+class FlakyMemory(MemoryFileSystem):
+    """A store that refuses every request, of whichever kind, the first time that a path is asked about."""
+
+    protocol = ("flaky",)
+    store = {}  # noqa: RUF012 - fsspec keeps a class's files here
+    pseudo_dirs = [""]  # noqa: RUF012
+    refused = set()  # noqa: RUF012 - kinds and paths of the requests refused
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(str(path).removeprefix("flaky://"))
+
+
+def refuse_once(name):
+    answer = getattr(MemoryFileSystem, name)
+
+    def request(self, *args, **kwargs):
+        depth = getattr(DEPTH, "depth", 0)
+        if depth == 0 and (key := (name, str(args[0]))) not in FlakyMemory.refused:
+            FlakyMemory.refused.add(key)
+            raise OSError(errno.EBUSY, f"SlowDown: {name}")
+        DEPTH.depth = depth + 1  # a request that the filesystem makes of itself is part of the one from outside
+        try:
+            return answer(self, *args, **kwargs)
+        finally:
+            DEPTH.depth = depth
+
+    return request
+
+
+for each in REQUESTS:
+    setattr(FlakyMemory, each, refuse_once(each))
+
+
+@pytest.fixture
+def flaky(monkeypatch):
+    monkeypatch.setattr(storage, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
+    fsspec.register_implementation("flaky", FlakyMemory, clobber=True)
+    FlakyMemory.store.clear()
+    FlakyMemory.refused.clear()
+    yield fsspec.filesystem("flaky")
+    FlakyMemory.store.clear()
+
+
+def test_a_build_on_a_flaky_store_ends_with_the_same_root_hash(flaky, corpus, local, pipeline):
+    for path in sorted(corpus.iterdir()):
+        write_atomic(flaky, f"/text/{path.name}", path.read_bytes())
+    folders = ("--input", "flaky:///text/*", "--output", "flaky:///data")
+    assert pipeline("build", *folders) == 0
+    kinds = {kind for kind, _ in FlakyMemory.refused}
+    assert {"exists", "isfile", "glob", "find", "size", "cat_file", "pipe_file", "rm_file"} <= kinds
+    FlakyMemory.refused.clear()
+    assert pipeline("build", *folders) == 0  # one that is finished asks too
+    for command in ("verify", "inspect", "report"):
+        FlakyMemory.refused.clear()
+        assert pipeline(command, "flaky:///data") == 0
+    assert open_dataset("flaky:///data").manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+
+
+def test_a_file_is_read_piece_by_piece_through_a_flaky_store(flaky):
+    content = bytes(range(256)) * 20_000
+    write_atomic(flaky, "/a/large", content)
+    with open_ranged(flaky, "/a/large") as file:
+        file.seek(-1000, 2)
+        assert file.read() == content[-1000:]
+        file.seek(3)
+        assert file.read(5) == content[3:8]
+        assert file.read(0) == b""
+        assert file.tell() == 8
+        assert file.read() == content[8:]
+        assert file.read() == b""
+        with pytest.raises(OSError, match="cannot seek to -1"):
+            file.raw.seek(-1)
+
+
+def test_small_files_are_read_together_or_the_missing_one_is_named(flaky):
+    for number in range(40):
+        write_atomic(flaky, f"/a/{number}", b"x" * number)
+    names = [str(number) for number in reversed(range(40))]
+    assert read_files(flaky, "/a", names) == {name: b"x" * int(name) for name in names}
+    assert read_files(flaky, "/a", []) == {}
+    with pytest.raises(FileNotFoundError, match="flaky:///a: b and 0 more are missing"):
+        read_files(flaky, "/a", ["1", "b"])
+
+
+def test_a_store_that_stays_away_is_one_message_also_for_a_question(flaky, monkeypatch):
+    monkeypatch.setattr(FlakyMemory, "isfile", lambda *_: (_ for _ in ()).throw(TimeoutError("away")))
+    with pytest.raises(StorageError, match=r"/a/b: gave up after 6 attempt\(s\) in .* s: away"):
+        storage.is_file(flaky, "/a/b")
