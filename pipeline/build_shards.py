@@ -31,6 +31,7 @@ from pipeline.publish import (
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.manifest import (
     DOCUMENT_IDS,
     MANIFEST,
@@ -70,7 +71,7 @@ def make_shards(
         remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
     described = describe_dataset(settings, vocabulary, store, [])
-    plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash="")
+    plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
     publish_plan(filesystem, root, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))

@@ -34,6 +34,8 @@ from pipeline.shards.storage import file_exists, list_files, open_filesystem, re
 
 RECORDS = "_tasks"
 PLAN = f"{RECORDS}/plan.json"
+UNKNOWN_HASH = "0" * 64
+"""The root hash of a plan."""
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
 
