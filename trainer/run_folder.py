@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.shards.growing import UNKNOWN_HASH
 from trainer.model.config import BertConfig
 from trainer.settings import PretrainSettings, changes
 from trainer.stream.source import Mixture, WeightedDataset
@@ -135,7 +136,7 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
         "name": source.name,
         "url": source.dataset.url,
         "weight": source.weight,
-        "root_hash": manifest.root_hash or None,
+        "root_hash": None if manifest.root_hash == UNKNOWN_HASH else manifest.root_hash,
         "settings_hash": manifest.settings_hash,
         "lower_case": manifest.settings["lower_case"],
     }

@@ -44,15 +44,20 @@ class Build:
 
     def plan(self, passes: int = 3) -> None:
         manifest = json.loads((self.source / "manifest.json").read_text())
-        groups = [{**group, "passes": passes, "instances": 0, "tokens": 0} for group in manifest["groups"]]
-        self.write(PLAN, json.dumps({**manifest, "groups": groups, "root_hash": ""}).encode())
+        kept = ("split", "seq_len", "shards")
+        groups = [
+            {key: group[key] if key in kept else 0 for key in group} | {"passes": passes}
+            for group in manifest["groups"]
+        ]
+        self.write(PLAN, json.dumps({**manifest, "groups": groups, "root_hash": growing.UNKNOWN_HASH}).encode())
         for name in ("vocab.txt", "tokenizer.json"):
             self.write(name, (self.source / name).read_bytes())
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.with_suffix(".new").write_bytes(data)
+        path.with_suffix(".new").replace(path)
 
     def finish_pass(self, number: int, settings_hash: str | None = None, split: str = "train") -> None:
         shards = self.whole.shards(split, self.seq_len, number)
