@@ -15,7 +15,7 @@ from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.plan import describe_plan, estimate_memory, measure_lengths, plan_phase
 from trainer.settings import ModelSettings, Phase
-from trainer.stream.packing import pack_micro_batch
+from trainer.stream.packing import pack_micro_batches
 from trainer.tool_settings import PlanSettings
 
 
@@ -46,7 +46,7 @@ def test_operations_of_bert_large(seq_len, masked, gigaflops):
 def test_operations_are_those_torch_counts():
     config = preset("mini", vocab_size=3_000, attention_backend="padded")
     block = random_block(np.random.default_rng(0), 1, 128, 3_000)  # one instance, so that nothing is padded
-    batch = pack_micro_batch(block)
+    [batch] = pack_micro_batches(block, [(0, 1)])
     with FlopCounterMode(display=False) as counter:
         sums = forward_sums(build_model(config, 0), batch, torch.device("cpu"))
         (sums.mlm_nll + sums.nsp_nll).backward()
