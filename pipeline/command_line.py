@@ -95,13 +95,8 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
             warnings.simplefilter("ignore")
             parsed = parser.parse_args(_config_first(list(arguments)))
             instances = parser.instantiate(parsed)
-    except jsonargparse.ArgumentError as error:
+    except (jsonargparse.ArgumentError, ValueError) as error:
         raise ValueError(_explain(str(error), settings_class)) from error
-    except ValueError as error:
-        if "item assignment" not in str(error):  # what the library says of a single value where it expects a list
-            raise
-        lists = ", ".join(_list_fields(settings_class))
-        raise ValueError(f"a --config file gives one value where a list belongs, [value]; lists are {lists}") from error
     fields = [field.name for field in dataclasses.fields(settings_class)]
     return settings_class(**{name: getattr(instances, name) for name in fields})
 
@@ -169,6 +164,9 @@ def _config_first(arguments: list[str]) -> list[str]:
 def _explain(message: str, settings_class: Any) -> str:
     """Adds the keys that exist where a key was not known: the library says only which one was wrong."""
     message = message.strip()
+    if "item assignment" in message:  # what the library says of a single value where it expects a list
+        lists = ", ".join(_list_fields(settings_class))
+        return f"a --config file gives one value where a list belongs, as [value]; lists are {lists}"
     if not re.search("unrecognized|not accept", message):
         return message
     return f"{message}; the keys are {', '.join(_known_keys(settings_class))}"

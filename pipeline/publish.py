@@ -3,6 +3,8 @@
 May import pipeline.shards and shards_job.
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,9 +107,14 @@ def publish_dataset(filesystem: Any, root: str, built: Built, manifest: Manifest
         passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
     for folder, shards in passes.items():
         write_atomic(filesystem, f"{root}/{folder}/pass.json", pass_json(shards, manifest.settings_hash))
-    write_atomic(filesystem, f"{root}/{BLOCKS_TABLE}", blocks_table([table for _, table in ordered]))
-    write_atomic(filesystem, f"{root}/{SHARDS_TABLE}", shards_table([shard for shard, _ in ordered]))
-    write_atomic(filesystem, f"{root}/{MANIFEST}", manifest.to_json())
+    tables = {
+        BLOCKS_TABLE: blocks_table([table for _, table in ordered]),
+        SHARDS_TABLE: shards_table([shard for shard, _ in ordered]),
+    }
+    for name, data in tables.items():
+        write_atomic(filesystem, f"{root}/{name}", data)
+    sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in tables.items()}
+    write_atomic(filesystem, f"{root}/{MANIFEST}", dataclasses.replace(manifest, tables_sha256=sha256).to_json())
     remove_leftovers(filesystem, root)
 
 

@@ -135,6 +135,7 @@ class Manifest:
         counters: Documents and characters read, dropped by reason, kept.
         root_hash: blake2b-256 over all passes' hashes.
         sources: Name, language, weight and counters of each source, by its number.
+        tables_sha256: Of shards.parquet and blocks.parquet as they are stored, by name; of a build in progress none.
     """
 
     format_version: int
@@ -148,6 +149,7 @@ class Manifest:
     counters: Mapping[str, Any]
     root_hash: str
     sources: tuple[Mapping[str, Any], ...] = ()
+    tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """What manifest.json holds."""

@@ -36,7 +36,7 @@ def check_manifest(manifest: "Manifest") -> None:
     """
     for name in ("settings_hash", "vocab_sha256", "root_hash"):
         _check_hash(name, getattr(manifest, name))
-    for name in ("software", "settings", "special_ids", "counters"):
+    for name in ("software", "settings", "special_ids", "counters", "tables_sha256"):
         _expect(isinstance(getattr(manifest, name), Mapping), name, getattr(manifest, name), "an object")
     _check_number("vocab_size", manifest.vocab_size, 1, 2**32)
     special = manifest.special_ids

@@ -56,7 +56,7 @@ def verify_dataset(
         Everything wrong, in the shards' order; empty for a sound dataset.
     """
     findings = [*_check_vocabulary(dataset), *_check_document_ids(dataset)]
-    findings += [*_check_files(dataset), *_check_passes(dataset)]
+    findings += [*_check_tables(dataset), *_check_files(dataset), *_check_passes(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
         findings.append(Finding(dataset.locate("manifest.json"), "its totals are not those of the shard table"))
     with ThreadPoolExecutor(threads) as pool:
@@ -75,6 +75,13 @@ def _check_vocabulary(dataset: Dataset) -> Iterator[Finding]:
         return
     if found != dataset.manifest.vocab_sha256:
         yield Finding(dataset.locate(VOCAB), f"sha256 is {found}, the manifest says {dataset.manifest.vocab_sha256}")
+
+
+def _check_tables(dataset: Dataset) -> Iterator[Finding]:
+    """Bits of a table that no value depends on may be damaged too: a sign of more."""
+    for name, expected in dataset.manifest.tables_sha256.items():
+        if (found := hashlib.sha256(dataset.read_file(name)).hexdigest()) != expected:
+            yield Finding(dataset.locate(name), f"sha256 is {found}, the manifest says {expected}")
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Instances per CPU-second of a whole build, text to finished shards, everything in: one JSON line.
 
-    python scripts/bench/build.py --input 'wiki/*.zst' --vocab vocab.txt --workers 1 --passes 5
-    python scripts/bench/build.py ... --copies 10                 # ten times the corpus: memory, start-up's share
-    python scripts/bench/build.py ... --reference_python python   # google-research/bert's program in the same run
+    python -m scripts.bench.build --input 'wiki/*.zst' --vocab vocab.txt --workers 1 --passes 5
+    python -m scripts.bench.build ... --copies 10                # ten times the corpus: memory, start-up's share
+    python -m scripts.bench.build ... --reference_python python  # google-research/bert's program in the same run
 
 CPU seconds are those of every process of the build, start-up of Python and Beam included. With `--copies N` the corpus
 is written N times as JSON Lines, with one word of every document changed in each copy, so that none is a duplicate.
@@ -12,24 +12,22 @@ start-up and its import of TensorFlow are left out; its writing of TFRecords is 
 
 import argparse
 import json
-import platform
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zstandard
 
 from pipeline.cleaning import clean_text
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.sentences import split_sentences
+from scripts.bench.measured import print_result, summarize
 
 _FILE_CHARACTERS = 64 * 2**20
 _READ_BYTES = 8 * 2**20
@@ -99,12 +97,6 @@ def measure_reference(
     return found | {"instances_per_cpu_second": round(rate), "writes": "write" in stages}
 
 
-def commit() -> str:
-    """The checkout's commit, or an empty string outside one."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
-
-
 def main() -> int:
     """Runs the build several times and prints medians and spread."""
     parser = argparse.ArgumentParser(
@@ -126,22 +118,11 @@ def main() -> int:
     if own.reference_python:
         arguments = own.reference_python, own.input, own.vocab, own.passes, own.reference_megabytes
         reference = measure_reference(*arguments)
-    rates = [run["instances_per_cpu_second"] for run in runs]
-    result = {
-        "benchmark": "build",
-        "commit": commit(),
-        "versions": {name: version(name) for name in ("apache-beam", "pyarrow", "numpy", "tokenizers")},
-        "hardware": f"{platform.machine()} {platform.processor()}".strip(),
-        "python": platform.python_version(),
-        "config": ["--input", *own.input, "--copies", str(own.copies or 0), *rest],
-        "n": own.repeat,
-        "median": float(np.median(rates)),
-        "spread": [min(rates), max(rates)],
-        "times_the_reference": reference and round(float(np.median(rates)) / reference["instances_per_cpu_second"], 1),
-        "reference": reference,
-        "runs": runs,
-    }
-    print(json.dumps(result))
+    found = summarize([run["instances_per_cpu_second"] for run in runs], 0)
+    config = ["--input", *own.input, "--copies", str(own.copies or 0), *rest]
+    times = reference and round(found["median"] / reference["instances_per_cpu_second"], 1)
+    packages = ("apache-beam", "pyarrow", "numpy", "tokenizers")
+    print_result("build", config, packages, **found, times_the_reference=times, reference=reference, runs=runs)
     return 0
 
 

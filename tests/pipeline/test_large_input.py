@@ -37,7 +37,7 @@ for part in plan_parts([file], "auto", 2**25):
         if is_split:
             one = DocumentList("part", 0, True, [document])
             del document
-            pieces = split_documents(clean_documents(one), "en").documents
+            pieces = split_documents(clean_documents(one), ["en"]).documents
             num_sentences += sum(len(piece.sentences) for piece in pieces)
             assert max(piece.cleaned_bytes for piece in pieces) <= 8 * 2**20
 print(peak() - before, num_documents, num_characters, num_sentences)

@@ -66,23 +66,19 @@ def test_every_document_is_found_where_it_stands(built, folder, texts):
 
 
 def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, monkeypatch):
-    tokens, read, opened = find_tokens(built), [], []
-    original, original_open = tokens.filesystem.cat_file, tokens.filesystem.open
+    tokens, read = find_tokens(built), []
+    original = tokens.filesystem.cat_file
 
     def cat_file(path, start=None, end=None, **rest):
-        read.append((path.rsplit(".", 1)[1], end - start))
+        read.append((path.rsplit(".", 1)[1], path, end - start))
         return original(path, start=start, end=end, **rest)
 
-    def open_file(path, *rest, **named):
-        opened.append(path.rsplit(".", 1)[1])
-        return original_open(path, *rest, **named)
-
     monkeypatch.setattr(tokens.filesystem, "cat_file", cat_file)
-    monkeypatch.setattr(tokens.filesystem, "open", open_file)
+    monkeypatch.setattr("pipeline.shards.ranged_file.is_local", lambda _: False)  # as on a store
     assert len(find_documents(tokens, [id_of(texts[3])])[id_of(texts[3])]) == 1
-    assert {kind for kind, _ in read} == {"index"}
-    assert sum(size for _, size in read) < 500
-    assert sorted(kind for kind in opened if kind != "index") == ["parquet", "places"]  # cat_file opens too
+    assert {kind for kind, _, _ in read} == {"index", "parquet", "places"}
+    assert sum(size for kind, _, size in read if kind == "index") < 500
+    assert len({path for kind, path, _ in read if kind == "places"}) == 1
 
 
 def test_documents_are_shown_with_source_place_size_and_uses(built, folder, texts, capsys):

@@ -50,7 +50,7 @@ def test_blocks_hold_the_text_in_32_bits(dataset):
 
 def test_it_trains_and_exports(dataset, tmp_path):
     config = {
-        "data": dataset.url,
+        "data": [dataset.url],
         "output": str(tmp_path / "run"),
         "phases": [{"seq_len": 64, "global_batch": 8, "steps": 3, "peak_lr": 0.001}],
         "model": {"preset": "tiny", "overrides": TINY},
