@@ -32,11 +32,8 @@ from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import UNKNOWN_HASH
-from pipeline.shards.manifest import (
-    DOCUMENT_IDS,
-    MANIFEST,
-    json_bytes,
-)
+from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
+from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import (
     file_exists,
     list_files,

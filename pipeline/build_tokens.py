@@ -16,7 +16,7 @@ from pipeline.documents.parts import Part
 from pipeline.dropped_ids import DROPPED
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
-from pipeline.shards.manifest import json_bytes
+from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
 from pipeline.token_parts import LAYOUT

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from pipeline.documents.parts import InputFile, Part
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
-from pipeline.shards.manifest import json_bytes
+from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import (
     file_exists,
     is_file,

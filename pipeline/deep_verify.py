@@ -20,7 +20,7 @@ from pipeline.instance_rules import (
 )
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Shard
+from pipeline.shards.records import Shard
 from pipeline.shards.verify import Finding
 from tokenizer.vocab import CONTINUATION
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from pipeline.build_tokens import TokenStore
 from pipeline.settings import BuildSettings
-from pipeline.shards.manifest import FORMAT_VERSION, Manifest, Shard, group_totals, root_hash, settings_hash
+from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, settings_hash
+from pipeline.shards.records import Manifest, Shard
 from pipeline.sources import UNIT, Source
 from pipeline.token_index import SourceTotals, Totals
 from tokenizer.vocab import Vocabulary

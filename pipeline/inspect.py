@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.provenance import EncodedDocuments, find_documents, format_place, printable
 from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Shard
+from pipeline.shards.records import Shard
 from pipeline.shards.storage import read_range
 from tokenizer.vocab import CONTINUATION, Vocabulary, parse_vocab
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pipeline.masking import MaskingRule, count_predictions
 from pipeline.pairs import NUM_SPECIAL_TOKENS
 from pipeline.shards.block import Block
-from pipeline.shards.manifest import Manifest
+from pipeline.shards.records import Manifest
 
 # A sound group fails a test of shares once in 10^9: chi-square of 2 degrees of freedom, one side of a normal.
 MAX_CHI_SQUARE = 2 * math.log(1e9)

@@ -20,8 +20,8 @@ from pipeline.buckets import PREFIX_BITS, choose_validation
 from pipeline.dropped_ids import read_dropped_ids
 from pipeline.grouped_rows import read_rows
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Manifest
 from pipeline.shards.ranged_file import open_ranged
+from pipeline.shards.records import Manifest
 from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.sources import UNIT, count_uses
 from pipeline.token_index import find_prefix_rows

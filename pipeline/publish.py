@@ -14,16 +14,12 @@ from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
     SHARDS_TABLE,
-    BlockTable,
-    Group,
-    Manifest,
-    Shard,
     blocks_table,
-    json_bytes,
     pass_folder,
     pass_json,
     shards_table,
 )
+from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
 from pipeline.shards.storage import file_exists, find_temporaries, list_files, read_file, remove_files, write_atomic
 from pipeline.shards_job import format_record, parse_record, record_name
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pipeline.shards.block import Block, block_digest, checksum, content_hash, count_block, encode_block
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Shard
 
 _TAR_RECORD = 512
 

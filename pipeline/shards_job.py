@@ -19,7 +19,8 @@ from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, c
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
 from pipeline.shards.growing import RECORDS
-from pipeline.shards.manifest import BlockTable, Shard, parse_shard_row, shard_row
+from pipeline.shards.manifest import parse_shard_row, shard_row
+from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.storage import file_exists, open_filesystem, write_atomic
 from pipeline.token_parts import TokenizedDocument
 

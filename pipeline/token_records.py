@@ -14,8 +14,8 @@ from typing import Any
 from pipeline.document_lists import DocumentList
 from pipeline.documents import EXAMPLES_PER_REASON
 from pipeline.documents.parts import Part
-from pipeline.shards.manifest import json_bytes
 from pipeline.shards.ranged_file import read_files
+from pipeline.shards.records import json_bytes
 
 _EXAMPLES, _SOURCE = "examples", "source"  # the keys of a record that are no counts
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON

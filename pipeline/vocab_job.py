@@ -14,7 +14,7 @@ import apache_beam as beam
 from pipeline import worker_guard
 from pipeline.document_lists import DocumentList
 from pipeline.documents import Document
-from pipeline.shards.manifest import json_bytes
+from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.word_counts import (
     PackedCounts,

@@ -18,7 +18,7 @@ from pipeline.inspect import describe_instance, read_block, read_vocabulary
 from pipeline.provenance import EncodedDocuments
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Group, Shard
+from pipeline.shards.records import Group, Shard
 from pipeline.shards.storage import read_range
 from pipeline.token_parts import INDEX_DTYPE, join_id, unpack_documents
 

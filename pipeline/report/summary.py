@@ -15,7 +15,7 @@ from pipeline.provenance import find_tokens
 from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.report.mixture import format_mixture, measure_mixture
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Group, json_bytes
+from pipeline.shards.records import Group, json_bytes
 from pipeline.shards.storage import file_exists, write_atomic
 
 REPORT = "report.json"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.shards.manifest import BlockTable, Shard, open_blocks_table, read_block_table
+from pipeline.shards.manifest import open_blocks_table, read_block_table
+from pipeline.shards.records import BlockTable, Shard
 
 WHOLE_BYTES = 8 * 2**20
 """Up to this size the file is one request; reading rows apart would cost a round trip for each lane."""

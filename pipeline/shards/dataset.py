@@ -6,17 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from pipeline.shards.block_tables import BlockTables
-from pipeline.shards.manifest import (
-    BLOCKS_TABLE,
-    MANIFEST,
-    SHARDS_TABLE,
-    BlockTable,
-    Manifest,
-    Shard,
-    parse_manifest,
-    parse_shards_table,
-    root_hash,
-)
+from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
+from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.s3_ranges import RangeReader, s3_range_reader
 from pipeline.shards.storage import file_exists, file_size, open_filesystem, read_file, read_range
 

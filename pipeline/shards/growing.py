@@ -18,9 +18,6 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
-    BlockTable,
-    Manifest,
-    Shard,
     blocks_table,
     open_blocks_table,
     parse_manifest,
@@ -30,6 +27,7 @@ from pipeline.shards.manifest import (
     pass_json,
     read_block_table,
 )
+from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 
 RECORDS = "_tasks"

@@ -10,14 +10,13 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
 from pipeline.shards.table_checks import check_blocks, check_manifest, check_parquet, check_shards
 
 FORMAT_VERSION = 1
@@ -54,106 +53,6 @@ BLOCKS_SCHEMA = pa.schema(
         ("crc32", pa.uint32()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One row of shards.parquet.
-
-    `name` is relative to the dataset, `num_bytes` counts the whole tar file. Of the `masked` positions,
-    `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens. `source_tokens` are the
-    tokens of each source, by its number; there are none where a dataset has one source.
-    """
-
-    split: str
-    seq_len: int
-    pass_index: int
-    name: str
-    num_bytes: int
-    sha256: str
-    content_hash: str
-    instances: int
-    tokens: int
-    masked: int
-    random_next: int
-    masked_as_mask: int
-    masked_kept: int
-    source_tokens: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class BlockTable:
-    """The blocks of one shard, in order, n blocks: where each one's Arrow bytes lie in the tar file.
-
-    Attributes:
-        offset: [n] int64; first byte.
-        size: [n] int64; bytes.
-        instances: [n] int64.
-        tokens: [n] int64.
-        crc32: [n] uint32 of the stored bytes (zlib).
-    """
-
-    offset: npt.NDArray[np.int64]
-    size: npt.NDArray[np.int64]
-    instances: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
-    crc32: npt.NDArray[np.uint32]
-
-    def __len__(self) -> int:
-        return len(self.offset)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Totals of one (split, seq_len) over its passes."""
-
-    split: str
-    seq_len: int
-    passes: int
-    shards: int
-    instances: int
-    tokens: int
-    masked: int
-    random_next: int
-    masked_as_mask: int
-    masked_kept: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """manifest.json.
-
-    Attributes:
-        format_version: 1.
-        software: Names and versions of what wrote the dataset.
-        settings: Every setting that changes content.
-        settings_hash: blake2b-256 of the settings.
-        vocab_sha256: Of vocab.txt.
-        vocab_size: Entries of vocab.txt.
-        special_ids: Ids of pad, unk, cls, sep and mask.
-        groups: Totals per split and length.
-        counters: Documents and characters read, dropped by reason, kept.
-        root_hash: blake2b-256 over all passes' hashes.
-        sources: Name, language, weight and counters of each source, by its number.
-        tables_sha256: Of shards.parquet and blocks.parquet as they are stored, by name; of a build in progress none.
-    """
-
-    format_version: int
-    software: Mapping[str, str]
-    settings: Mapping[str, Any]
-    settings_hash: str
-    vocab_sha256: str
-    vocab_size: int
-    special_ids: Mapping[str, int]
-    groups: tuple[Group, ...]
-    counters: Mapping[str, Any]
-    root_hash: str
-    sources: tuple[Mapping[str, Any], ...] = ()
-    tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        """What manifest.json holds."""
-        return json_bytes(dataclasses.asdict(self))
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
@@ -335,11 +234,6 @@ def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str)
     except ValueError as error:
         raise ValueError(f"{where}: rows of {shard.name} do not describe it: {error}; {advice}") from error
     return blocks
-
-
-def json_bytes(value: Any) -> bytes:
-    """Readable, deterministic JSON: sorted keys, two spaces, one newline at the end."""
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _hash_lines(lines: Iterable[str]) -> str:

@@ -8,15 +8,13 @@ pyarrow.
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.shards.block import TOKENS_PER_BLOCK, block_instances
-
-if TYPE_CHECKING:
-    from pipeline.shards.manifest import BlockTable, Group, Manifest, Shard
+from pipeline.shards.records import BlockTable, Group, Manifest, Shard
 
 SPLITS = ("train", "validation")
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
@@ -28,7 +26,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _SHARD_NAME = re.compile(r"shard-[0-9]{5,9}\.tar")
 
 
-def check_manifest(manifest: "Manifest") -> None:
+def check_manifest(manifest: Manifest) -> None:
     """Checks types and ranges of every field of a parsed manifest.
 
     Raises:
@@ -51,7 +49,7 @@ def check_manifest(manifest: "Manifest") -> None:
     _expect(len(set(places)) == len(places), "groups", places, "each split and length once")
 
 
-def check_shards(shards: Sequence["Shard"]) -> None:
+def check_shards(shards: Sequence[Shard]) -> None:
     """Checks every row of shards.parquet, and that none is there twice.
 
     Raises:
@@ -72,7 +70,7 @@ def check_shards(shards: Sequence["Shard"]) -> None:
     _check_passes(shards)
 
 
-def check_blocks(table: "BlockTable", shard: "Shard") -> None:
+def check_blocks(table: BlockTable, shard: Shard) -> None:
     """Checks the blocks of a shard against its row: in order, apart, inside the file, of a bounded size.
 
     Raises:
@@ -113,7 +111,7 @@ def check_parquet(file: pq.ParquetFile, num_bytes: int) -> None:
     )
 
 
-def _check_passes(shards: Iterable["Shard"]) -> None:
+def _check_passes(shards: Iterable[Shard]) -> None:
     """Passes of a split and length are counted from 0 without a gap."""
     passes: dict[tuple[str, int], set[int]] = {}
     for shard in shards:

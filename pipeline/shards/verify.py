@@ -18,7 +18,8 @@ from pipeline.shards.block import (
     decode_block,
 )
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import DOCUMENT_IDS, BlockTable, Shard, group_totals, pass_folder, pass_json
+from pipeline.shards.manifest import DOCUMENT_IDS, group_totals, pass_folder, pass_json
+from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.storage import file_exists, file_size, list_files, read_range
 
 VOCAB = "vocab.txt"

@@ -28,9 +28,6 @@ from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     FORMAT_VERSION,
     SHARDS_TABLE,
-    BlockTable,
-    Manifest,
-    Shard,
     blocks_table,
     group_totals,
     parse_shards_table,
@@ -38,6 +35,7 @@ from pipeline.shards.manifest import (
     shard_name,
     shards_table,
 )
+from pipeline.shards.records import BlockTable, Manifest, Shard
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import StepLoader
 

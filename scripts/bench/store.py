@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.ranged_read import BlockRange, ReadSettings
 from trainer.stream.read_threads import Read, ReadThreads
 

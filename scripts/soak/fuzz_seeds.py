@@ -17,6 +17,7 @@ import zstandard
 from pipeline.shard_file import pack_shard
 from pipeline.shards import manifest
 from pipeline.shards.block import Block, encode_block
+from pipeline.shards.records import Manifest
 
 TEXTS = ("One sentence. Another one, of words.", "Zwei Sätze. 二 Zeichen.", "A third text\nof two lines.")
 PAGE = (
@@ -62,7 +63,7 @@ def codec_seeds() -> dict[str, list[bytes]]:
     ]
     rows = [shard for shard, _ in ((shard, table) for _, shard, table in packed)]
     settings = {"seed": 1}
-    whole = manifest.Manifest(
+    whole = Manifest(
         format_version=manifest.FORMAT_VERSION,
         software={"beambert": "0"},
         settings=settings,

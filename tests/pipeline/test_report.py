@@ -25,7 +25,7 @@ from pipeline.report.page import render_page
 from pipeline.report.summary import REPORT_VERSION, format_report, read_report
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.manifest import Shard
+from pipeline.shards.records import Shard
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.shards.block import Array, Block, block_instances
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.arena import Arena
 from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked
 from trainer.stream.read_threads import Read, ReadThreads

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.shards.block import Array, Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import Shard
+from pipeline.shards.records import Shard
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.ranged_read import ReadSettings

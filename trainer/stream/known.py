@@ -10,7 +10,8 @@ from functools import lru_cache
 import numpy as np
 
 from pipeline.shards.growing import Patience, wait_for_pass
-from pipeline.shards.manifest import Shard, root_hash
+from pipeline.shards.manifest import root_hash
+from pipeline.shards.records import Shard
 from trainer.stream.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
 from trainer.stream.share import Runs
 from trainer.stream.source import JoinedShards, Mixture

@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipeline.shards.block import Block, checksum, decode_block
-from pipeline.shards.manifest import BLOCKS_TABLE, BlockTable, Shard
+from pipeline.shards.manifest import BLOCKS_TABLE
+from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.source import ShardStore
 
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire, and a refusal from a key being renewed; else they stay

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.cached_read import open_cache, read_blocks
 from trainer.stream.ranged_read import BlockRange, ReadSettings, complete, read_table
 from trainer.stream.source import ShardStore

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import Patience, open_growing
-from pipeline.shards.manifest import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.order import check_weights
 from trainer.stream.state import MAX_DATASETS
 
