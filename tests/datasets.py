@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.shard_file import pack_shard
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
@@ -12,6 +14,19 @@ from tokenizer.vocab import Vocabulary
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(5)
+
+# Two instances by hand: [CLS] 10 [MASK] [SEP] 12 [SEP] and [CLS] 13 [SEP] [MASK] [SEP].
+TINY = Block(
+    input_ids=np.array([2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3], np.uint16),
+    offsets=np.array([0, 6, 11], np.int32),
+    segment_a_length=np.array([4, 3], np.uint16),
+    masked_lm_positions=np.array([2, 3], np.uint16),
+    masked_lm_ids=np.array([11, 14], np.uint16),
+    masked_offsets=np.array([0, 1, 2], np.int32),
+    is_random_next=np.array([False, True]),
+    document_a=np.array([1, 2**64 - 2], np.uint64),
+    document_b=np.array([1, 7], np.uint64),
+)
 
 
 def write_dataset(

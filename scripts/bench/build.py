@@ -17,37 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from pipeline.cleaning import clean_text
-from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.read import read_part
 from pipeline.sentences import split_sentences
-from scripts.bench.measured import print_result, summarize
-
-_FILE_CHARACTERS = 64 * 2**20
-_READ_BYTES = 8 * 2**20
-
-
-def read_texts(patterns: Sequence[str]) -> Iterator[str]:
-    """Every document of the input, cleaned."""
-    for part in plan_parts(find_inputs(patterns), "auto", _READ_BYTES):
-        for document in read_part(part):
-            if text := clean_text(document.text):
-                yield text
+from scripts.bench.measured import iterate_documents, print_result, summarize
 
 
 def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
-    """JSON Lines of all documents, once a copy, the first word of each changed by the copy's number; returns a glob."""
+    """JSON Lines of all documents, a file a copy, the first word of each changed by the copy's number; a glob."""
     for copy in range(copies):
-        for number, texts in enumerate(_batches(read_texts(patterns))):
-            lines = (json.dumps({"text": text.replace(" ", f"x{copy} ", 1)}, ensure_ascii=False) for text in texts)
-            data = "\n".join([*lines, ""]).encode()
-            (folder / f"copy-{copy:03d}-{number:03d}.jsonl.zst").write_bytes(zstandard.compress(data))
+        with zstandard.open(folder / f"copy-{copy:03d}.jsonl.zst", "wt", encoding="utf-8") as file:
+            for text in iterate_documents(patterns):
+                file.write(json.dumps({"text": text.replace(" ", f"x{copy} ", 1)}, ensure_ascii=False) + "\n")
     return f"{folder}/*.jsonl.zst"
 
 
@@ -83,7 +68,7 @@ def measure_reference(
         sample = Path(folder, "sentences.txt")
         num_characters = 0
         with sample.open("w", encoding="utf-8") as file:
-            for text in read_texts(patterns):
+            for text in iterate_documents(patterns):
                 file.write("\n".join(split_sentences(text)) + "\n\n")
                 num_characters += len(text)
                 if num_characters > megabytes * 1e6:
@@ -124,19 +109,6 @@ def main() -> int:
     packages = ("apache-beam", "pyarrow", "numpy", "tokenizers")
     print_result("build", config, packages, **found, times_the_reference=times, reference=reference, runs=runs)
     return 0
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _FILE_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 if __name__ == "__main__":

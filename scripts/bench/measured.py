@@ -4,9 +4,8 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,10 +44,15 @@ def cpu_seconds(function: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def read_documents(patterns: Sequence[str]) -> list[str]:
+def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
     """Cleaned texts of the documents of an input, empty ones left out."""
-    parts = plan_parts(find_inputs([str(Path(each)) for each in patterns]), "auto", 2**30)
-    return [text for part in parts for document in read_part(part) if (text := clean_text(document.text))]
+    parts = plan_parts(find_inputs(patterns), "auto", 2**30)
+    return (text for part in parts for document in read_part(part) if (text := clean_text(document.text)))
+
+
+def read_documents(patterns: Sequence[str]) -> list[str]:
+    """All that `iterate_documents` gives."""
+    return list(iterate_documents(patterns))
 
 
 def commit() -> str:

@@ -1,6 +1,6 @@
 """Near-duplicates: speed of signing and grouping, memory, precision and recall at planted similarities: one JSON line.
 
-    python scripts/bench/near_duplicates.py --input 'wiki/*.zst' --documents 500000
+    python -m scripts.bench.near_duplicates --input 'wiki/*.zst' --documents 500000
 
 Copies of the input's documents are planted with a share of their words replaced by others of the corpus, or with their
 sentences in another order; precision and recall are against the exact Jaccard similarity of 5-word shingles. Grouping
@@ -11,24 +11,18 @@ the same documents.
 import argparse
 import importlib
 import importlib.util
-import json
-import platform
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from pipeline.cleaning import clean_text, document_id
-from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.read import read_part
+from pipeline.cleaning import document_id
 from pipeline.grouped_rows import HEAD_BYTES, read_groups
 from pipeline.minhash import NUM_HASHES, SHINGLE_WORDS, sign_texts
 from pipeline.near_duplicates import (
@@ -46,6 +40,7 @@ from pipeline.near_duplicates_job import plan_ranges, plan_runs, write_bands, wr
 from pipeline.sentences import split_sentences
 from pipeline.shards.storage import open_filesystem
 from pipeline.token_parts import TokenizedDocument, join_id
+from scripts.bench.measured import print_result, read_documents
 
 CHANGED_SHARES = (0.005, 0.01, 0.02, 0.1, 0.5)
 PLANTED = 400
@@ -61,27 +56,17 @@ def main() -> int:
     arguments = parser.parse_args()
     rule = similarity_rule(arguments.threshold)
     grouping = measure_grouping(arguments.documents, rule)  # first, so that the peak is its own
-    texts = read_texts(arguments.input)
-    result = {
-        "benchmark": "near_duplicates",
-        "commit": commit(),
-        "versions": {"numpy": np.__version__} | ({"datasketch": version("datasketch")} if has_peer() else {}),
-        "hardware": f"{platform.machine()} {platform.processor()}".strip(),
-        "python": platform.python_version(),
-        "config": vars(arguments) | {"bands": rule.bands, "rows": rule.rows},
-        "signing": measure_signing(texts),
-        "grouping": grouping,
-        "quality": measure_quality(texts, arguments.threshold, rule),
-    }
-    print(json.dumps(result))
+    texts = read_documents(arguments.input)
+    packages = ("numpy", "datasketch") if has_peer() else ("numpy",)
+    print_result(
+        "near_duplicates",
+        vars(arguments) | {"bands": rule.bands, "rows": rule.rows},
+        packages,
+        signing=measure_signing(texts),
+        grouping=grouping,
+        quality=measure_quality(texts, arguments.threshold, rule),
+    )
     return 0
-
-
-def read_texts(patterns: Sequence[str]) -> list[str]:
-    """Cleaned documents of the input."""
-    parts = plan_parts(find_inputs(patterns), "auto", 1 << 30)
-    texts = (clean_text(document.text) for part in parts for document in read_part(part))
-    return [text for text in texts if text]
 
 
 def measure_signing(texts: Sequence[str]) -> dict[str, Any]:
@@ -251,12 +236,6 @@ def has_peer() -> bool:
 def peak_mb() -> int:
     """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-def commit() -> str:
-    """The checkout's commit, or an empty string outside one."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 if __name__ == "__main__":

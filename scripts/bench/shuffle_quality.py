@@ -88,12 +88,7 @@ def companions_share(first: Array, second: Array, global_batch: int) -> float:
     """Pairs of a batch of one epoch that share a batch of another one too."""
     batch = np.empty(len(second), np.int64)
     batch[second] = np.arange(len(second)) // global_batch
-    again = possible = 0
-    for begin in range(0, len(first) - global_batch + 1, global_batch):
-        counts = np.bincount(batch[first[begin : begin + global_batch]])
-        again += int((counts * (counts - 1)).sum())
-        possible += global_batch * (global_batch - 1)
-    return again / possible
+    return same_document_share(batch, first, global_batch)  # what they share is a batch instead
 
 
 def measure(documents: Array, epoch: Callable[[int], Array], global_batch: int) -> dict[str, Any]:

@@ -21,19 +21,8 @@ from pipeline.shards.block import (
     decode_block,
     encode_block,
 )
+from tests.datasets import TINY
 
-# Two instances by hand: [CLS] 10 [MASK] [SEP] 12 [SEP] and [CLS] 13 [SEP] [MASK] [SEP].
-TINY = Block(
-    input_ids=np.array([2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3], np.uint16),
-    offsets=np.array([0, 6, 11], np.int32),
-    segment_a_length=np.array([4, 3], np.uint16),
-    masked_lm_positions=np.array([2, 3], np.uint16),
-    masked_lm_ids=np.array([11, 14], np.uint16),
-    masked_offsets=np.array([0, 1, 2], np.int32),
-    is_random_next=np.array([False, True]),
-    document_a=np.array([1, 2**64 - 2], np.uint64),
-    document_b=np.array([1, 7], np.uint64),
-)
 EMPTY = TINY.slice(1, 1)
 FIELDS = [field.name for field in dataclasses.fields(Block)]
 

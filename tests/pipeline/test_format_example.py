@@ -10,21 +10,11 @@ import zstandard
 
 from pipeline.shard_file import pack_shard
 from pipeline.shards.arrow_stream import _read_message
-from pipeline.shards.block import Block, checksum, decode_block
+from pipeline.shards.block import checksum, decode_block
+from tests.datasets import TINY
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/format.md"
-EXAMPLE = Block(
-    input_ids=np.array([2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3], np.uint16),
-    offsets=np.array([0, 6, 11], np.int32),
-    segment_a_length=np.array([4, 3], np.uint16),
-    masked_lm_positions=np.array([2, 3], np.uint16),
-    masked_lm_ids=np.array([11, 14], np.uint16),
-    masked_offsets=np.array([0, 1, 2], np.int32),
-    is_random_next=np.array([False, True]),
-    document_a=np.array([1, 2**64 - 2], np.uint64),
-    document_b=np.array([1, 7], np.uint64),
-)
 BUFFERS = [
     ("input_ids, offsets", np.int32), ("input_ids, values", np.uint16), ("segment_a_length", np.uint16),
     ("masked_lm_positions, offsets", np.int32), ("masked_lm_positions, values", np.uint16),
@@ -65,7 +55,7 @@ def render(tar: bytes) -> str:
 
 
 def example() -> tuple[bytes, str]:
-    tar, _, table = pack_shard([EXAMPLE], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", mask_id=4)
+    tar, _, table = pack_shard([TINY], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", mask_id=4)
     assert len(tar) % 512 == 0
     assert table.offset.tolist() == [512]
     return tar, f"{render(tar)}\ncrc32 of bytes 512 to {511 + table.size[0]}: {table.crc32[0]:08x}"
@@ -101,5 +91,5 @@ def test_the_example_is_the_block_of_the_document():
     tar, _ = example()
     size = int(tar[124:135], 8)
     block = decode_block(tar[512 : 512 + size], "example")
-    assert block.input_ids.tolist() == EXAMPLE.input_ids.tolist()
+    assert block.input_ids.tolist() == TINY.input_ids.tolist()
     assert f"crc32 of bytes 512 to {511 + size}: {checksum(tar[512 : 512 + size]):08x}" in example()[1]
