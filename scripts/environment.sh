@@ -18,13 +18,13 @@ find_python() {
 
 prepare_environment() {
     local wanted base
-    wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" <(echo "$ROOT") | sha256sum | cut -d' ' -f1)
+    wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" <(echo "$ROOT" "${EXTRAS:-}") | sha256sum | cut -d' ' -f1)
     if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$wanted" ]; then
         base=$(find_python)
         echo "installing into $VENV (once)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV"
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "$ROOT[pipeline,sources,trainer,dev]"
+            --constraint "$ROOT/constraints.txt" --editable "$ROOT[${EXTRAS:-pipeline,sources,trainer,dev}]"
         echo "$wanted" >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python
