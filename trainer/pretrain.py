@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint import remove_old, save_checkpoint
 from trainer.engine import (
     StepCounts,
     agree_on_step,
@@ -48,6 +47,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         with contextlib.closing(run.progress), _stop_on_sigterm(run):
             while not run.is_finished and not run.must_stop:
                 train_phase(run)
+            run.saver.finish()
         _say_how_it_ended(run)
         return 0 if run.is_finished else STOPPED_BY_SIGTERM
     finally:
@@ -61,9 +61,8 @@ def train_phase(run: Run) -> None:
     if run.position.phase_step == 0 and phase.optimizer_state == "reset":
         run.optimizer.reset()
     for rank_step in _steps_of_phase(run, phase):
-        counts = agree_on_step(
-            run.ranks, rank_step.micro_batches, rank_step.wait_seconds, run.stop_requested, rank_step.drawn
-        )
+        stops = run.stop_requested or run.saver.has_failed
+        counts = agree_on_step(run.ranks, rank_step.micro_batches, rank_step.wait_seconds, stops, rank_step.drawn)
         learning_rate = phase.schedule.learning_rate(run.position.phase_step)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
@@ -199,10 +198,7 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
 
 
 def _save(run: Run) -> None:
-    position = dataclasses.asdict(run.position)
-    save_checkpoint(run.folder.checkpoints, position, run.engine, run.optimizer, run.ranks)
-    if run.ranks.rank == 0:
-        remove_old(run.folder.checkpoints, run.settings.checkpoint.keep)
+    run.saver.save(dataclasses.asdict(run.position), run.engine, run.optimizer)
 
 
 def _say_how_it_ended(run: Run) -> None:
