@@ -67,13 +67,17 @@ class Run:
     progress: Progress
     position: Position
     step_started: float = 0.0
-    stop_requested: bool = False  # by a signal, on this rank
+    stop_requested: bool = False  # of this rank
     must_stop: bool = False  # agreed by all ranks
 
     @property
     def is_finished(self) -> bool:
         """Whether every phase is over."""
         return self.position.phase == len(self.settings.phases)
+
+    def request_stop(self) -> None:
+        """Has every rank save and leave after the next step."""
+        self.stop_requested = True
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
