@@ -13,16 +13,19 @@ from pipeline.shards.growing import Patience
 from pipeline.shards.storage import parse_storage_options
 from trainer.checkpoint import find_checkpoints, load_checkpoint, read_state
 from trainer.engine import start_engine
-from trainer.metrics import MetricsFile, Progress
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks, together
+from trainer.ranks import Ranks, device_name, together
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.settings import PretrainSettings
 from trainer.stream.source import Mixture, open_mixture
+from trainer.watch.gauge import Gauge
+from trainer.watch.profile import Profile
+from trainer.watch.recorder import Recorder, open_recorder
+from trainer.watch.terminal import Progress
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Run:
     optimizer: ShardedOptimizer
     patience: Patience
     progress: Progress
+    recorder: Recorder
+    gauge: Gauge
+    profile: Profile
     position: Position
     step_started: float = 0.0
     stop_requested: bool = False  # by a signal, on this rank
@@ -69,6 +75,11 @@ class Run:
     def is_finished(self) -> bool:
         """Whether every phase is over."""
         return self.position.phase == len(self.settings.phases)
+
+    def close(self) -> None:
+        """Ends what shows the run."""
+        for each in (self.profile, self.recorder, self.progress):
+            each.close()
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
@@ -89,6 +100,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     folder, position = RunFolder(Path(settings.output)), Position()
     patience = Patience(60 * settings.follow_limit_minutes, tqdm.write if ranks.rank == 0 else lambda _: None)
     with together(ranks):
+        profile = Profile(settings.profile, folder.path / "profile", ranks)
         options = parse_storage_options(settings.storage_options)
         mixture = open_mixture(settings.data, options, patience if settings.follow else None)
         model_config = check_mixture(settings, mixture, ranks.world_size)
@@ -111,9 +123,14 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if finished:
         load_checkpoint(finished[-1], engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
-    if ranks.rank == 0:
-        MetricsFile(folder.metrics).cut_after(position.step)
-    return Run(settings, ranks, mixture, folder, engine, optimizer, patience, progress, position)
+    with together(ranks):
+        recorder = open_recorder(folder, settings, position.step) if ranks.rank == 0 else Recorder()
+    gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
+    if gauge.peak_tflops is None:
+        progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
+    return Run(
+        settings, ranks, mixture, folder, engine, optimizer, patience, progress, recorder, gauge, profile, position
+    )
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:

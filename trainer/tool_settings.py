@@ -45,7 +45,6 @@ class PlanSettings(PretrainSettings):
         output: Not looked at.
         gpus: How many.
         gpu: Which, for the data sheet's TFLOP/s and memory.
-        peak_tflops: TFLOP/s of one GPU that mfu is a share of; null for the data sheet's dense bf16.
         mfu: Share of the peak that training reaches, of real tokens' mathematics only.
         steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
     """
@@ -54,7 +53,6 @@ class PlanSettings(PretrainSettings):
     output: str = ""
     gpus: int = 8
     gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x"] = "h200"
-    peak_tflops: float | None = None
     mfu: float = 0.4
 
 
