@@ -19,10 +19,11 @@ ALLOWED = {
     },
     "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore"},
     "pipeline.command_line": {"jsonargparse"},
+    "pipeline.look": {"pipeline.look"},
     "pipeline.pairs": {"numpy", "pipeline.seeds"},
     "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds"},
     "trainer": {
-        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "torch", "deepspeed",
+        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.look", "torch", "deepspeed",
         "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
     },
 }  # fmt: skip

@@ -191,7 +191,7 @@ def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"--wandb berts: no API key; `wandb login`"):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb needs the package wandb, which is not installed"):
+    with pytest.raises(ValueError, match="--wandb needs the package wandb, which cannot be imported"):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
 
 

@@ -27,7 +27,8 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise ValueError(
-                "--wandb needs the package wandb, which is not installed: pip install wandb, or leave --wandb out"
+                f"--wandb needs the package wandb, which cannot be imported ({error}): pip install wandb, or leave "
+                "--wandb out"
             ) from error
         try:
             self._run = wandb.init(
