@@ -34,6 +34,19 @@ class FillMaskSettings:
     top_k: int = 5
 
 
+@dataclass(frozen=True)
+class ReportSettings:
+    """Writes the curves of one run, or of several over one another, as a page of its own.
+
+    Attributes:
+        runs: Folders of runs; the curves of each have a colour.
+        output: The page; report.html in the first run's folder where it is left out.
+    """
+
+    runs: list[str]
+    output: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(PretrainSettings):
     """Says what a run will take before it starts: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
