@@ -19,7 +19,7 @@ from trainer.engine import (
     seed_dropout,
     train_step,
 )
-from trainer.metrics import MetricsFile, loss_columns
+from trainer.metrics import loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -43,7 +43,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         run = open_run(settings, deepspeed, ranks)
         if run is None:
             return 0
-        with contextlib.closing(run.progress), stops_requested(watch, run.request_stop):
+        with contextlib.closing(run), stops_requested(watch, run.request_stop):
             while not run.is_finished and not run.must_stop:
                 train_phase(run)
             run.saver.finish()
@@ -65,7 +65,8 @@ def train_phase(run: Run) -> None:
         learning_rate = phase.schedule.learning_rate(run.position.phase_step)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
-        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
+        with run.profile.step(run.position.step + 1):
+            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
         run.position = _advance(run.position, phase, counts, rank_step.state)
         _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
         if run.is_due(settings.validation.interval):
@@ -145,6 +146,7 @@ def _log_step(
     columns = loss_columns(sums.tolist(), counts.masked, counts.instances)
     seconds = time.monotonic() - run.step_started
     first = rank_step.first_position
+    steps_left = run.settings.phases[phase_index].steps - run.position.phase_step if run.position.phase_step else 0
     if not math.isfinite(norm):
         raise ValueError(
             f"step {run.position.step}: the gradient's norm is {norm}, training has diverged. The same command goes "
@@ -163,15 +165,12 @@ def _log_step(
         "learning_rate": learning_rate,
         "tokens": counts.tokens,
         "instances": counts.instances,
-        "tokens_per_second": counts.tokens / seconds,
-        "max_over_mean_tokens": counts.most_tokens * run.ranks.world_size / counts.tokens,
-        "data_wait_share": min(1.0, counts.wait_seconds / seconds),
+        **run.gauge.columns(counts, seconds, phase_index, steps_left),
         "epochs": dict(zip(names, rank_step.epochs, strict=True)),
         "drawn": dict(zip(names, drawn, strict=True)),
         "seconds": seconds,
     }
-    if run.ranks.rank == 0:
-        MetricsFile(run.folder.metrics).append(row)
+    run.recorder.add(row)
     run.progress.advance(row)
     if run.position.phase_step == 0:
         for name, counted in row["drawn"].items():
@@ -189,14 +188,14 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
     row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
     if len(parts) > 1:
         row["datasets"] = parts
-    if run.ranks.rank == 0:
-        MetricsFile(run.folder.metrics).append(row)
+    run.recorder.add(row)
     run.progress.say(f"step {run.position.step}: {format_validation(row)}")
     for name, columns in row.get("datasets", {}).items():
         run.progress.say(f"  {name}: {format_validation(columns)}")
 
 
 def _save(run: Run) -> None:
+    run.recorder.flush()
     run.saver.save(dataclasses.asdict(run.position), run.engine, run.optimizer)
 
 

@@ -34,6 +34,19 @@ class FillMaskSettings:
     top_k: int = 5
 
 
+@dataclass(frozen=True)
+class ReportSettings:
+    """Writes the curves of one run, or of several over one another, as a page of its own.
+
+    Attributes:
+        runs: Folders of runs; the curves of each have a colour.
+        output: The page; report.html in the first run's folder where it is left out.
+    """
+
+    runs: list[str]
+    output: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(PretrainSettings):
     """Says what a run will take before it starts: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
@@ -45,7 +58,6 @@ class PlanSettings(PretrainSettings):
         output: Not looked at.
         gpus: How many.
         gpu: Which, for the data sheet's TFLOP/s and memory.
-        peak_tflops: TFLOP/s of one GPU that mfu is a share of; null for the data sheet's dense bf16.
         mfu: Share of the peak that training reaches, of real tokens' mathematics only.
         steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
     """
@@ -54,7 +66,6 @@ class PlanSettings(PretrainSettings):
     output: str = ""
     gpus: int = 8
     gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x"] = "h200"
-    peak_tflops: float | None = None
     mfu: float = 0.4
 
 
