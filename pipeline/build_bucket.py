@@ -2,7 +2,7 @@
 
 The one function behind every way of bringing a bucket's documents together. Spans are shuffled first and gathered and
 masked in runs, so memory is the bucket's tokens once and a run, not its instances. May import: stdlib, numpy,
-pipeline.pairs, masking, seeds, sources, token_parts and pipeline.shards.
+pipeline.pairs, gather, masking, seeds, sources, token_parts and pipeline.shards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.gather import gather_pairs
 from pipeline.masking import MaskingRule, mask_run
-from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
+from pipeline.pairs import NspBalance, Pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
 from pipeline.sources import MAX_SOURCES, choose_uses

@@ -3,15 +3,12 @@
 import contextlib
 import dataclasses
 import math
-import signal
 import time
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint import remove_old, save_checkpoint
 from trainer.engine import (
     StepCounts,
     agree_on_step,
@@ -26,11 +23,11 @@ from trainer.metrics import MetricsFile, loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stopping import STOPPED, LauncherWatch, stops_requested
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
 
-STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
 WAITING_SECONDS = 0.05
 
 
@@ -40,16 +37,18 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     settings = resolve(settings)
     chosen = read_deepspeed_file(settings.deepspeed)
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
+    watch = LauncherWatch()
     ranks = start_ranks()
     try:
         run = open_run(settings, deepspeed, ranks)
         if run is None:
             return 0
-        with contextlib.closing(run.progress), _stop_on_sigterm(run):
+        with contextlib.closing(run.progress), stops_requested(watch, run.request_stop):
             while not run.is_finished and not run.must_stop:
                 train_phase(run)
+            run.saver.finish()
         _say_how_it_ended(run)
-        return 0 if run.is_finished else STOPPED_BY_SIGTERM
+        return 0 if run.is_finished else STOPPED
     finally:
         stop_ranks()
 
@@ -61,9 +60,8 @@ def train_phase(run: Run) -> None:
     if run.position.phase_step == 0 and phase.optimizer_state == "reset":
         run.optimizer.reset()
     for rank_step in _steps_of_phase(run, phase):
-        counts = agree_on_step(
-            run.ranks, rank_step.micro_batches, rank_step.wait_seconds, run.stop_requested, rank_step.drawn
-        )
+        stops = run.stop_requested or run.saver.has_failed
+        counts = agree_on_step(run.ranks, rank_step.micro_batches, rank_step.wait_seconds, stops, rank_step.drawn)
         learning_rate = phase.schedule.learning_rate(run.position.phase_step)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
@@ -199,10 +197,7 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
 
 
 def _save(run: Run) -> None:
-    position = dataclasses.asdict(run.position)
-    save_checkpoint(run.folder.checkpoints, position, run.engine, run.optimizer, run.ranks)
-    if run.ranks.rank == 0:
-        remove_old(run.folder.checkpoints, run.settings.checkpoint.keep)
+    run.saver.save(dataclasses.asdict(run.position), run.engine, run.optimizer)
 
 
 def _say_how_it_ended(run: Run) -> None:
@@ -211,17 +206,3 @@ def _say_how_it_ended(run: Run) -> None:
         run.progress.say(f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens")
     else:
         run.progress.say(f"stopped by a signal and saved after step {position.step}; the same command continues")
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm(run: Run) -> Iterator[None]:
-    """While this holds, SIGTERM lets the step end, saves and leaves."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        run.stop_requested = True
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

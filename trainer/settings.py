@@ -118,10 +118,18 @@ class CheckpointSettings:
     Attributes:
         interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
         keep: Newest checkpoints that stay; 0 keeps all.
+        keep_every: Checkpoints of steps that are multiples of this stay as well; 0 keeps none besides the newest.
+        url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints are uploaded to while training goes
+            on, and that a run whose disk is lost continues from; of one run alone. None keeps them in `output` only.
+        skip_damaged: Go back to the newest checkpoint that is whole where newer ones are damaged; else they stop the
+            run.
     """
 
     interval: int = 1_000
     keep: int = 3
+    keep_every: int = 0
+    url: str | None = None
+    skip_damaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,8 +157,8 @@ class PretrainSettings:
             before STOP. For bad data: go back to a checkpoint before it, then continue with this.
         follow: Also take a dataset whose build is still running: begin when its first pass is there, wait for others.
         follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
-        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
-            written into the run's folder.
+        storage_options: Options of the filesystem of the data and of checkpoint.url as JSON or @FILE, besides its
+            environment variables. Never written into the run's folder.
         cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
             epochs; none where it is left out.
         cache_bytes: What that folder may hold; what was used longest ago makes room.
@@ -223,8 +231,9 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:
             raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
-    if min(settings.checkpoint.interval, settings.checkpoint.keep) < 0:
-        raise ValueError(f"checkpoint.interval and checkpoint.keep must be at least 0, got {settings.checkpoint}")
+    saving = settings.checkpoint
+    if min(saving.interval, saving.keep, saving.keep_every) < 0:
+        raise ValueError(f"checkpoint.interval, keep and keep_every must be at least 0, got {saving}")
     return dataclasses.replace(settings, phases=phases, steps=[])
 
 
