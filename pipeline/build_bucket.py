@@ -70,14 +70,13 @@ class BucketDocuments:
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     """Sorts a bucket's documents, drops copies and lays them end to end; of copies that of the first source stays.
 
-    Documents are copied out of the buffers they come in, and each is let go once it is in its place, so memory is the
-    tokens once and the largest buffer.
+    Documents stay in the buffers they come in until they are in their places, so memory is the tokens twice.
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
     for document in documents:
         if document.source < source_of.get(document.id, MAX_SOURCES):
-            by_id[document.id] = document.sentence_lengths.copy(), document.tokens.copy()
+            by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
     ids = sorted(by_id)
     sentence_offsets = np.cumsum([0, *(len(by_id[each][0]) for each in ids)], dtype=np.int64)
