@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from trainer.resume import choose_checkpoint, restore_run
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
+from trainer.spike_guard import SpikeGuard
 from trainer.stream.source import Mixture, open_mixture
+from trainer.watchdog import Watchdog
+from trainer.weights_check import WeightsCheck
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Position:
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
         stream: State of the phase's stream; None at its beginning.
+        guard: State of the spike guard, in checkpoints only.
     """
 
     step: int = 0
@@ -50,6 +54,7 @@ class Position:
     instances: int = 0
     drawn: Sequence[Sequence[int]] = ()
     stream: dict[str, Any] | None = None
+    guard: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,6 +68,10 @@ class Run:
     engine: Any
     optimizer: ShardedOptimizer
     saver: CheckpointSaver
+    store: CheckpointStore | None
+    guard: SpikeGuard
+    weights_check: WeightsCheck
+    watchdog: Watchdog
     patience: Patience
     progress: Progress
     position: Position
@@ -75,9 +84,24 @@ class Run:
         """Whether every phase is over."""
         return self.position.phase == len(self.settings.phases)
 
+    def close(self) -> None:
+        """Ends what watches and shows the run."""
+        for each in (self.watchdog, self.progress):
+            each.close()
+
     def request_stop(self) -> None:
         """Has every rank save and leave after the next step."""
         self.stop_requested = True
+
+    def save(self) -> None:
+        """Saves in the background, once the weights are known to be sound."""
+        self.weights_check.check()
+        self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
+
+    def cut_records(self) -> None:
+        """Drops what metrics say of steps after the position, which will be made again."""
+        if self.ranks.rank == 0:
+            MetricsFile(self.folder.metrics).cut_after(self.position.step)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
@@ -123,17 +147,33 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if checkpoint is not None:
         load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
-    if ranks.rank == 0:
-        MetricsFile(folder.metrics).cut_after(position.step)
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
     saver.prepare(engine, optimizer)
-    return Run(settings, ranks, mixture, folder, engine, optimizer, saver, patience, progress, position)
+    run = Run(
+        settings,
+        ranks,
+        mixture,
+        folder,
+        engine,
+        optimizer,
+        saver,
+        store,
+        SpikeGuard(settings.safety, position.guard),
+        WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
+        Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
+        patience,
+        progress,
+        position,
+    )
+    run.cut_records()
+    return run
 
 
 def read_position(checkpoint: Path) -> Position:
     """How far a run had come at a checkpoint."""
     state = read_state(checkpoint)
-    return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+    names = [each.name for each in dataclasses.fields(Position)]
+    return Position(**{name: state[name] for name in names if name in state})
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
