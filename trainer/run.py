@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,14 @@ from trainer.resume import choose_checkpoint, restore_run
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
+from trainer.spike_guard import SpikeGuard
 from trainer.stream.source import Mixture, open_mixture
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
+from trainer.watchdog import Watchdog
+from trainer.weights_check import WeightsCheck
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Position:
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
         stream: State of the phase's stream; None at its beginning.
+        guard: State of the spike guard, in checkpoints only.
     """
 
     step: int = 0
@@ -53,6 +57,7 @@ class Position:
     instances: int = 0
     drawn: Sequence[Sequence[int]] = ()
     stream: dict[str, Any] | None = None
+    guard: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,6 +71,10 @@ class Run:
     engine: Any
     optimizer: ShardedOptimizer
     saver: CheckpointSaver
+    store: CheckpointStore | None
+    guard: SpikeGuard
+    weights_check: WeightsCheck
+    watchdog: Watchdog
     patience: Patience
     progress: Progress
     recorder: Recorder
@@ -81,14 +90,26 @@ class Run:
         """Whether every phase is over."""
         return self.position.phase == len(self.settings.phases)
 
+    def close(self) -> None:
+        """Ends what watches and shows the run."""
+        for each in (self.watchdog, self.profile, self.recorder, self.progress):
+            each.close()
+
     def request_stop(self) -> None:
         """Has every rank save and leave after the next step."""
         self.stop_requested = True
 
-    def close(self) -> None:
-        """Ends what shows the run."""
-        for each in (self.profile, self.recorder, self.progress):
-            each.close()
+    def save(self) -> None:
+        """Saves in the background, once the weights are known to be sound."""
+        self.weights_check.check()
+        self.recorder.flush()
+        self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
+
+    def reopen_records(self) -> None:
+        """Drops what metrics and curves say of steps after the position, which will be made again."""
+        if self.ranks.rank == 0:
+            self.recorder.close()
+            self.recorder = open_recorder(self.folder, self.settings, self.position.step)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
@@ -150,6 +171,10 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         engine,
         optimizer,
         saver,
+        store,
+        SpikeGuard(settings.safety, position.guard),
+        WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
+        Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
         patience,
         progress,
         recorder,
@@ -162,7 +187,8 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
 def read_position(checkpoint: Path) -> Position:
     """How far a run had come at a checkpoint."""
     state = read_state(checkpoint)
-    return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+    names = [each.name for each in dataclasses.fields(Position)]
+    return Position(**{name: state[name] for name in names if name in state})
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:

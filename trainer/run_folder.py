@@ -59,6 +59,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def anomalies(self) -> Path:
+        """One JSON row per step whose gradient was not taken."""
+        return self.path / "anomalies.jsonl"
+
+    @property
+    def stacks(self) -> Path:
+        """Where a watchdog leaves the stacks of a job that hung."""
+        return self.path / "stacks"
+
+    @property
     def lock(self) -> Path:
         """Held by the job that trains here."""
         return self.path / LOCK
