@@ -4,7 +4,14 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
-from trainer.tool_settings import ExportSettings, FillMaskSettings, PlanSettings, ReportSettings, StreamSettings
+from trainer.tool_settings import (
+    DoctorSettings,
+    ExportSettings,
+    FillMaskSettings,
+    PlanSettings,
+    ReportSettings,
+    StreamSettings,
+)
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
@@ -18,6 +25,10 @@ COMMANDS = {
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
         function="trainer.cli:plan",
+    ),
+    "doctor": Command(
+        summary="examine every rank of a job before it trains", settings="trainer.tool_settings:DoctorSettings",
+        function="trainer.cli:doctor",
     ),
     "stream": Command(
         summary="show what every rank would read of the data, and how fast",
@@ -42,6 +53,16 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command that the arguments name; the exit code."""
     return run_program("python -m trainer", DESCRIPTION, COMMANDS, argv)
+
+
+def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
+    """`python -m trainer doctor`, on every rank."""
+    from trainer.doctor.examine import examine
+
+    text, code = examine(settings)
+    if text:
+        print(text, flush=True)
+    return code
 
 
 def stream(settings: StreamSettings, _remainder: object = None) -> None:

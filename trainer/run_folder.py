@@ -137,7 +137,7 @@ def launch_facts(world_size: int) -> dict[str, Any]:
         "host": platform.node(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
         "python": platform.python_version(),
-        "software": {name: _version(name) for name in SOFTWARE},
+        "software": software_versions(SOFTWARE),
         "git_commit": _git_commit(),
     }
 
@@ -201,6 +201,11 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(data)
     temporary.replace(path)
+
+
+def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
+    """Installed versions by name; None for what is not installed."""
+    return {name: _version(name) for name in distributions}
 
 
 def _version(distribution: str) -> str | None:

@@ -35,6 +35,25 @@ class FillMaskSettings:
 
 
 @dataclass(frozen=True)
+class DoctorSettings:
+    """Examines every rank of a job before it trains: start it as pretrain is started. Exit code 1 if one is unfit.
+
+    Attributes:
+        data: Datasets as pretrain takes them, to be read from on every rank; none are read where it is left out.
+        output: The run's folder that is planned, to be looked at but not made.
+        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+        read_mb: What every rank reads of the data, MB, within 10 seconds.
+        min_free_gb: Space wanted for the output, GB; `trainer plan` says what checkpoints take.
+    """
+
+    data: list[str] = field(default_factory=list)
+    output: str = "."
+    storage_options: str | None = None
+    read_mb: int = 64
+    min_free_gb: float = 10.0
+
+
+@dataclass(frozen=True)
 class ReportSettings:
     """Writes the curves of one run, or of several over one another, as a page of its own.
 
