@@ -31,7 +31,7 @@ from pipeline.sources import Source
 from tokenizer.compiled import load
 from tokenizer.vocab import parse_vocab
 
-_COMPILED_MODULES = ("tokenizer._matcher", "pipeline._instances")
+_COMPILED_MODULES = ("tokenizer._matcher", "pipeline._cleaning", "pipeline._instances")
 
 
 @dataclass(frozen=True)
