@@ -28,37 +28,39 @@ def split_sentences(text: str, language: str = "en", max_characters: int = 1000)
         ValueError: `language` is no code.
     """
     _check_language(language)
-    return [
-        piece
-        for line in text.split("\n")
-        for found in _split_line(line, language)
-        for sentence in _split_before_digits(found, language)
-        for piece in _cut_sentence(sentence, max_characters)
-    ]
+    found: list[str] = []
+    for line in text.split("\n"):
+        found += _split_line(line, language)
+    if language.split("-", 1)[0] in _WITHOUT_SPACES:
+        found = [sentence for each in found for sentence in _split_before_digits(each)]
+    stripped = [sentence for each in found if (sentence := each.strip(" "))]
+    if max(map(len, stripped), default=0) <= max_characters:
+        return stripped
+    return [piece for sentence in stripped for piece in _cut_sentence(sentence, max_characters)]
 
 
-def _split_line(line: str, language: str) -> Iterator[str]:
+def _split_line(line: str, language: str) -> list[str]:
     """Sentences of one line with spaces around them, in time linear in its length.
 
     A long line is split in windows. What seems the last sentence of a window may go on in the next, which therefore
     starts with it; one that fills its window is cut there.
     """
     start = 0
+    found: list[str] = []
     while len(line) - start > _WINDOW_CHARACTERS:
         window = line[start : start + _WINDOW_CHARACTERS]
         sentences = sentencex.segment(language, window)
         complete = sentences[:-1]
         if not complete:
             complete = [window[: window.rfind(" ") + 1 or len(window)]]
-        yield from complete
+        found += complete
         start += sum(map(len, complete))
-    yield from sentencex.segment(language, line[start:])
+    found += sentencex.segment(language, line[start:])
+    return found
 
 
-def _split_before_digits(sentence: str, language: str) -> list[str]:
+def _split_before_digits(sentence: str) -> list[str]:
     """In languages written without spaces the sentences of what seems one; a quotation stays whole."""
-    if language.split("-", 1)[0] not in _WITHOUT_SPACES:
-        return [sentence]
     pieces = [""]
     for piece in _STOP_BEFORE_DIGIT.split(sentence):
         if sum(map(pieces[-1].count, _OPENING)) > sum(map(pieces[-1].count, _CLOSING)):
@@ -69,16 +71,15 @@ def _split_before_digits(sentence: str, language: str) -> list[str]:
 
 
 def _cut_sentence(sentence: str, max_characters: int) -> Iterator[str]:
-    """The sentence without spaces around it, in pieces of at most `max_characters`; nothing if it is blank."""
-    rest = sentence.strip(" ")
+    """The sentence in pieces of at most `max_characters`."""
     start = 0
-    while len(rest) - start > max_characters:
-        space = rest.rfind(" ", start + 1, start + max_characters + 1)
+    while len(sentence) - start > max_characters:
+        space = sentence.rfind(" ", start + 1, start + max_characters + 1)
         stop = space if space > 0 else start + max_characters
-        yield rest[start:stop]
+        yield sentence[start:stop]
         start = stop + (space > 0)
-    if start < len(rest):
-        yield rest[start:]
+    if start < len(sentence):
+        yield sentence[start:]
 
 
 def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[str]]:
