@@ -7,6 +7,9 @@ from itertools import accumulate, pairwise
 
 import sentencex
 
+RULES = 2
+"""Number of the rules below, in the settings of every dataset: other sentences are other content."""
+
 # `sentencex` takes quadratic time on opening quotes that nothing closes (1.5 s at 200,000 characters, 4 ms at 10,000).
 _WINDOW_CHARACTERS = 10_000
 _LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
