@@ -68,6 +68,7 @@ def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
+    run.weights_check.forget()
     if run.position.phase_step == 0 and phase.optimizer_state == "reset":
         run.optimizer.reset()
     for rank_step, loader in _steps_of_phase(run, phase):
