@@ -26,7 +26,7 @@ from trainer.metrics import MetricsFile, loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stopping import STOPPED, LauncherWatch, stops_requested
+from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, stops_requested
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
@@ -58,10 +58,11 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         if ranks.rank == 0:
             tqdm.write(f"pretrain: {error}", file=sys.stderr)
         return CORRUPTED
-    else:
-        return 0 if run.is_finished else STOPPED
     finally:
         stop_ranks()
+    if not run.is_finished:
+        leave_at_once(STOPPED)
+    return 0
 
 
 def train_phase(run: Run) -> None:
