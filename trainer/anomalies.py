@@ -76,7 +76,7 @@ def _roll_back(run: Run, norm: float) -> None:
     load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
     run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
     run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())
-    run.cut_records()
+    run.reopen_records()
     run.progress.say(
         f"back to step {run.position.step}, {guard.streak.length} steps in a row were not taken; positions "
         f"{guard.streak.start}-{guard.streak.stop} of phase {guard.streak.phase} are left out from now on"

@@ -22,7 +22,7 @@ from trainer.engine import (
     seed_dropout,
     train_step,
 )
-from trainer.metrics import MetricsFile, loss_columns
+from trainer.metrics import loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -79,7 +79,8 @@ def train_phase(run: Run) -> None:
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
         run.optimizer.norm_limit = run.guard.limit
-        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
+        with run.profile.step(run.position.step + 1):
+            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
         run.position = _advance(run.position, phase, counts, rank_step.state)
         if not note_gradient(run, phase_index, rank_step, loader):
             return
@@ -162,6 +163,7 @@ def _log_step(
     norm = grad_norm(run.engine, run.optimizer)
     columns = loss_columns(sums.tolist(), counts.masked, counts.instances)
     seconds = time.monotonic() - run.step_started
+    steps_left = run.settings.phases[phase_index].steps - run.position.phase_step if run.position.phase_step else 0
     names = [each.name for each in run.mixture]
     drawn = [dict(zip(("instances", "tokens"), pair, strict=True)) for pair in run.position.drawn]
     row: dict[str, Any] = {
@@ -174,16 +176,13 @@ def _log_step(
         "learning_rate": learning_rate,
         "tokens": counts.tokens,
         "instances": counts.instances,
-        "tokens_per_second": counts.tokens / seconds,
-        "max_over_mean_tokens": counts.most_tokens * run.ranks.world_size / counts.tokens,
+        **run.gauge.columns(counts, seconds, phase_index, steps_left),
         "steps_skipped": run.guard.num_skipped,
-        "data_wait_share": min(1.0, counts.wait_seconds / seconds),
         "epochs": dict(zip(names, rank_step.epochs, strict=True)),
         "drawn": dict(zip(names, drawn, strict=True)),
         "seconds": seconds,
     }
-    if run.ranks.rank == 0:
-        MetricsFile(run.folder.metrics).append(row)
+    run.recorder.add(row)
     run.progress.advance(row)
     if run.position.phase_step == 0:
         for name, counted in row["drawn"].items():
@@ -201,8 +200,7 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
     row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
     if len(parts) > 1:
         row["datasets"] = parts
-    if run.ranks.rank == 0:
-        MetricsFile(run.folder.metrics).append(row)
+    run.recorder.add(row)
     run.progress.say(f"step {run.position.step}: {format_validation(row)}")
     for name, columns in row.get("datasets", {}).items():
         run.progress.say(f"  {name}: {format_validation(columns)}")

@@ -15,19 +15,22 @@ from trainer.checkpoint import load_checkpoint, read_state
 from trainer.checkpoint_saver import CheckpointSaver
 from trainer.checkpoint_store import CheckpointStore
 from trainer.engine import start_engine
-from trainer.metrics import MetricsFile, Progress
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks, together
+from trainer.ranks import Ranks, device_name, together
 from trainer.resume import choose_checkpoint, restore_run
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
 from trainer.spike_guard import SpikeGuard
 from trainer.stream.source import Mixture, open_mixture
+from trainer.watch.gauge import Gauge
+from trainer.watch.profile import Profile
+from trainer.watch.recorder import Recorder, open_recorder
+from trainer.watch.terminal import Progress
 from trainer.watchdog import Watchdog
 from trainer.weights_check import WeightsCheck
 
@@ -74,6 +77,9 @@ class Run:
     watchdog: Watchdog
     patience: Patience
     progress: Progress
+    recorder: Recorder
+    gauge: Gauge
+    profile: Profile
     position: Position
     step_started: float = 0.0
     stop_requested: bool = False  # of this rank
@@ -86,7 +92,7 @@ class Run:
 
     def close(self) -> None:
         """Ends what watches and shows the run."""
-        for each in (self.watchdog, self.progress):
+        for each in (self.watchdog, self.profile, self.recorder, self.progress):
             each.close()
 
     def request_stop(self) -> None:
@@ -96,12 +102,14 @@ class Run:
     def save(self) -> None:
         """Saves in the background, once the weights are known to be sound."""
         self.weights_check.check()
+        self.recorder.flush()
         self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
 
-    def cut_records(self) -> None:
-        """Drops what metrics say of steps after the position, which will be made again."""
+    def reopen_records(self) -> None:
+        """Drops what metrics and curves say of steps after the position, which will be made again."""
         if self.ranks.rank == 0:
-            MetricsFile(self.folder.metrics).cut_after(self.position.step)
+            self.recorder.close()
+            self.recorder = open_recorder(self.folder, self.settings, self.position.step)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
@@ -123,6 +131,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     say = tqdm.write if ranks.rank == 0 else lambda _: None
     patience = Patience(60 * settings.follow_limit_minutes, say)
     with together(ranks):
+        profile = Profile(settings.profile, folder.path / "profile", ranks)
         options = parse_storage_options(settings.storage_options)
         mixture = open_mixture(settings.data, options, patience if settings.follow else None)
         model_config = check_mixture(settings, mixture, ranks.world_size)
@@ -147,9 +156,14 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if checkpoint is not None:
         load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
+    with together(ranks):
+        recorder = open_recorder(folder, settings, position.step) if ranks.rank == 0 else Recorder()
+    gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
+    if gauge.peak_tflops is None:
+        progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
     saver.prepare(engine, optimizer)
-    run = Run(
+    return Run(
         settings,
         ranks,
         mixture,
@@ -163,10 +177,11 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
         patience,
         progress,
+        recorder,
+        gauge,
+        profile,
         position,
     )
-    run.cut_records()
-    return run
 
 
 def read_position(checkpoint: Path) -> Position:

@@ -143,6 +143,12 @@ class PretrainSettings:
         cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
             epochs; none where it is left out.
         cache_bytes: What that folder may hold; what was used longest ago makes room.
+        tensorboard: Whether the curves also go to tensorboard/ in the run's folder.
+        wandb: Weights & Biases project that the curves also go to; needs the package wandb.
+        profile: Optimizer steps to look into, such as steps=20..25: a trace and a table of the largest operations of
+            rank 0 go to profile/ in the run's folder.
+        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; without it those of the GPU's data sheet
+            (dense bf16). A CPU has no MFU without it.
     """
 
     data: list[str]
@@ -165,6 +171,10 @@ class PretrainSettings:
     storage_options: str | None = None
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
+    tensorboard: bool = True
+    wandb: str | None = None
+    profile: str | None = None
+    peak_tflops: float | None = None
 
     @property
     def num_steps(self) -> int:
@@ -189,7 +199,7 @@ class PretrainSettings:
 # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
 FREE_ON_RESUME = (
     "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes", "cache_dir", "cache_bytes",
+    "follow_limit_minutes", "cache_dir", "cache_bytes", "tensorboard", "wandb", "profile", "peak_tflops",
 )  # fmt: skip
 
 
