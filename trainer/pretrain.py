@@ -68,6 +68,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
 def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
+    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
     run.weights_check.forget()
     if run.position.phase_step == 0 and phase.optimizer_state == "reset":
@@ -97,7 +98,6 @@ def train_phase(run: Run) -> None:
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoader]]:
     """This rank's share of every step that is left of the phase, and where it comes from."""
     phase_index, is_first = run.position.phase, True
-    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     with StepLoader(
         run.mixture,
         "train",

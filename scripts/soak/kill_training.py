@@ -33,7 +33,10 @@ DEADLINE_SECONDS = 900.0
 START_SECONDS = 15.0
 POLL_SECONDS = 0.005
 VICTIMS = ("rank", "rank", "launcher", "command", "node")
-TIMES = ("tokens_per_second", "data_wait_share", "seconds")
+TIMES = (
+    "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes", "eta_seconds",
+    "seconds",
+)  # fmt: skip
 CONFIG = {
     "model": {"preset": "tiny", "overrides": {"num_layers": 2, "hidden_size": 64, "max_position_embeddings": 64}},
     "validation": {"interval": 50},
