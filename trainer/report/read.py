@@ -15,6 +15,7 @@ import yaml
 from trainer.run_folder import RunFolder
 
 Row = Mapping[str, Any]
+ANOMALIES = "anomalies.jsonl"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ReadRun:
         path: The folder.
         train: Rows of steps, in their order, each step once.
         validation: Rows of measurements, in the same way.
-        events: Rows of other kinds.
+        events: Rows of other kinds, and those of steps that were not taken.
         facts: run.json; empty where it cannot be read.
         config: Settings by dotted key; empty where they cannot be read.
         problems: What could not be read, for people.
@@ -98,6 +99,7 @@ def _read_run(path: Path, name: str) -> ReadRun:
     train = _each_step_once([row for row in rows if row.get("split") == "train"], problems)
     validation = _each_step_once([row for row in rows if row.get("split") == "validation"], [])
     events = [row for row in rows if row.get("split") not in ("train", "validation")]
+    events += _rows(path / ANOMALIES, problems)
     if not train:
         problems.append("metrics.jsonl has no step yet")
     return ReadRun(name, path, train, validation, events, facts, config, problems)
@@ -130,7 +132,7 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
             bad.append(place)
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (" and more" if len(bad) > 5 else "")
-        problems.append(f"metrics.jsonl: {len(bad)} line(s) are no row: {shown}")
+        problems.append(f"{path.name}: {len(bad)} line(s) are no row: {shown}")
 
 
 def _each_step_once(rows: Sequence[Row], problems: list[str]) -> list[Row]:

@@ -48,6 +48,10 @@ class WeightsAndBiases:
         if row["step"] >= self._logged_before:
             self._run.log(curves(row), step=row["step"])
 
+    def restart_after(self, step: int) -> None:
+        """Steps after this one come again, and stay as W&B has them."""
+        self._logged_before = max(self._logged_before, int(self._run.step), step + 1)
+
     def flush(self) -> None:
         """Nothing: wandb sends by itself."""
 
