@@ -16,6 +16,7 @@ from trainer.run_folder import RunFolder
 
 Row = Mapping[str, Any]
 ANOMALIES = "anomalies.jsonl"
+_NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
         except ValueError:
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield row
+            yield {column: value for column, value in row.items() if column not in _NEVER_SHOWN}
         else:
             bad.append(place)
     if bad:
