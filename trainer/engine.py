@@ -4,7 +4,6 @@ DeepSpeed partitions states and gradients (ZeRO) and reduces gradients; what a s
 learning rate are ours. Its settings files hold only what `CHOOSABLE` lists.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from torch.nn import Module
 from trainer.model.heads import PretrainingSums, pretraining_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks, quiet_deepspeed
-from trainer.stream.step import MicroBatch, empty_micro_batch
+from trainer.stream.packing import MicroBatch, empty_micro_batch, to_device
 
 # What a settings file for DeepSpeed may say; the trainer writes everything else.
 CHOOSABLE = ("zero_optimization", "comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown")
@@ -192,7 +191,7 @@ def train_step(engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], c
 
 def forward_sums(module: Module, batch: MicroBatch, device: torch.device) -> PretrainingSums:
     """Loss sums and hits of one micro-batch."""
-    batch = _to_device(batch, device)
+    batch = to_device(batch, device)
     mlm_logits, nsp_logits = module(
         batch.input_ids,
         batch.token_type_ids,
@@ -219,14 +218,6 @@ def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
     """Global L2 norm of the last gradient before clipping; infinite where DeepSpeed dropped it as not finite."""
     return math.inf if getattr(engine.optimizer, "overflow", False) else float(optimizer.grad_norm)
-
-
-def _to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    if device.type == "cpu":
-        return batch
-    fields: dict[str, Any] = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    moved = {name: value.to(device, non_blocking=True) for name, value in fields.items() if isinstance(value, Tensor)}
-    return MicroBatch(**{**fields, **moved})
 
 
 def _refuse_unknown(chosen: dict[str, Any], choices: Sequence[str], where: str) -> None:

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from trainer.stream.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
+LOCK = ".lock"
 VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
 SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
 
@@ -56,6 +58,28 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    @property
+    def anomalies(self) -> Path:
+        """One JSON row per step whose gradient was not taken."""
+        return self.path / "anomalies.jsonl"
+
+    @property
+    def stacks(self) -> Path:
+        """Where a watchdog leaves the stacks of a job that hung."""
+        return self.path / "stacks"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the job that trains here."""
+        return self.path / LOCK
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether something that is not a run is there."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return not self.facts.is_file() and any(path.name != LOCK for path in self.path.iterdir())
+
     def read_facts(self) -> dict[str, Any]:
         """run.json.
 
@@ -78,10 +102,10 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
         ValueError: The folder's run has other settings or another dataset.
     """
     run = RunFolder(Path(settings.output))
-    if run.path.exists() and (not run.path.is_dir() or (any(run.path.iterdir()) and not run.facts.is_file())):
+    if run.is_foreign:
         raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
     datasets = [dataset_facts(each) for each in mixture]
-    facts: dict[str, Any] = {"model": dataclasses.asdict(model), "launches": []}
+    facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": dataclasses.asdict(model), "launches": []}
     if run.facts.is_file():
         facts = run.read_facts()
         _check_unchanged(run, settings, facts["datasets"], datasets)
