@@ -24,7 +24,7 @@ from trainer.watch.profile import Profile, parse_steps
 from trainer.watch.recorder import Recorder
 from trainer.watch.tensorboard import TensorBoard
 from trainer.watch.terminal import Progress, format_seconds, format_step
-from trainer.watch.wandb import WeightsAndBiases, run_id
+from trainer.watch.wandb import WeightsAndBiases
 
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
 COUNTS = StepCounts(
@@ -176,7 +176,7 @@ def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
     assert [step for step, _ in wandb.run.rows] == [1, 2, 3, 4]
 
 
-FACTS = {"launches": [{"time": "2026-01-01T00:00:00+00:00", "host": "a"}, {"time": "later", "host": "b"}]}
+FACTS = {"id": "0123456789abcdef"}
 
 
 def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
@@ -185,7 +185,7 @@ def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
     recorder.add(ROW)
     recorder.close()
     assert wandb.arguments == {
-        "project": "berts", "id": run_id(tmp_path / "run", FACTS), "name": "run", "config": {"seed": 3},
+        "project": "berts", "id": "0123456789abcdef", "name": "run", "config": {"seed": 3},
         "dir": str(tmp_path / "run"), "resume": "allow",
     }  # fmt: skip
     [(step, row)] = wandb.run.rows
@@ -200,12 +200,6 @@ def test_weights_and_biases_never_gets_a_step_again(wandb, tmp_path):
     for step in (4, 5, 6, 7):
         shown.add(ROW | {"step": step})
     assert [step for step, _ in wandb.run.rows] == [6, 7]
-
-
-def test_the_id_at_weights_and_biases_is_that_of_the_first_launch(tmp_path):
-    continued = {"launches": FACTS["launches"][:1]}
-    assert run_id(tmp_path, continued) == run_id(tmp_path, FACTS)
-    assert run_id(tmp_path / "other", FACTS) != run_id(tmp_path, FACTS)
 
 
 def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypatch):
