@@ -21,9 +21,9 @@ describe_checkout() {
     (
         cd "$ROOT"
         echo "$ROOT" "${EXTRAS:-}"
-        find tokenizer pipeline -name '*.so' | sort
+        find tokenizer pipeline trainer -name '*.so' | sort
         cat pyproject.toml constraints.txt
-        find tokenizer pipeline -name '*.[ch]' -print0 | sort -z | xargs -0 cat
+        find tokenizer pipeline trainer -name '*.[ch]' -print0 | sort -z | xargs -0 cat
     ) | sha256sum | cut -d' ' -f1
 }
 

@@ -19,8 +19,8 @@ from trainer.checkpoint_store import CheckpointStore
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks, together
 from trainer.run_folder import RunFolder
+from trainer.safety_settings import CheckpointSettings
 from trainer.saving import HostCopies, Snapshot, remove_folders, remove_old, take_snapshot, write_snapshot
-from trainer.settings import CheckpointSettings
 
 LONGEST_UPLOAD = timedelta(days=1)
 WORTH_SAYING_SECONDS = 1.0

@@ -15,6 +15,7 @@ from trainer.checkpoint import COMMITTED, find_checkpoints, verify_checkpoint
 from trainer.checkpoint_store import METRICS, RUN_FILES, CheckpointStore
 from trainer.ranks import Ranks, together
 from trainer.run_folder import RUN_FACTS, RunFolder
+from trainer.saving import remove_folders
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:
@@ -35,9 +36,22 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
 
 
 def choose_checkpoint(
-    run: RunFolder, store: CheckpointStore | None, ranks: Ranks, skip_damaged: bool, say: Callable[[str], None]
+    run: RunFolder,
+    store: CheckpointStore | None,
+    ranks: Ranks,
+    skip_damaged: bool,
+    say: Callable[[str], None],
+    before: int | None = None,
 ) -> Path | None:
     """The checkpoint to load, on this node's disk; None where there is none. Called by all ranks.
+
+    Args:
+        run: Where checkpoints lie and downloads go.
+        store: Where they were uploaded to.
+        ranks: This rank and the others.
+        skip_damaged: Go back to the newest one that is whole.
+        say: Tells the user something.
+        before: Only those of earlier steps.
 
     Raises:
         ValueError: A node sees neither rank 0's folder nor a URL; or a checkpoint at the URL is damaged.
@@ -53,7 +67,10 @@ def choose_checkpoint(
     name: str | None = None
     with together(ranks):
         if ranks.rank == 0:
-            name = _choose(run, store, everywhere, skip_damaged, say)
+            local, remote = _list_checkpoints(run, store, say)
+            found = local | remote if everywhere else remote
+            names = sorted((each for each in found if before is None or _step(each) < before), reverse=True)
+            name = _choose(run, store, names, local, skip_damaged, say)
     name = _gather(name, ranks)[0]
     if name is None:
         return None
@@ -63,12 +80,24 @@ def choose_checkpoint(
     return run.checkpoints / name
 
 
+def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> None:
+    """Deletes checkpoints of this step and later ones, which the run goes back from. Rank 0 only."""
+    finished, _ = find_checkpoints(run.checkpoints)
+    remove_folders(*(path for path in finished if _step(path.name) >= step))
+    if store is not None:
+        store.remove_checkpoints([name for name in store.list_checkpoints()[0] if _step(name) >= step])
+
+
 def _choose(
-    run: RunFolder, store: CheckpointStore | None, everywhere: bool, skip_damaged: bool, say: Callable[[str], None]
+    run: RunFolder,
+    store: CheckpointStore | None,
+    names: list[str],
+    local: set[str],
+    skip_damaged: bool,
+    say: Callable[[str], None],
 ) -> str | None:
-    """The newest checkpoint's name, once it lies in rank 0's folder."""
-    local, remote = _list_checkpoints(run, store, say)
-    for name in sorted(local | remote if everywhere else remote, reverse=True):
+    """The first of the checkpoints that is whole, once it lies in rank 0's folder."""
+    for name in names:
         try:
             if store is not None and name not in local:
                 store.fetch_files([METRICS], run.path)  # first: where the checkpoint is, its rows are
@@ -80,7 +109,7 @@ def _choose(
                 raise
             say(f"skipped: {damage}")
             (run.checkpoints / name / COMMITTED).unlink(missing_ok=True)
-            if store is not None and name in remote:
+            if store is not None:
                 store.disown(name)
         else:
             return name
@@ -100,6 +129,10 @@ def _list_checkpoints(
     for name in torn:
         say(f"{store.locate(f'checkpoints/{name}')} was never uploaded whole and is not used")
     return {path.name for path in finished}, set(remote)
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))
 
 
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:

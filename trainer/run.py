@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,24 @@ from trainer.checkpoint import load_checkpoint, read_state
 from trainer.checkpoint_saver import CheckpointSaver
 from trainer.checkpoint_store import CheckpointStore
 from trainer.engine import start_engine
-from trainer.metrics import MetricsFile, Progress
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks, together
+from trainer.ranks import Ranks, device_name, together
 from trainer.resume import choose_checkpoint, restore_run
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
+from trainer.spike_guard import SpikeGuard
 from trainer.stream.source import Mixture, open_mixture
+from trainer.watch.gauge import Gauge
+from trainer.watch.profile import Profile
+from trainer.watch.recorder import Recorder, open_recorder
+from trainer.watch.terminal import Progress
+from trainer.watchdog import Watchdog
+from trainer.weights_check import WeightsCheck
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Position:
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
         stream: State of the phase's stream; None at its beginning.
+        guard: State of the spike guard, in checkpoints only.
     """
 
     step: int = 0
@@ -50,6 +57,7 @@ class Position:
     instances: int = 0
     drawn: Sequence[Sequence[int]] = ()
     stream: dict[str, Any] | None = None
+    guard: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,8 +71,15 @@ class Run:
     engine: Any
     optimizer: ShardedOptimizer
     saver: CheckpointSaver
+    store: CheckpointStore | None
+    guard: SpikeGuard
+    weights_check: WeightsCheck
+    watchdog: Watchdog
     patience: Patience
     progress: Progress
+    recorder: Recorder
+    gauge: Gauge
+    profile: Profile
     position: Position
     step_started: float = 0.0
     stop_requested: bool = False  # of this rank
@@ -75,9 +90,24 @@ class Run:
         """Whether every phase is over."""
         return self.position.phase == len(self.settings.phases)
 
+    def close(self) -> None:
+        """Ends what watches and shows the run."""
+        for each in (self.watchdog, self.profile, self.recorder, self.progress):
+            each.close()
+
     def request_stop(self) -> None:
         """Has every rank save and leave after the next step."""
         self.stop_requested = True
+
+    def save(self) -> None:
+        """Saves in the background, once the weights are known to be sound."""
+        self.weights_check.check()
+        self.recorder.flush()
+        self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
+
+    def reopen_records(self) -> None:
+        """Drops what metrics and curves say of steps after the position, which will be made again."""
+        self.recorder.restart_after(self.position.step)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
@@ -99,6 +129,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     say = tqdm.write if ranks.rank == 0 else lambda _: None
     patience = Patience(60 * settings.follow_limit_minutes, say)
     with together(ranks):
+        profile = Profile(settings.profile, folder.path / "profile", ranks)
         options = parse_storage_options(settings.storage_options)
         mixture = open_mixture(settings.data, options, patience if settings.follow else None)
         model_config = check_mixture(settings, mixture, ranks.world_size)
@@ -123,17 +154,39 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if checkpoint is not None:
         load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
-    if ranks.rank == 0:
-        MetricsFile(folder.metrics).cut_after(position.step)
+    with together(ranks):
+        recorder = open_recorder(folder, settings, position.step) if ranks.rank == 0 else Recorder()
+    gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
+    if gauge.peak_tflops is None:
+        progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
     saver.prepare(engine, optimizer)
-    return Run(settings, ranks, mixture, folder, engine, optimizer, saver, patience, progress, position)
+    return Run(
+        settings,
+        ranks,
+        mixture,
+        folder,
+        engine,
+        optimizer,
+        saver,
+        store,
+        SpikeGuard(settings.safety, position.guard),
+        WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
+        Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
+        patience,
+        progress,
+        recorder,
+        gauge,
+        profile,
+        position,
+    )
 
 
 def read_position(checkpoint: Path) -> Position:
     """How far a run had come at a checkpoint."""
     state = read_state(checkpoint)
-    return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+    names = [each.name for each in dataclasses.fields(Position)]
+    return Position(**{name: state[name] for name in names if name in state})
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:

@@ -59,6 +59,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def anomalies(self) -> Path:
+        """One JSON row per step whose gradient was not taken."""
+        return self.path / "anomalies.jsonl"
+
+    @property
+    def stacks(self) -> Path:
+        """Where a watchdog leaves the stacks of a job that hung."""
+        return self.path / "stacks"
+
+    @property
     def lock(self) -> Path:
         """Held by the job that trains here."""
         return self.path / LOCK
@@ -102,10 +112,10 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
     facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
-    _write(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
+    replace_file(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
     for name in VOCABULARY_FILES:
-        _write(run.path / name, mixture[0].dataset.read_file(name))
-    _write(run.config, to_yaml(settings).encode())
+        replace_file(run.path / name, mixture[0].dataset.read_file(name))
+    replace_file(run.config, to_yaml(settings).encode())
 
 
 def to_yaml(settings: PretrainSettings) -> str:
@@ -127,7 +137,7 @@ def launch_facts(world_size: int) -> dict[str, Any]:
         "host": platform.node(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
         "python": platform.python_version(),
-        "software": {name: _version(name) for name in SOFTWARE},
+        "software": software_versions(SOFTWARE),
         "git_commit": _git_commit(),
     }
 
@@ -186,11 +196,16 @@ def _check_unchanged(
         )
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Replaces a file at once."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file at once, or makes it."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(data)
     temporary.replace(path)
+
+
+def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
+    """Installed versions by name; None for what is not installed."""
+    return {name: _version(name) for name in distributions}
 
 
 def _version(distribution: str) -> str | None:

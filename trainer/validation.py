@@ -49,7 +49,7 @@ def load_validation_sets(
 ) -> list[ValidationSet]:
     """Reads this rank's shares into memory; datasets built without validation documents have none.
 
-    The builder holds a split to some 1.3 M tokens, 24 bytes each in here.
+    The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
 
     Raises:
         FileNotFoundError: Patience with a build that is still running ended; the same on every rank.
@@ -121,7 +121,7 @@ def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -
     """How often each token [V] stands in the text as it was before masking, over all ranks; no [CLS], [SEP]."""
     counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for batch in batches:
-        text_T = batch.input_ids.long().index_copy(0, batch.masked_positions, batch.masked_labels)
+        text_T = batch.input_ids.long().index_copy(0, batch.masked_positions.long(), batch.masked_labels.long())
         counts_V += torch.bincount(text_T, minlength=len(counts_V))
     special = dataset.manifest.special_ids
     counts_V[[special["cls"], special["sep"]]] = 0

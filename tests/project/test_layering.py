@@ -23,9 +23,10 @@ ALLOWED = {
     "pipeline.pairs": {"numpy", "pipeline.seeds", "pipeline.compiled_instances"},
     "pipeline.gather": {"numpy", "pipeline.pairs", "pipeline.compiled_instances"},
     "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds", "pipeline.compiled_instances"},
+    "pipeline.look": {"pipeline.look"},
     "trainer": {
-        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "torch", "deepspeed",
-        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard",
+        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.look", "torch", "deepspeed",
+        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
     },
 }  # fmt: skip
 OWN_ROOM = {
