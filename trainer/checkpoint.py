@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.optim.sharded import ShardedOptimizer
+from trainer.partitions import gather_weights, refresh_weights
 from trainer.ranks import Ranks, together
 
 FORMAT = 1
@@ -77,8 +78,8 @@ def save_checkpoint(
         folder.mkdir(parents=True)
     torch.distributed.barrier(group=ranks.counts_group)
     mine = _write_fragments(folder, optimizer, ranks)
+    weights = gather_weights(engine, ranks)
     if ranks.rank == 0:
-        weights = {name: tensor.detach().cpu().clone() for name, tensor in engine.module.state_dict().items()}
         save_file(weights, folder / MODEL, {"format": "pt"})
     parts: list[Any] = [None] * ranks.world_size
     torch.distributed.all_gather_object(parts, mine, group=ranks.counts_group)
@@ -117,8 +118,7 @@ def load_checkpoint(path: Path, engine: Any, optimizer: ShardedOptimizer, ranks:
         state = read_state(path)
         _read_fragments(path, state["fragments"], optimizer)
     optimizer.num_updates = state["num_updates"]
-    if optimizer.is_partitioned:
-        engine.optimizer.update_lp_params()
+    refresh_weights(engine, optimizer)
     return state
 
 

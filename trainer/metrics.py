@@ -15,16 +15,20 @@ from tqdm import tqdm
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
 
 
-def loss_columns(sums: list[float], masked: int, instances: int) -> dict[str, float]:
-    """Mean losses in nats and accuracies from sums over a global batch or a validation set."""
+def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool = True) -> dict[str, float]:
+    """Mean losses in nats and accuracies from sums over a global batch or a validation set.
+
+    Args:
+        sums: As `trainer.engine.train_step` returns them.
+        masked: Positions predicted; left to right they are in the columns called mlm as well.
+        instances: Instances.
+        has_nsp: Whether next sentences are predicted; there are no such columns otherwise.
+    """
     mlm_loss, nsp_loss = sums[MLM_LOSS] / masked, sums[NSP_LOSS] / instances
-    return {
-        "loss": mlm_loss + nsp_loss,
-        "mlm_loss": mlm_loss,
-        "mlm_accuracy": sums[MLM_HITS] / masked,
-        "nsp_loss": nsp_loss,
-        "nsp_accuracy": sums[NSP_HITS] / instances,
-    }
+    columns = {"loss": mlm_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums[MLM_HITS] / masked}
+    if not has_nsp:
+        return columns
+    return {**columns, "loss": mlm_loss + nsp_loss, "nsp_loss": nsp_loss, "nsp_accuracy": sums[NSP_HITS] / instances}
 
 
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
@@ -57,7 +61,7 @@ class MetricsFile:
 class Progress:
     """The bar on rank 0's terminal: done, losses, tokens per second, time left."""
 
-    def __init__(self, num_steps: int, step: int, *, shown: bool) -> None:
+    def __init__(self, num_steps: int | None, step: int, *, shown: bool) -> None:
         # A log file takes a line every ten seconds, a terminal a redraw twice a second.
         pause = 0.5 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
@@ -67,7 +71,8 @@ class Progress:
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """One more step."""
-        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in (("mlm", "mlm_loss"), ("nsp", "nsp_loss")))
+        names = (("mlm", "mlm_loss"), ("nsp", "nsp_loss"))
+        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in names if key in row)
         speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
         text = f"loss {row['loss']:.3f} {losses} {speed}"
         self._bar.set_postfix_str(text, refresh=False)

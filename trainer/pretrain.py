@@ -23,6 +23,8 @@ from trainer.engine import (
     train_step,
 )
 from trainer.metrics import MetricsFile, loss_columns
+from trainer.objectives import WITH_NSP, prepare_micro_batch
+from trainer.phase_clock import PhaseClock, begin_phase
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -58,17 +60,25 @@ def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
-    if run.position.phase_step == 0 and phase.optimizer_state == "reset":
-        run.optimizer.reset()
+    if run.position.phase_step == 0:
+        begin_phase(run.optimizer, phase)
+    clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step in _steps_of_phase(run, phase):
         counts = agree_on_step(
-            run.ranks, rank_step.micro_batches, rank_step.wait_seconds, run.stop_requested, rank_step.drawn
+            run.ranks,
+            rank_step.micro_batches,
+            rank_step.wait_seconds,
+            run.stop_requested,
+            rank_step.drawn,
+            clock.elapsed_seconds,
         )
-        learning_rate = phase.schedule.learning_rate(run.position.phase_step)
+        learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
-        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
-        run.position = _advance(run.position, phase, counts, rank_step.state)
+        has_nsp = settings.objective == WITH_NSP
+        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts, has_nsp)
+        ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
+        run.position = _advance(run.position, ends, counts, rank_step.state)
         _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
         if run.is_due(settings.validation.interval):
             _log_validation(run, validation_sets)
@@ -102,7 +112,9 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
                 run.must_stop = True
                 return
             rank_step = next(loader)
-            yield dataclasses.replace(rank_step, wait_seconds=time.monotonic() - run.step_started)
+            batches = [prepare_micro_batch(batch, run.settings.objective) for batch in rank_step.micro_batches]
+            waited = time.monotonic() - run.step_started
+            yield dataclasses.replace(rank_step, micro_batches=batches, wait_seconds=waited)
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
@@ -114,18 +126,17 @@ def _have_step(run: Run, loader: StepLoader) -> bool:
         time.sleep(WAITING_SECONDS)
 
 
-def _advance(position: Position, phase: Phase, counts: StepCounts, stream: dict[str, Any]) -> Position:
+def _advance(position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]) -> Position:
     """The position after a step, at the beginning of the next phase where it was the last of this one."""
-    made = position.phase_step + 1
-    ends = made == phase.steps
     return Position(
         step=position.step + 1,
         phase=position.phase + ends,
-        phase_step=0 if ends else made,
+        phase_step=0 if ends else position.phase_step + 1,
         tokens=position.tokens + counts.tokens,
         instances=position.instances + counts.instances,
         drawn=_add_drawn(position.drawn, counts.drawn),
         stream=None if ends else stream,
+        phase_seconds=0.0 if ends else counts.elapsed_seconds,
     )
 
 
@@ -144,7 +155,7 @@ def _log_step(
         ValueError: The gradient is not finite; nothing was saved since.
     """
     norm = grad_norm(run.engine, run.optimizer)
-    columns = loss_columns(sums.tolist(), counts.masked, counts.instances)
+    columns = loss_columns(sums.tolist(), counts.masked, counts.instances, run.settings.objective == WITH_NSP)
     seconds = time.monotonic() - run.step_started
     first = rank_step.first_position
     if not math.isfinite(norm):
@@ -163,6 +174,7 @@ def _log_step(
         **columns,
         "grad_norm": norm,
         "learning_rate": learning_rate,
+        **run.optimizer.metrics(),
         "tokens": counts.tokens,
         "instances": counts.instances,
         "tokens_per_second": counts.tokens / seconds,
@@ -189,6 +201,7 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
         return
     parts = {each.name: validate(run.engine, each, run.ranks) for each in validation_sets}
     row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
+    run.position = finish_at_accuracy(run.position, row["mlm_accuracy"], run.settings)
     if len(parts) > 1:
         row["datasets"] = parts
     if run.ranks.rank == 0:

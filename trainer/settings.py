@@ -1,4 +1,6 @@
-"""Settings of a pretraining run: every default, meaning and unit in one place. Imports the stdlib and the schedule.
+"""Settings of a pretraining run: every default, meaning and unit in one place.
+
+Imports the stdlib, the schedule and the model's config.
 
 Files in configs/pretrain state what differs from these defaults, and flags what differs from the file.
 """
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.model.config import BertConfig, preset
 from trainer.optim.schedule import Schedule
 
 
@@ -63,7 +66,10 @@ class Phase:
         warmup_steps: The same as a number of steps; give one of the two.
         end_lr: Learning rate reached at the end of the decay.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        optimizer_state: Whether the optimizer's running means carry over from the phase before or start at zero.
+        decay_from: Where the decay is drawn from: warmup, its end, as in Hugging Face's schedules; or start, the
+            phase's first step, as google-research/bert and NVIDIA do, so that the rate jumps where the warm-up ends.
+        optimizer_state: keep carries the optimizer's running means over from the phase before, reset starts them at
+            zero; zero_step carries them over and counts updates for the bias correction anew, as NVIDIA does.
     """
 
     seq_len: int
@@ -74,7 +80,8 @@ class Phase:
     warmup_steps: int | None = None
     end_lr: float = 0.0
     decay_power: float = 1.0
-    optimizer_state: Literal["keep", "reset"] = "keep"
+    decay_from: Literal["warmup", "start"] = "warmup"
+    optimizer_state: Literal["keep", "reset", "zero_step"] = "keep"
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "global_batch", "steps"):
@@ -95,7 +102,8 @@ class Phase:
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step of the phase."""
-        return Schedule(self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power)
+        start = self.num_warmup_steps if self.decay_from == "warmup" else 0
+        return Schedule(self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power, start)
 
 
 @dataclass(frozen=True)
@@ -105,10 +113,13 @@ class ValidationSettings:
     Attributes:
         interval: Optimizer steps between two measurements; 0 measures at the end of each phase only.
         num_instances: How many instances of the validation split, from its first on; 0 takes all.
+        stop_at_mlm_accuracy: The run is finished as soon as a measurement reaches this masked-LM accuracy, 0.72 in
+            MLPerf; the split must then hold num_instances. null trains all steps.
     """
 
     interval: int = 1_000
     num_instances: int = 10_000
+    stop_at_mlm_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -135,15 +146,25 @@ class PretrainSettings:
         output: The run's folder: settings, metrics and checkpoints.
         phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
         steps: Optimizer steps of each phase, in place of the phases' own `steps`.
+        objective: mlm+nsp as in BERT, mlm alone, or left-to-right: causal attention, every token predicted from those
+            before it, no NSP. What trains no head leaves it as it was.
+        init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a released Google
+            checkpoint (bert_config.json, bert_model.ckpt), or an export of ours. Sizes and vocabulary must be equal.
+        init_from_pickle: Also take pytorch_model.bin in that folder, a pickle; only for a file you trust.
+        budget_hours: Hours of training; phases then take shares of them, in proportion to their steps, and the
+            learning rate follows the time instead of the steps. null trains by steps.
         model: Which BERT.
         optimizer: How weights are updated.
         validation: When and on what the validation loss is measured.
         checkpoint: When the run is saved.
         precision: Of weights and activations in forward and backward passes, fp32 or bf16. Gradients are summed,
             and weights updated, in fp32 either way.
-        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well.
+        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3
+            weights as well (adamw only).
         deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
         micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
+        activation_checkpointing: Keep only each layer's input for the backward pass and compute the rest again.
+        compile: Compile what surrounds attention with torch.compile, once for all lengths; not with zero_stage 3.
         seed: Of weights, dropout and the order of instances.
         skip: Stream positions never to train on, `PHASE:START-STOP` each, such as 0:51200-51456: from START up to
             before STOP. For bad data: go back to a checkpoint before it, then continue with this.
@@ -160,14 +181,20 @@ class PretrainSettings:
     output: str
     phases: list[Phase]
     steps: list[int] = field(default_factory=list)
+    objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
+    init_from: str | None = None
+    init_from_pickle: bool = False
+    budget_hours: float | None = None
     model: ModelSettings = field(default_factory=ModelSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     precision: Literal["fp32", "bf16"] = "fp32"
-    zero_stage: Literal[0, 1, 2] = 1
+    zero_stage: Literal[0, 1, 2, 3] = 1
     deepspeed: str | None = None
     micro_tokens: int = 16_384
+    activation_checkpointing: bool = False
+    compile: bool = False
     seed: int = 0
     skip: list[str] = field(default_factory=list)
     follow: bool = False
@@ -177,9 +204,27 @@ class PretrainSettings:
     cache_bytes: int = 64 * 2**30
 
     @property
-    def num_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return sum(phase.steps for phase in self.phases)
+    def num_steps(self) -> int | None:
+        """Optimizer steps of the whole run; None where time decides."""
+        return sum(phase.steps for phase in self.phases) if self.budget_hours is None else None
+
+    def budget_seconds(self, phase: int) -> float | None:
+        """A phase's share of the time budget; None where steps decide."""
+        if self.budget_hours is None:
+            return None
+        return 3_600 * self.budget_hours * self.phases[phase].steps / sum(each.steps for each in self.phases)
+
+    def model_config(self, vocab_size: int) -> BertConfig:
+        """The model, with the dataset's vocabulary.
+
+        Raises:
+            ValueError: An override that is decided elsewhere, or sizes that do not fit each other.
+        """
+        for name, decider in (("vocab_size", "the dataset's vocabulary"), ("is_causal", "objective")):
+            if name in self.model.overrides:
+                raise ValueError(f"model.overrides sets {name}; {decider} decides it, leave it out")
+        is_causal = self.objective == "left-to-right"
+        return preset(self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides)
 
     def skipped(self, phase: int) -> list[tuple[int, int]]:
         """Stretches of positions of one phase's stream to leave out.
@@ -199,7 +244,7 @@ class PretrainSettings:
 # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
 FREE_ON_RESUME = (
     "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes", "cache_dir", "cache_bytes",
+    "follow_limit_minutes", "cache_dir", "cache_bytes", "activation_checkpointing", "compile",
 )  # fmt: skip
 
 
@@ -220,12 +265,29 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     if settings.micro_tokens < longest:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
     settings.skipped(0)
+    _check_training(settings)
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:
             raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
     if min(settings.checkpoint.interval, settings.checkpoint.keep) < 0:
         raise ValueError(f"checkpoint.interval and checkpoint.keep must be at least 0, got {settings.checkpoint}")
     return dataclasses.replace(settings, phases=phases, steps=[])
+
+
+def _check_training(settings: PretrainSettings) -> None:
+    """Refuses combinations that would train something else than was asked."""
+    if settings.zero_stage == 3 and settings.optimizer.name == "lamb":
+        raise ValueError(
+            "optimizer lamb cannot run under zero_stage 3: its trust ratios were held to single-process LAMB on the "
+            "partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or optimizer adamw"
+        )
+    if settings.zero_stage == 3 and settings.compile:
+        raise ValueError("compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2")
+    if settings.budget_hours is not None and settings.budget_hours <= 0:
+        raise ValueError(f"budget_hours is {settings.budget_hours}; it must be above 0, or null to train by steps")
+    target = settings.validation.stop_at_mlm_accuracy
+    if target is not None and not 0 < target <= 1:
+        raise ValueError(f"validation.stop_at_mlm_accuracy is {target}; an accuracy is above 0 and at most 1")
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
