@@ -181,7 +181,8 @@ def train_step(
     """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
 
     The loss is MLM sum / masked positions of the global batch + NSP sum / its instances, the latter if the objective
-    has it. DeepSpeed averages over ranks, hence the factor; every rank makes the same number of backward passes, or ZeRO-2 would stop.
+    has it. DeepSpeed averages over ranks, hence the factor; every rank makes the same number of backward passes, or
+    ZeRO-2 would stop.
 
     Returns:
         float64 [4] on the device, summed over ranks: MLM loss, NSP loss, MLM hits, NSP hits.

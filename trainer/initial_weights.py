@@ -53,7 +53,7 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
         return InitialWeights(*load_hf(folder), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
         return InitialWeights(*_load_pickled(folder, allow_pickle), vocab)
-    indexes = sorted(name for name in names if name.endswith(".ckpt.index") or ".ckpt-" in name and ".index" in name)
+    indexes = sorted(name for name in names if name.endswith(".ckpt.index") or (".ckpt-" in name and ".index" in name))
     if GOOGLE_CONFIG in names and len(indexes) == 1:
         return InitialWeights(*_load_google(folder, indexes[0].removesuffix(".index")), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"

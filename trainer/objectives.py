@@ -1,10 +1,10 @@
-"""What a model is trained to predict: pure functions on packed micro-batches. May import torch and trainer.stream.packing.
+"""What a model is trained to predict: pure functions on packed micro-batches. May import torch and trainer.stream.
 
-| objective     | predicted                                         | attention      | source                           |
-|---------------|---------------------------------------------------|----------------|----------------------------------|
-| mlm+nsp       | masked tokens, and whether B follows A            | bidirectional  | BERT paper, section 3.1          |
-| mlm           | masked tokens                                     | bidirectional  | BERT paper, 5.1 ("No NSP")       |
-| left-to-right | every token from those before it, nothing masked  | causal         | BERT paper, 5.1 ("LTR & No NSP") |
+| objective     | predicted                                        | attention     | source                           |
+|---------------|--------------------------------------------------|---------------|----------------------------------|
+| mlm+nsp       | masked tokens, and whether B follows A           | bidirectional | BERT paper, section 3.1          |
+| mlm           | masked tokens                                    | bidirectional | BERT paper, 5.1 ("No NSP")       |
+| left-to-right | every token from those before it, nothing masked | causal        | BERT paper, 5.1 ("LTR & No NSP") |
 
 The instances are the same ones for all three: pairs of segments with static masks, which are undone for the last.
 """

@@ -30,7 +30,9 @@ class PhaseClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the phase so far: steps, validation, checkpoints, waiting."""
+        """Seconds of the phase so far: steps, validation, checkpoints, waiting; 0 where steps decide."""
+        if self.budget_seconds is None:
+            return 0.0
         return self.spent_seconds + time.monotonic() - self._began
 
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:

@@ -24,7 +24,7 @@ from trainer.engine import (
 )
 from trainer.metrics import MetricsFile, loss_columns
 from trainer.objectives import WITH_NSP, prepare_micro_batch
-from trainer.phase_clock import PhaseClock, begin_phase
+from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -175,6 +175,7 @@ def _log_step(
         "grad_norm": norm,
         "learning_rate": learning_rate,
         **run.optimizer.metrics(),
+        **({} if run.settings.budget_hours is None else {"phase_seconds": counts.elapsed_seconds}),
         "tokens": counts.tokens,
         "instances": counts.instances,
         "tokens_per_second": counts.tokens / seconds,

@@ -13,6 +13,7 @@ from pipeline.shards.growing import Patience
 from pipeline.shards.storage import parse_storage_options
 from trainer.checkpoint import find_checkpoints, load_checkpoint, read_state
 from trainer.engine import start_engine
+from trainer.export import VOCAB
 from trainer.metrics import MetricsFile, Progress
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
@@ -21,7 +22,6 @@ from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.prepare_model import prepare_model
 from trainer.ranks import Ranks, together
-from trainer.export import VOCAB
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.settings import PretrainSettings
 from trainer.stream.source import Mixture, open_mixture

@@ -1,16 +1,17 @@
-"""Reads TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow. Imports the stdlib, numpy, google_crc32c.
+"""Reads TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow.
 
-    NAME.index                  a LevelDB table: tensor name -> BundleEntryProto (dtype, shape, shard, offset, size, crc)
+    NAME.index                  a LevelDB table: name -> BundleEntryProto (dtype, shape, shard, offset, size, crc)
     NAME.data-00000-of-00001    the tensors' bytes, little endian
 
 Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto, leveldb/doc/table_format.md).
-Nothing is executed and every block and tensor is held to its crc32c.
+Nothing is executed and every block and tensor is held to its crc32c. Imports the stdlib, numpy and google_crc32c.
 """
 
 import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,13 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
 _TRAILER_BYTES = 5  # one of compression, four of crc32c
 _MASK_DELTA = 0xA282EAD8
-_DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"), 19: np.dtype("<f2")}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    9: np.dtype("<i8"),
+    19: np.dtype("<f2"),
+}
 
 Reader = Callable[[str, tuple[int, int] | None], bytes]
 
@@ -70,7 +77,7 @@ class TensorBundle:
             raise ValueError(f"{where}: written on a big-endian machine, which is not read here")
         self.names = frozenset(self._entries)
 
-    def read(self, name: str) -> npt.NDArray[np.generic]:
+    def read(self, name: str) -> npt.NDArray[Any]:
         """One tensor.
 
         Raises:
@@ -88,7 +95,8 @@ class TensorBundle:
                 f"{self.where}{suffix}: {name} is damaged: {len(data)} bytes of {expected}, or another crc32c; "
                 "copy the checkpoint again"
             )
-        return np.frombuffer(data, dtype).reshape(entry.shape)
+        values: npt.NDArray[Any] = np.frombuffer(data, dtype)
+        return values.reshape(entry.shape)
 
 
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -134,12 +142,10 @@ def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 def _parse_entry(data: bytes) -> _Entry:
     fields = _fields(data)
-    dimensions = [
-        _fields(each).get(1, [0])[0] for shape in fields.get(2, []) for each in _fields(bytes(shape)).get(2, [])
-    ]
+    sizes = [size for shape in fields.get(2, []) for size in _fields(bytes(shape)).get(2, [])]
     return _Entry(
         dtype=int(fields.get(1, [0])[0]),
-        shape=tuple(int(each) for each in dimensions),
+        shape=tuple(int(_fields(bytes(size)).get(1, [0])[0]) for size in sizes),
         shard=int(fields.get(3, [0])[0]),
         offset=int(fields.get(4, [0])[0]),
         size=int(fields.get(5, [0])[0]),

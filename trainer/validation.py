@@ -71,7 +71,13 @@ def load_validation_sets(
 def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks) -> ValidationSet:
     dataset = source.dataset
     size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))
-    instances = min(size, settings.validation.num_instances or size)
+    wanted = settings.validation.num_instances or size
+    if settings.validation.stop_at_mlm_accuracy is not None and size < wanted:
+        raise ValueError(
+            f"{dataset.url} holds out {size} instances of {seq_len} tokens, validation.num_instances is {wanted} and "
+            "the run stops at an accuracy on all of them; build with more documents held out, or ask for fewer"
+        )
+    instances = min(size, wanted)
     share = iterate_validation(
         dataset,
         seq_len,

@@ -23,7 +23,7 @@ ALLOWED = {
     "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds"},
     "trainer": {
         "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "torch", "deepspeed",
-        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard",
+        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "google_crc32c",
     },
 }  # fmt: skip
 OWN_ROOM = {

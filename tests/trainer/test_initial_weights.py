@@ -86,7 +86,7 @@ def test_a_checkpoint_of_more_layers_than_its_config_says_is_refused(tmp_path):
     folder = shutil.copytree(GOOGLE, tmp_path / "copy")
     settings = json.loads((folder / "bert_config.json").read_text())
     (folder / "bert_config.json").write_text(json.dumps(settings | {"num_hidden_layers": 1}))
-    with pytest.raises(ValueError, match="bert/encoder/layer_1/attention/output/LayerNorm/beta.* no BERT of 1 layers"):
+    with pytest.raises(ValueError, match=r"bert/encoder/layer_1/attention/output/LayerNorm/beta.* no BERT of 1 layers"):
         read_initial_weights(str(folder))
 
 

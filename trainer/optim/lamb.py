@@ -4,8 +4,8 @@ As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both
 without weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in
 one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt off.
 
-A step asks the other ranks twice: for the gradient's norms, and, once these have clipped it, for the norms of weights and
-updates. The direction is not linear in the clipped gradient, so the second cannot ride along with the first.
+A step asks the other ranks twice: for the gradient's norms, and, once these have clipped it, for the norms of weights
+and updates. The direction is not linear in the clipped gradient, so the second cannot ride along with the first.
 """
 
 from collections.abc import Iterable

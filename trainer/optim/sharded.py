@@ -1,9 +1,9 @@
 """One base for every optimizer here: it updates what this rank owns and knows which tensor each element belongs to.
 
 DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be split between
-ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of single tensors and weight decay need the parameters back: a `Fragment` is the piece of one
-parameter that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once per group
-and a global norm must see all of them at once.
+ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of single tensors and weight decay
+need the parameters back: a `Fragment` is the piece of one parameter that lies in this rank's partition. All parameters
+form one group, because ZeRO calls `step` once per group and a global norm must see all of them at once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
