@@ -1,5 +1,6 @@
 # Sourced by the scripts beside it: makes or reuses the virtual environment ${VENV:-.venv} of this checkout.
-# Installs again only when pyproject.toml or constraints.txt changed. Leaves $PYTHON and puts the environment on PATH.
+# Installs again only when pyproject.toml, constraints.txt or C sources changed, or what was compiled from them is gone.
+# Leaves $PYTHON and puts the environment on PATH.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${VENV:-$ROOT/.venv}
@@ -16,16 +17,25 @@ find_python() {
     return 1
 }
 
+describe_checkout() {
+    (
+        cd "$ROOT"
+        echo "$ROOT" "${EXTRAS:-}"
+        find tokenizer pipeline trainer -name '*.so' | sort
+        cat pyproject.toml constraints.txt
+        find tokenizer pipeline trainer -name '*.[ch]' -print0 | sort -z | xargs -0 cat
+    ) | sha256sum | cut -d' ' -f1
+}
+
 prepare_environment() {
-    local wanted base
-    wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" <(echo "$ROOT") | sha256sum | cut -d' ' -f1)
-    if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$wanted" ]; then
+    local base
+    if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$(describe_checkout)" ]; then
         base=$(find_python)
         echo "installing into $VENV (once)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV"
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "$ROOT[pipeline,sources,trainer,dev]"
-        echo "$wanted" >"$VENV/.beambert-installed"
+            --constraint "$ROOT/constraints.txt" --editable "$ROOT[${EXTRAS:-pipeline,sources,trainer,dev}]"
+        describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python
     export PATH="$VENV/bin:$PATH"

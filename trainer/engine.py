@@ -4,7 +4,6 @@ DeepSpeed partitions states and gradients (ZeRO) and reduces gradients; what a s
 learning rate are ours. Its settings files hold only what `CHOOSABLE` lists.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from trainer.model.heads import PretrainingSums, pretraining_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import adopt_partitions, check_partitions
 from trainer.ranks import Ranks, quiet_deepspeed
-from trainer.stream.step import MicroBatch, empty_micro_batch
+from trainer.stream.packing import MicroBatch, empty_micro_batch, to_device
 
 # What a settings file for DeepSpeed may say; the trainer writes everything else.
 CHOOSABLE = ("zero_optimization", "comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown")
@@ -47,10 +46,12 @@ class StepCounts:
         instances: Instances of the global batch.
         masked: Masked positions of the global batch.
         tokens: Real tokens of the global batch.
+        squared_tokens: Sum of the squares of its instances' lengths, which attention costs.
         most_tokens: Tokens of the rank that has most.
         wait_seconds: Longest wait for data on any rank.
         must_stop: Whether any rank was told to stop.
         elapsed_seconds: Most seconds any rank has spent on the phase.
+        memory_bytes: Most memory that any rank has held before the step.
         drawn: Instances and tokens of every dataset of the mixture, over all ranks.
     """
 
@@ -58,10 +59,12 @@ class StepCounts:
     instances: int
     masked: int
     tokens: int
+    squared_tokens: int
     most_tokens: int
     wait_seconds: float
     must_stop: bool
     elapsed_seconds: float
+    memory_bytes: int
     drawn: tuple[tuple[int, int], ...]
 
 
@@ -145,25 +148,29 @@ def agree_on_step(
         sum(len(batch.is_random_next) for batch in micro_batches),
         sum(len(batch.masked_labels) for batch in micro_batches),
         sum(len(batch.input_ids) for batch in micro_batches),
+        sum(int(batch.cu_seqlens.diff().long().square().sum()) for batch in micro_batches),
         wait_seconds,
         must_stop,
+        ranks.peak_memory_bytes(),
         elapsed_seconds,
         *(number for pair in drawn for number in pair),
     ]
     table = torch.zeros(ranks.world_size, len(mine), dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = list(table.unbind())
     torch.distributed.all_gather(rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group)
-    batches, instances, masked, tokens, waits, stops, elapsed, *draws = torch.stack(rows).T
+    batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = torch.stack(rows).T
     sums = [int(column.sum()) for column in draws]
     return StepCounts(
         num_micro_batches=int(batches.max()),
         instances=int(instances.sum()),
         masked=int(masked.sum()),
         tokens=int(tokens.sum()),
+        squared_tokens=int(squares.sum()),
         most_tokens=int(tokens.max()),
         wait_seconds=float(waits.max()),
         must_stop=bool(stops.any()),
         elapsed_seconds=float(elapsed.max()),
+        memory_bytes=int(memory.max()),
         drawn=tuple(zip(sums[::2], sums[1::2], strict=True)),
     )
 
@@ -206,7 +213,7 @@ def train_step(
 
 def forward_sums(module: Module, batch: MicroBatch, device: torch.device) -> PretrainingSums:
     """Loss sums and hits of one micro-batch."""
-    batch = _to_device(batch, device)
+    batch = to_device(batch, device)
     mlm_logits, nsp_logits = module(
         batch.input_ids,
         batch.token_type_ids,
@@ -233,14 +240,6 @@ def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
     """Global L2 norm of the last gradient before clipping; infinite where DeepSpeed dropped it as not finite."""
     return math.inf if getattr(engine.optimizer, "overflow", False) else float(optimizer.grad_norm)
-
-
-def _to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    if device.type == "cpu":
-        return batch
-    fields: dict[str, Any] = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    moved = {name: value.to(device, non_blocking=True) for name, value in fields.items() if isinstance(value, Tensor)}
-    return MicroBatch(**{**fields, **moved})
 
 
 def _refuse_unknown(chosen: dict[str, Any], choices: Sequence[str], where: str) -> None:

@@ -39,8 +39,8 @@ def as_left_to_right(batch: MicroBatch) -> MicroBatch:
 
 
 def unmasked_text(batch: MicroBatch) -> Tensor:
-    """[T]: the tokens as they were before masking."""
-    return batch.input_ids.index_copy(0, batch.masked_positions, batch.masked_labels.to(batch.input_ids.dtype))
+    """[T] int32: the tokens as they were before masking."""
+    return batch.input_ids.int().index_copy(0, batch.masked_positions.long(), batch.masked_labels.int())
 
 
 def freeze_unused(model: Module, objective: str) -> None:

@@ -3,6 +3,7 @@
 May import torch, deepspeed and trainer.optim. What DeepSpeed keeps where is known here and in trainer.optim.sharded.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,19 +25,20 @@ def is_zero3(engine: Any) -> bool:
     return int(engine.zero_optimization_stage()) == 3
 
 
-def gather_weights(engine: Any, ranks: Ranks) -> dict[str, Tensor]:
-    """The model's whole weights on rank 0's CPU, by name; empty elsewhere. Called by all ranks."""
+def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole weights on rank 0, one after another, each to be copied at once; nothing on other ranks.
+
+    Called, and run to its end, by all ranks: under ZeRO-3 they bring the weights together.
+    """
     if not is_zero3(engine):
-        state = engine.module.state_dict() if ranks.rank == 0 else {}
-        return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        yield from engine.module.state_dict().items() if ranks.rank == 0 else ()
+        return
     import deepspeed
 
-    weights = {}
     for name, parameter in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
             if ranks.rank == 0:
-                weights[name] = parameter.detach().cpu().clone()
-    return weights
+                yield name, parameter.detach()
 
 
 def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:

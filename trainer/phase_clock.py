@@ -49,6 +49,14 @@ class PhaseClock:
         return elapsed_seconds >= self.budget_seconds
 
 
+def seconds_left(settings: PretrainSettings, phase: int, elapsed_seconds: float) -> dict[str, float]:
+    """Columns of metrics.jsonl that a run by time has in place of an estimate; none for a run by steps."""
+    budgets = [settings.budget_seconds(index) or 0.0 for index in range(phase, len(settings.phases))]
+    if settings.budget_hours is None:
+        return {}
+    return {"phase_seconds": elapsed_seconds, "eta_seconds": max(0.0, sum(budgets) - elapsed_seconds)}
+
+
 def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
     """Does with the optimizer's state what the phase asks for."""
     if phase.optimizer_state == "reset":

@@ -52,7 +52,7 @@ def load_validation_sets(
 ) -> list[ValidationSet]:
     """Reads this rank's shares into memory; datasets built without validation documents have none.
 
-    The builder holds a split to some 1.3 M tokens, 24 bytes each in here.
+    The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
 
     Raises:
         FileNotFoundError: Patience with a build that is still running ended; the same on every rank.

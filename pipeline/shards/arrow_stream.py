@@ -37,6 +37,25 @@ class RecordBatch:
     buffers: list[bytes]
 
 
+@dataclass(frozen=True)
+class MessagePlaces:
+    """Where a stream of one record batch has, as int64, what differs between batches of one schema.
+
+    Attributes:
+        body: First byte of the batch's buffers; all before it are messages.
+        body_bytes: Bytes of all buffers.
+        num_rows: Rows of the batch.
+        nodes: Values and nulls of every column.
+        places: First byte, counted from `body`, and bytes of every buffer.
+    """
+
+    body: int
+    body_bytes: int
+    num_rows: int
+    nodes: int
+    places: int
+
+
 class _Decompressors(threading.local):
     """A decompressor is for one thread at a time, and dear to make."""
 
@@ -68,6 +87,16 @@ def read_record_batch(data: bytes | memoryview) -> RecordBatch:
         raise ValueError(f"not an Arrow block: {error}") from error
 
 
+def find_messages(data: bytes) -> MessagePlaces:
+    """Where a stream as `read_record_batch` takes it has its sizes; none of them may be 0."""
+    view = memoryview(data)
+    _, _, start = _read_message(view, 0)
+    _, message, body = _read_message(view, start)
+    batch = message.table(2)
+    places = message.place(3), batch.place(0), batch.first_place(1), batch.first_place(2)
+    return MessagePlaces(body, *(start + 8 + place for place in places))
+
+
 class _Table:
     """A table of a flatbuffer: fields by number, each at an offset that its table of offsets tells."""
 
@@ -91,6 +120,15 @@ class _Table:
         count = 2 * _number(self._view, "I", position)
         _expect(8 * count <= len(self._view), "a vector is longer than its message")
         return list(struct.unpack_from(f"<{count}q", self._view, position + 4))
+
+    def place(self, field: int) -> int:
+        """Where a number stands in the message."""
+        _expect(self.has(field), f"field {field} of a message is missing")
+        return self._position + self._offset(field)
+
+    def first_place(self, field: int) -> int:
+        """Where a vector's first element stands in the message."""
+        return self._follow(field) + 4
 
     def has(self, field: int) -> bool:
         """Whether the field is there."""

@@ -26,7 +26,7 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.partitions import gather_weights
+from trainer.partitions import iterate_weights
 from trainer.ranks import start_ranks, stop_ranks, together
 
 CONFIG = BertConfig(
@@ -126,7 +126,7 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
             sums = train_step(engine, ranks, batches, counts)
         collectives.append(len(callers))
         rows.append([sums[0].item(), grad_norm(engine, optimizer), *optimizer.metrics().values()])
-    weights = {name: weight.float() for name, weight in gather_weights(engine, ranks).items()}
+    weights = {name: weight.detach().float().clone() for name, weight in iterate_weights(engine, ranks)}
     found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts), "all_reduces": collectives[-1]}
     return found | {"pieces": {piece.name: piece.numel for piece in optimizer.fragments}}, weights
 

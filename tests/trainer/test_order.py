@@ -23,6 +23,7 @@ from trainer.stream.order import (
     next_stretches,
     own_position,
     shard_order,
+    step_positions,
 )
 from trainer.stream.share import Runs, cut_at_blocks, default_num_lanes, rank_runs, rank_slots
 
@@ -181,6 +182,23 @@ def test_equal_to_the_oracle_for_any_world_size(order, global_batch, world_size)
         assert list(chain(*shares)) == expected
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         position = next_stretches(order.skipped, position, global_batch)[-1][1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(orders(), st.integers(0, 300), st.integers(1, 60), st.integers(1, 60), st.integers(1, 9), st.data())
+def test_steps_planned_together_are_the_steps_one_by_one(order, position, global_batch, world_size, num_steps, data):
+    world_size = min(world_size, global_batch)
+    rank = data.draw(st.integers(0, world_size - 1))
+    together = rank_runs(order, position, global_batch, rank, world_size, num_steps)
+    firsts, afters = step_positions(order.skipped, position, global_batch, num_steps)
+    steps = []
+    for number in range(num_steps):
+        alone = rank_runs(order, position, global_batch, rank, world_size)
+        steps += [(number, *row) for row in zip(*(c.tolist() for c in list(vars(alone).values())[1:]), strict=True)]
+        [first, *_, last] = [g for each in next_stretches(order.skipped, position, global_batch) for g in each]
+        assert (firsts[number], afters[number]) == (first, last)
+        position = last
+    assert steps == list(zip(*(column.tolist() for column in vars(together).values()), strict=True))
 
 
 @settings(max_examples=100, deadline=None)

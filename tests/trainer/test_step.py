@@ -1,5 +1,6 @@
 """Steps of packed micro-batches: exact for any number of ranks, resumable anywhere, complete."""
 
+import dataclasses
 import gc
 import json
 import threading
@@ -8,6 +9,7 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +20,15 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.stream import fetch
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.packing import MicroBatch, cut_micro_batches, empty_micro_batch, pack_micro_batches, pad_micro_batch
+from trainer.stream.packing import (
+    DEVICE_DTYPES,
+    MicroBatch,
+    cut_micro_batches,
+    empty_micro_batch,
+    pack_micro_batches,
+    pad_micro_batch,
+    to_device,
+)
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.share import rank_runs
 from trainer.stream.state import DatasetState, StreamState, parse_state
@@ -323,10 +333,28 @@ def test_packing_a_block_by_hand(make_block):
     assert instances_of([batch]) == instances_of_block(block)
     assert batch.max_seqlen == int(batch.cu_seqlens.diff().max())
     assert batch.input_ids[batch.masked_positions].eq(4).all()
-    kinds = {name: getattr(batch, name).dtype for name in batch.__dataclass_fields__ if name != "max_seqlen"}
-    tokens = {"input_ids", "cu_seqlens", "token_type_ids", "position_ids"}
-    assert {name for name, kind in kinds.items() if kind == torch.int32} == tokens
-    assert {kind for name, kind in kinds.items() if name not in tokens} == {torch.int64}
+    assert {name: getattr(batch, name).dtype for name in DEVICE_DTYPES} == {
+        "input_ids": torch.uint16,
+        "cu_seqlens": torch.int32,
+        "token_type_ids": torch.uint8,
+        "position_ids": torch.uint16,
+        "masked_positions": torch.int32,
+        "masked_labels": torch.uint16,
+        "is_random_next": torch.bool,
+    }
+
+
+@pytest.mark.parametrize("first_id", [10, 60_000, 70_000])
+def test_models_get_the_same_values_in_wider_types(make_block, first_id):
+    block = make_block(3, seed=1)
+    dtype = np.uint16 if first_id < 65_536 else np.uint32
+    ids = {name: getattr(block, name).astype(dtype) + dtype(first_id) for name in ("input_ids", "masked_lm_ids")}
+    [batch] = pack_micro_batches(dataclasses.replace(block, **ids), [(0, 3)])
+    moved = to_device(batch, torch.device("cpu"))
+    assert {name: getattr(moved, name).dtype for name in DEVICE_DTYPES} == DEVICE_DTYPES
+    assert all(getattr(moved, name).tolist() == getattr(batch, name).tolist() for name in DEVICE_DTYPES)
+    assert moved.input_ids.min() >= first_id
+    assert moved.max_seqlen == batch.max_seqlen
 
 
 def test_micro_batches_are_cut_from_one_packed_block(make_block):

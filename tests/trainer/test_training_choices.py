@@ -69,6 +69,7 @@ def die_after(step):
     def log_and_die(run, *arguments):
         log_step(run, *arguments)
         if run.position.step == step:
+            run.saver.finish()
             os._exit(9)
 
     trainer.pretrain._log_step = log_and_die
@@ -78,7 +79,7 @@ OURS, DYING = ["-m", "trainer"], [__file__, "5"]
 
 
 def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(data, tmp_path, capsys):
-    """Two ranks under ZeRO-3, killed, continued by one rank under ZeRO-1 with layers recomputed; equal to one calm one."""
+    """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1 with layers recomputed; equal to one calm run."""
     calm = command(data, tmp_path / "calm", objective="mlm")
     launch(OURS, calm, 1)
     rough = command(data, tmp_path / "rough", objective="mlm", zero_stage=3)

@@ -6,6 +6,7 @@ need the parameters back: a `Fragment` is the piece of one parameter that lies i
 form one group, because ZeRO calls `step` once per group and a global norm must see all of them at once.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._carried: Tensor | None = None
         self._index: Tensor | None = None  # fragment.index of each fragment, on the device
         self.max_grad_norm = max_grad_norm
+        self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
         self.grad_squared_norms_P: Tensor | None = None
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
@@ -100,6 +102,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Whether ZeRO has replaced the parameters by this rank's partition of them."""
         parameters = self._parameters.values()
         return self._partitions is not None or any(hasattr(each, "_hp_mapping") for each in parameters)
+
+    @property
+    def has_partitioned_weights(self) -> bool:
+        """Whether a rank's model holds only its part of each weight, as under ZeRO-3."""
+        return self._partitions is not None
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
         """Takes what ZeRO-3 lets this rank update, which is among `param_groups` during a step only."""
@@ -153,12 +160,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Clips and updates what this rank owns. Called by DeepSpeed once a step, gradients summed over ranks."""
+        """Clips and updates what this rank owns. Called by DeepSpeed once a step, gradients summed over ranks.
+
+        A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
+        """
         assert closure is None, "DeepSpeed passes no closure"
         gradients = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned
         ]
         self.grad_squared_norms_P = self.squared_norms([fragment.of(gradients) for fragment in self.fragments])
+        if not float(self.grad_norm) < self.norm_limit:  # NaN is below nothing
+            return
         if self.max_grad_norm:
             torch._foreach_mul_(gradients, torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0))
         self.num_updates += 1

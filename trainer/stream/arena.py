@@ -1,14 +1,15 @@
 """Decoded blocks side by side in flat arrays, from which the rows of a step are gathered, whatever blocks they are in.
 
-May import the stdlib, numpy, pyarrow and pipeline.shards. N rows gathered, R runs of rows.
+May import the stdlib, numpy, pipeline.shards and this package. N rows gathered, R runs of rows.
 """
 
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block
+from trainer.stream.host_memory import HostMemory
+from trainer.stream.rows import gather_lists, gather_values
 
 _TOKENS_PER_MASKED = 4
 """Room for one masked position in so many tokens at first; a block with more makes every slot larger."""
@@ -17,9 +18,8 @@ _TOKENS_PER_MASKED = 4
 class Arena:
     """Slots that hold a block each.
 
-    A column of lists is one Arrow array of byte strings over all slots, as Arrow gathers those by one memcpy a row,
-    which is 7 times as fast as slicing and joining blocks where a step takes one row of each of many. Arrow does not
-    keep what is written into its buffers from being seen, and arrays are made anew over them for every gathering.
+    A column of lists is one array of values and one of offsets over all slots, so that what a step takes of hundreds
+    of blocks, often one row of each, is gathered by a single call.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -54,27 +54,26 @@ class Arena:
         """Lets a slot be used again."""
         self._free.append(slot)
 
-    def gather(self, slots: Array, starts: Array, stops: Array) -> Block:
+    def gather(self, slots: Array, starts: Array, stops: Array, memory: HostMemory | None = None) -> Block:
         """Rows starts to stops - 1 of the slots, one run after another; all [R].
 
         Returns:
-            A block that shares nothing with the arena.
+            A block that shares nothing with the arena; it lies in a piece of `memory`.
         """
-        counts = stops - starts
-        ends = np.cumsum(counts)
-        rows = np.repeat(slots * self._stride + starts - ends + counts, counts)
-        rows += np.arange(len(rows))
-        offsets, input_ids = self._lists["input_ids"].gather(rows)
-        masked_offsets, positions = self._lists["masked_lm_positions"].gather(rows)
-        _, labels = self._lists["masked_lm_ids"].gather(rows)
-        return Block(
-            input_ids=input_ids,
-            offsets=offsets,
-            masked_lm_positions=positions,
-            masked_lm_ids=labels,
-            masked_offsets=masked_offsets,
-            **{name: column[rows] for name, column in self._flat.items()},
-        )
+        first, last = slots * self._stride + starts, slots * self._stride + stops
+        num_rows = int((stops - starts).sum())
+        flat = {name: (num_rows, column.dtype) for name, column in self._flat.items()}
+        lists: dict[str, tuple[int, Any]] = {"offsets": (num_rows + 1, np.int32)}
+        lists |= {"masked_offsets": (num_rows + 1, np.int32)}
+        lists |= {name: (column.count(first, last), column.dtype) for name, column in self._lists.items()}
+        columns = flat | lists
+        into = dict(zip(columns, (memory or HostMemory()).take(list(columns.values())), strict=True))
+        for name, column in self._lists.items():
+            offsets = into["offsets" if name == "input_ids" else "masked_offsets"]
+            column.gather(first, last, (offsets, into[name]))
+        for name, values in self._flat.items():
+            gather_values(first, last, values, into[name])
+        return Block(**into)
 
     def _grow(self, num_slots: int) -> None:
         self._free += range(num_slots - 1, self._num_slots - 1, -1)
@@ -105,13 +104,18 @@ class _Lists:
         rows[: len(offsets)] += start * values.itemsize
         rows[len(offsets) :] = rows[len(offsets) - 1]
 
-    def gather(self, rows: Array) -> tuple[Array, Array]:
-        """Offsets [N+1] int32 and values of the lists at some rows."""
-        buffers = [None, pa.py_buffer(self._offsets), pa.py_buffer(self._values)]
-        strings = pa.Array.from_buffers(pa.large_binary(), len(self._offsets) - 1, buffers, null_count=0)
-        _, offsets, values = strings.take(pa.array(rows)).buffers()
-        starts = np.frombuffer(offsets, np.int64, len(rows) + 1) // self._values.itemsize
-        return starts.astype(np.int32), np.frombuffer(values or b"", self._values.dtype, int(starts[-1]))
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """Of the values."""
+        return self._values.dtype
+
+    def count(self, first: Array, last: Array) -> int:
+        """Values of the lists first to last - 1 of every run."""
+        return int((self._offsets[last] - self._offsets[first]).sum()) // self._values.itemsize
+
+    def gather(self, first: Array, last: Array, into: tuple[Array, Array]) -> None:
+        """Offsets [N+1] int32 and values of the lists first to last - 1 of every run."""
+        gather_lists(first, last, self._offsets, self._values, into)
 
     def _resize(self, num_slots: int, capacity: int, dtype: "np.dtype[Any]") -> None:
         """Makes room for more slots, or for more values in each, and keeps what is there."""

@@ -10,12 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.arena import Arena
+from trainer.stream.host_memory import HostMemory
 from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked
 from trainer.stream.read_threads import Read, ReadThreads
 from trainer.stream.source import ShardStore
@@ -55,17 +57,20 @@ class _Held:
     cost_bytes: int
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """What a step takes: rows start to stop - 1 of blocks, which are named by their numbers; all [R]."""
 
     number: Array
     start: Array
     stop: Array
+    num_instances: int
 
-    @property
-    def num_instances(self) -> int:
-        return int(np.sum(self.stop - self.start))
+
+class Group(NamedTuple):
+    """Some steps gathered together: step i is instances bounds[i] to bounds[i + 1] - 1 of the block."""
+
+    block: Block
+    bounds: list[int]
 
 
 class BlockWindow:
@@ -88,6 +93,7 @@ class BlockWindow:
         steps: Iterator[Array],
         settings: ReadSettings,
         min_steps: int = 2,
+        memory: HostMemory | None = None,
     ) -> None:
         """Nothing is read before the first step is asked for.
 
@@ -97,6 +103,7 @@ class BlockWindow:
             steps: One array [R, 4] a step: shard, block, and start and stop inside the block, in slot order.
             settings: Memory, threads and patience.
             min_steps: Steps kept planned whatever the memory, so that no block is let go between two uses.
+            memory: Where steps are gathered.
         """
         self.counts = ReadCounts()
         self._dataset = dataset
@@ -106,6 +113,7 @@ class BlockWindow:
         self._min_steps = min_steps
         self._planned: deque[_Rows] = deque()
         self._gathered: deque[Block] = deque()
+        self._memory = memory or HostMemory()
         self._num_taken = 0
         self._first_number = np.zeros(1, np.int64)
         self._last_use = np.zeros(0, np.int64)  # counted from 1; 0 where a block is not held
@@ -129,34 +137,40 @@ class BlockWindow:
             ShardReadError: A shard could not be read in full.
         """
         if not self._gathered:
-            self._gather_steps()
-        if not self._gathered:
-            raise StopIteration
+            if (group := self._gather_steps()) is None:
+                raise StopIteration
+            self._gathered.extend(group.block.slice(start, stop) for start, stop in pairwise(group.bounds))
         return self._gathered.popleft()
+
+    def groups(self) -> Iterator[Group]:
+        """The same steps, those together that are gathered together; raises the same."""
+        while (group := self._gather_steps()) is not None:
+            yield group
 
     def close(self) -> None:
         """Stops the threads; blocks on their way are given up."""
         self._threads.close()
 
-    def _gather_steps(self) -> None:
+    def _gather_steps(self) -> Group | None:
         """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""
-        parts: list[tuple[Array, Array, Array]] = []
-        bounds, done = [0], []
+        taken: list[_Rows] = []
+        bounds = [0]
         while bounds[-1] < GATHERED_INSTANCES:
             if self._runs_low():
                 self._plan_ahead()
-            if not self._planned or (parts and not self._are_here(self._planned[0])):
+            if not self._planned or (taken and not self._are_here(self._planned[0])):
                 break
             rows = self._planned.popleft()
             self._decode_missing(rows)
-            parts.append((self._slot[rows.number] - 1, rows.start, rows.stop))
+            taken.append(rows)
             bounds.append(bounds[-1] + rows.num_instances)
-            done += self._let_go(rows)
-        if parts:
-            share = self._arena.gather(*map(np.concatenate, zip(*parts, strict=True)))
-            self._gathered.extend(share.slice(start, stop) for start, stop in pairwise(bounds))
-        for slot in done:
-            self._arena.free(slot)
+            self._num_taken += 1
+        if not taken:
+            return None
+        number, start, stop = (np.concatenate(columns) for columns in list(zip(*taken, strict=True))[:3])
+        block = self._arena.gather(self._slot[number] - 1, start, stop, self._memory)
+        self._let_go(number)
+        return Group(block, bounds)
 
     def _runs_low(self) -> bool:
         num_planned = len(self._planned)
@@ -177,10 +191,13 @@ class BlockWindow:
             shard, block, start, stop = step.T
             if len(self._first_number) <= len(self._shards):
                 self._number_blocks()
-            rows = _Rows(self._first_number[shard] + block, start, stop)
+            rows = _Rows(self._first_number[shard] + block, start, stop, int((stop - start).sum()))
             self._planned.append(rows)
-            unknown = np.flatnonzero(self._last_use[rows.number] == 0)
+            last_use = self._last_use[rows.number]
             self._last_use[rows.number] = self._num_taken + len(self._planned)
+            if last_use.all():
+                continue
+            unknown = np.flatnonzero(last_use == 0)
             for index in np.unique(shard[unknown]).tolist():
                 self._asked_table(index)  # of all shards at once: each is a round trip
             for row in unknown.tolist():
@@ -207,22 +224,22 @@ class BlockWindow:
         self._held_bytes += cost_bytes
         return _Held(shard, block, Future(), cost_bytes)
 
-    def _let_go(self, rows: _Rows) -> list[int]:
-        """Drops the blocks whose last planned use is this step, the next one to take. Returns their slots."""
-        self._num_taken += 1
-        slots = []
-        for number in np.unique(rows.number[self._last_use[rows.number] == self._num_taken]).tolist():
-            slots.append(int(self._slot[number]) - 1)
-            self._held_bytes -= self._held.pop(number).cost_bytes
-            self._last_use[number] = self._slot[number] = 0
-        return slots
+    def _let_go(self, number: Array) -> None:
+        """Drops those of these blocks that no step after the last one taken needs."""
+        for each in np.unique(number[self._last_use[number] <= self._num_taken]).tolist():
+            self._arena.free(int(self._slot[each]) - 1)
+            self._held_bytes -= self._held.pop(each).cost_bytes
+            self._last_use[each] = self._slot[each] = 0
 
     def _table(self, shard: int) -> BlockTable:
         return self._asked_table(shard).result()
 
     def _missing(self, rows: _Rows) -> dict[int, _Held]:
         """The blocks of a step that are not decoded yet."""
-        return {number: self._held[number] for number in rows.number[self._slot[rows.number] == 0].tolist()}
+        slots = self._slot[rows.number]
+        if slots.all():
+            return {}
+        return {number: self._held[number] for number in rows.number[slots == 0].tolist()}
 
     def _are_here(self, rows: _Rows) -> bool:
         return all(held.stored.done() and not held.stored.exception() for held in self._missing(rows).values())

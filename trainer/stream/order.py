@@ -67,14 +67,25 @@ class Place(NamedTuple):
     instance: int
 
 
-class Span(NamedTuple):
-    """Places start to stop - 1 of one epoch of num_instances of one dataset."""
+@dataclass(frozen=True)
+class Spans:
+    """Places start to stop - 1 of epochs, as steps take them; all [E], by step, then dataset, epoch and place.
 
-    dataset: int
-    epoch: int
-    start: int
-    stop: int
-    num_instances: int
+    Attributes:
+        step: Counted from 0.
+        dataset: Index into the stream's datasets.
+        epoch: Of that dataset.
+        start: First place in the epoch.
+        stop: One past the last.
+        num_instances: Of the whole epoch.
+    """
+
+    step: Array
+    dataset: Array
+    epoch: Array
+    start: Array
+    stop: Array
+    num_instances: Array
 
 
 @dataclass(frozen=True)
@@ -134,8 +145,7 @@ def check_weights(weights: Sequence[int]) -> None:
 
 def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
     """Rule 7: how many of the stream's first `position` positions draw from a dataset."""
-    period, prefix = _count_draws(tuple(weights))
-    return int(position // period * prefix[-1, dataset] + prefix[position % period, dataset])
+    return int(_own_positions(weights, dataset, np.array(position, np.int64)))
 
 
 def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
@@ -156,15 +166,23 @@ def count_drawn(order: StreamOrder, dataset: int, position: int) -> int:
     return own[0] + sum(own[1::2]) - sum(own[2::2])
 
 
-def batch_spans(order: StreamOrder, position: int, count: int) -> list[Span]:
-    """Where the next `count` instances lie, by dataset, epoch and place."""
-    stretches = next_stretches(order.skipped, position, count)
-    spans = []
+def step_positions(skipped: Iterable[Stretch], position: int, global_batch: int, num_steps: int) -> tuple[Array, Array]:
+    """The first position of each of the next steps, and the one after its last; both [S]."""
+    step, start, stop = _step_stretches(skipped, position, global_batch, num_steps)
+    bounds = np.searchsorted(step, np.arange(num_steps + 1))
+    return start[bounds[:-1]], stop[bounds[1:] - 1]
+
+
+def step_spans(order: StreamOrder, position: int, global_batch: int, num_steps: int) -> Spans:
+    """Where the instances of the next steps lie, by dataset, epoch and place."""
+    step, start, stop = _step_stretches(order.skipped, position, global_batch, num_steps)
+    parts = []
     for dataset, pass_instances in enumerate(order.pass_instances):
-        for stretch in stretches:
-            first, stop = (own_position(order.weights, dataset, g) for g in stretch)
-            spans += _epoch_spans(dataset, pass_instances, first, stop - first)
-    return spans
+        own = (_own_positions(order.weights, dataset, each) for each in (start, stop))
+        parts.append(_epoch_spans(dataset, pass_instances, step, *own))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    by_step = np.lexsort((columns[1], columns[0]))
+    return Spans(*(column[by_step] for column in columns))
 
 
 @lru_cache(maxsize=64)
@@ -177,19 +195,51 @@ def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> EpochShards:
     return EpochShards(np.array(indices, np.int64), bounds)
 
 
-def _epoch_spans(dataset: int, pass_instances: Sequence[int], position: int, count: int) -> list[Span]:
-    """The epochs that a dataset's own positions `position` to `position + count - 1` lie in, in order."""
-    spans = []
-    place = locate(pass_instances, 1, position)  # with a single lane the depth is the place in the epoch
-    epoch, start = place.epoch, place.depth
-    while count > 0:
-        num_instances = pass_instances[epoch % len(pass_instances)]
-        stop = min(num_instances, start + count)
-        if start < stop:
-            spans.append(Span(dataset, epoch, start, stop, num_instances))
-        count -= stop - start
-        epoch, start = epoch + 1, 0
-    return spans
+def expand(first: Array, last: Array) -> tuple[Array, Array]:
+    """For each row every value from first to last: the row's index, and the value."""
+    counts = last - first + 1
+    row = np.repeat(np.arange(len(first)), counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+
+
+def _step_stretches(
+    skipped: Iterable[Stretch], position: int, global_batch: int, num_steps: int
+) -> tuple[Array, Array, Array]:
+    """The positions of the next steps as stretches in order: step, start and stop of each."""
+    start, stop = np.array(next_stretches(skipped, position, global_batch * num_steps), np.int64).T
+    end = np.cumsum(stop - start)  # counted in instances, of which a step takes global_batch
+    begin = end - (stop - start)
+    row, step = expand(begin // global_batch, (end - 1) // global_batch)
+    shift = (start - begin)[row]
+    first = np.maximum(step * global_batch, begin[row])
+    return step, first + shift, np.minimum((step + 1) * global_batch, end[row]) + shift
+
+
+def _own_positions(weights: Sequence[int], dataset: int, position: Array) -> Array:
+    period, prefix = _count_draws(tuple(weights))
+    own: Array = position // period * prefix[-1, dataset] + prefix[position % period, dataset]
+    return own
+
+
+def _epoch_spans(
+    dataset: int, pass_instances: Sequence[int], step: Array, start: Array, stop: Array
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """The dataset's own positions start to stop - 1 of each step, cut at epochs: the columns of `Spans`."""
+    size, prefix = np.array(pass_instances, np.int64), np.cumsum([0, *pass_instances])
+    drawn = start < stop
+    step, start, stop = step[drawn], start[drawn], stop[drawn]
+    row, epoch = expand(_epoch_at(prefix, start), _epoch_at(prefix, stop - 1))
+    begin = epoch // len(size) * prefix[-1] + prefix[epoch % len(size)]
+    size = size[epoch % len(size)]
+    first, end = np.maximum(start[row] - begin, 0), np.minimum(stop[row] - begin, size)
+    return step[row], np.full(len(row), dataset), epoch, first, end, size
+
+
+def _epoch_at(prefix: Array, position: Array) -> Array:
+    """The epoch of a dataset's own positions, where its passes begin at `prefix` of every cycle [P+1]."""
+    epoch: Array = position // prefix[-1] * (len(prefix) - 1)
+    epoch += np.searchsorted(prefix[1:], position % prefix[-1], side="right")
+    return epoch
 
 
 @lru_cache(maxsize=8)

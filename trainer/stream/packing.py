@@ -1,34 +1,47 @@
-"""Packed micro-batches: what the model takes, made of slices of blocks. May import torch, numpy, pipeline.shards.
+"""Packed micro-batches: what the model takes, made of slices of blocks.
 
+May import torch, numpy, pipeline.shards and this package.
 B instances, T tokens, M masked positions of a micro-batch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline.shards.block import Array, Block
+from trainer.stream.host_memory import HostMemory
+from trainer.stream.rows import fill_masked_positions, fill_token_columns
+
+DEVICE_DTYPES = {
+    "input_ids": torch.int32,
+    "cu_seqlens": torch.int32,
+    "token_type_ids": torch.int32,
+    "position_ids": torch.int32,
+    "masked_positions": torch.int64,
+    "masked_labels": torch.int64,
+    "is_random_next": torch.int64,
+}
+"""What models take."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Instances one after another without padding. An empty one has B = T = M = 0.
 
-    What there is one of for each token is int32, as embeddings take and half the memory that int64 asks for.
+    Types are the narrowest that hold the values, 5 bytes a token: what is moved to a device is as small as can be,
+    and `to_device` widens it there.
 
     Attributes:
-        input_ids: [T] int32; masked already.
+        input_ids: [T] uint16, or uint32 for vocabularies over 65,536; masked already.
         cu_seqlens: [B+1] int32; instance b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
-        token_type_ids: [T] int32; 0 for [CLS] A [SEP], 1 for B [SEP].
-        position_ids: [T] int32; counted from each instance's [CLS].
-        masked_positions: [M] int64 into the T tokens.
-        masked_labels: [M] int64; the tokens that stood there.
-        is_random_next: [B] int64; 1 where B is not what follows A.
+        token_type_ids: [T] uint8; 0 for [CLS] A [SEP], 1 for B [SEP].
+        position_ids: [T] uint16; counted from each instance's [CLS].
+        masked_positions: [M] int32 into the T tokens.
+        masked_labels: [M], dtype of input_ids; the tokens that stood there.
+        is_random_next: [B] bool; True where B is not what follows A.
         max_seqlen: Tokens of the longest instance.
     """
 
@@ -45,41 +58,92 @@ class MicroBatch:
 def empty_micro_batch() -> MicroBatch:
     """What a rank adds where others have more micro-batches in a step."""
     return MicroBatch(
-        input_ids=torch.zeros(0, dtype=torch.int32),
+        input_ids=torch.zeros(0, dtype=torch.uint16),
         cu_seqlens=torch.zeros(1, dtype=torch.int32),
-        token_type_ids=torch.zeros(0, dtype=torch.int32),
-        position_ids=torch.zeros(0, dtype=torch.int32),
-        masked_positions=torch.zeros(0, dtype=torch.int64),
-        masked_labels=torch.zeros(0, dtype=torch.int64),
-        is_random_next=torch.zeros(0, dtype=torch.int64),
+        token_type_ids=torch.zeros(0, dtype=torch.uint8),
+        position_ids=torch.zeros(0, dtype=torch.uint16),
+        masked_positions=torch.zeros(0, dtype=torch.int32),
+        masked_labels=torch.zeros(0, dtype=torch.uint16),
+        is_random_next=torch.zeros(0, dtype=torch.bool),
         max_seqlen=0,
     )
 
 
-def pack_micro_batches(block: Block, cuts: Sequence[tuple[int, int]]) -> list[MicroBatch]:
-    """Stretches [start, stop) of a block's instances as micro-batches.
+def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """The micro-batch on a device, in the types that models take.
 
-    Every column is made once for the whole block, and each micro-batch is a view of it where nothing has to be
-    counted anew from the micro-batch's start.
+    What there is one of for each token, and cu_seqlens, becomes int32, as embeddings take; the others int64. Copies
+    from pinned memory are asynchronous: keep the batch until something that was computed of it has been read back.
     """
-    starts, lengths = block.offsets[:-1], block.offsets[1:] - block.offsets[:-1]
-    segments = np.empty((len(lengths), 2), np.int32)
-    segments[:, 0] = block.segment_a_length
-    segments[:, 1] = lengths - block.segment_a_length
-    kinds = np.zeros(segments.size, np.int32)
-    kinds[1::2] = 1
-    position_ids = np.repeat(starts, lengths)
-    np.subtract(_count_to(block.num_tokens), position_ids, out=position_ids)
-    masked_starts = np.repeat(starts, block.masked_offsets[1:] - block.masked_offsets[:-1])
-    columns = _Columns(
-        input_ids=torch.from_numpy(block.input_ids.astype(np.int32)),
-        token_type_ids=torch.from_numpy(np.repeat(kinds, segments.ravel())),
+
+    def move(name: str) -> Tensor:
+        column: Tensor = getattr(batch, name)
+        return column.to(device, non_blocking=True).to(DEVICE_DTYPES[name])
+
+    return MicroBatch(**{name: move(name) for name in DEVICE_DTYPES}, max_seqlen=batch.max_seqlen)
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The columns of micro-batches for many instances at once; micro-batches are views of them, as far as can be.
+
+    Attributes:
+        offsets: [N+1] int32; instance n is tokens offsets[n] to offsets[n + 1] - 1.
+        masked_offsets: [N+1] int32; the same of masked positions.
+        input_ids: As in MicroBatch, as are the next four.
+        masked_positions: Counted from the first of all tokens.
+    """
+
+    offsets: Array
+    masked_offsets: Array
+    input_ids: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    masked_labels: Tensor
+    is_random_next: Tensor
+    masked_positions: Tensor
+
+    def cut(self, start: int, stop: int) -> MicroBatch:
+        """Instances start to stop - 1 as a micro-batch."""
+        first, first_masked = int(self.offsets[start]), int(self.masked_offsets[start])
+        tokens = slice(first, int(self.offsets[stop]))
+        masked = slice(first_masked, int(self.masked_offsets[stop]))
+        cu_seqlens = self.offsets[start : stop + 1] - np.int32(first)
+        positions = self.masked_positions[masked]
+        return MicroBatch(
+            input_ids=self.input_ids[tokens],
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            token_type_ids=self.token_type_ids[tokens],
+            position_ids=self.position_ids[tokens],
+            masked_positions=positions - first if first else positions,
+            masked_labels=self.masked_labels[masked],
+            is_random_next=self.is_random_next[start:stop],
+            max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max(initial=0)),
+        )
+
+
+def pack_rows(block: Block, memory: HostMemory | None = None) -> PackedRows:
+    """The columns of a block's instances: what is computed lies in a piece of `memory`, the rest in the block."""
+    counts = ((block.num_masked, np.int32), (block.num_tokens, np.uint16), (block.num_tokens, np.uint8))
+    masked_positions, position_ids, token_type_ids = (memory or HostMemory()).take(counts)
+    fill_token_columns(block.offsets, block.segment_a_length, token_type_ids, position_ids)
+    fill_masked_positions(block.offsets, block.masked_offsets, block.masked_lm_positions, masked_positions)
+    return PackedRows(
+        offsets=block.offsets,
+        masked_offsets=block.masked_offsets,
+        input_ids=torch.from_numpy(block.input_ids),
+        token_type_ids=torch.from_numpy(token_type_ids),
         position_ids=torch.from_numpy(position_ids),
-        masked_positions=torch.from_numpy(np.add(masked_starts, block.masked_lm_positions, dtype=np.int64)),
-        masked_labels=torch.from_numpy(block.masked_lm_ids.astype(np.int64)),
-        is_random_next=torch.from_numpy(block.is_random_next.astype(np.int64)),
+        masked_labels=torch.from_numpy(block.masked_lm_ids),
+        is_random_next=torch.from_numpy(block.is_random_next),
+        masked_positions=torch.from_numpy(masked_positions),
     )
-    return [_cut_columns(block, lengths, columns, start, stop) for start, stop in cuts]
+
+
+def pack_micro_batches(block: Block, cuts: Sequence[tuple[int, int]]) -> list[MicroBatch]:
+    """Stretches [start, stop) of a block's instances as micro-batches."""
+    packed = pack_rows(block)
+    return [packed.cut(start, stop) for start, stop in cuts]
 
 
 def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
@@ -98,14 +162,14 @@ def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
     padded[1, places] = 1
     padded[2, places] = batch.token_type_ids.long()
     labels = torch.full((num_instances * seq_len,), -100)
-    labels[places[batch.masked_positions]] = batch.masked_labels
+    labels[places[batch.masked_positions]] = batch.masked_labels.long()
     input_ids, attention_mask, token_type_ids = padded.view(3, num_instances, seq_len)
     return {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "token_type_ids": token_type_ids,
         "labels": labels.view(num_instances, seq_len),
-        "next_sentence_label": batch.is_random_next,
+        "next_sentence_label": batch.is_random_next.long(),
     }
 
 
@@ -113,7 +177,7 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
     """Rule 5: consecutive instances [start, stop) of at most micro_tokens tokens, each cut as late as it can be.
 
     Args:
-        offsets: [N+1], cumulative tokens of the instances from 0; none is longer than micro_tokens.
+        offsets: [N+1], cumulative tokens of the instances; none is longer than micro_tokens.
         micro_tokens: Tokens at most.
     """
     cuts = []
@@ -124,40 +188,3 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
         cuts.append((start, stop))
         start = stop
     return cuts
-
-
-class _Columns(NamedTuple):
-    """Those of a whole block; masked_positions count from its first token."""
-
-    input_ids: Tensor
-    token_type_ids: Tensor
-    position_ids: Tensor
-    masked_positions: Tensor
-    masked_labels: Tensor
-    is_random_next: Tensor
-
-
-def _cut_columns(block: Block, lengths: Array, columns: _Columns, start: int, stop: int) -> MicroBatch:
-    first = int(block.offsets[start])
-    tokens = slice(first, int(block.offsets[stop]))
-    masked = slice(int(block.masked_offsets[start]), int(block.masked_offsets[stop]))
-    return MicroBatch(
-        input_ids=columns.input_ids[tokens],
-        cu_seqlens=torch.from_numpy(block.offsets[start : stop + 1] - np.int32(first)),
-        token_type_ids=columns.token_type_ids[tokens],
-        position_ids=columns.position_ids[tokens],
-        masked_positions=columns.masked_positions[masked] - first if first else columns.masked_positions[masked],
-        masked_labels=columns.masked_labels[masked],
-        is_random_next=columns.is_random_next[start:stop],
-        max_seqlen=int(lengths[start:stop].max(initial=0)),
-    )
-
-
-@lru_cache(maxsize=1)
-def _ascending(size: int) -> Array:
-    return np.arange(size, dtype=np.int32)
-
-
-def _count_to(count: int) -> Array:
-    """The numbers 0 to count - 1, which are made for a power of two and kept."""
-    return _ascending(1 << max(0, count - 1).bit_length())[:count]

@@ -1,18 +1,22 @@
 """Plan, read, pack: the steps of one rank (docs/order.md, rules 4 to 7). May import numpy and this package."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.shards.block import Array, Block, block_instances
+from pipeline.shards.block import Array, block_instances
 from trainer.stream.fetch import LOOKAHEAD_STEPS, BlockWindow, ReadCounts
+from trainer.stream.host_memory import HostMemory
 from trainer.stream.known import KnownPasses
-from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.order import step_positions
+from trainer.stream.packing import MicroBatch, PackedRows, cut_micro_batches, pack_rows
 from trainer.stream.ranged_read import ReadSettings
-from trainer.stream.share import cut_at_blocks, rank_runs, rank_slots
+from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
 
 
@@ -70,6 +74,10 @@ class StepSizes:
         rank_slots(self.global_batch, self.rank, self.world_size)
 
 
+PLANNED_STRETCHES = 2**15
+"""Steps are planned together while they have fewer stretches of lanes than this."""
+
+
 class _Planned(NamedTuple):
     """What is known of a step before it is read; dataset and num_instances are those of each row of its plan [R]."""
 
@@ -82,10 +90,13 @@ class _Planned(NamedTuple):
 class RankSteps:
     """Plans, reads and packs. A window reads the passes known when it begins; then the next one begins."""
 
-    def __init__(self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings) -> None:
+    def __init__(
+        self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings, is_pinned: bool = False
+    ) -> None:
         """Nothing is read before the first step is asked for."""
         self.counts = ReadCounts()
         self._passes, self._begin, self._sizes, self._reading = passes, begin, sizes, reading
+        self._memory = HostMemory(is_pinned)
         self._planned: deque[_Planned] = deque()
         self._window: BlockWindow | None = None
 
@@ -96,14 +107,18 @@ class RankSteps:
             self._passes.wait_for(state.after(self._sizes.global_batch))
             plan = self._plan(state, None if num_steps is None else first_step + num_steps - step)
             shards = tuple(self._passes.shards)
-            window = self._window = BlockWindow(self._passes.store, shards, plan, self._reading, self._min_steps())
+            window = self._window = BlockWindow(
+                self._passes.store, shards, plan, self._reading, self._min_steps(), self._memory
+            )
             window.counts = self.counts
-            for share in window:
-                planned = self._planned.popleft()
-                datasets = self._passes.describe(planned.position_after)
-                state = replace(state, position=planned.position_after, datasets=datasets)
-                yield self._pack(step, share, planned, state)
-                step += 1
+            for group in window.groups():
+                packed = pack_rows(group.block, self._memory)
+                for start, stop in pairwise(group.bounds):
+                    planned = self._planned.popleft()
+                    datasets = self._passes.describe(planned.position_after)
+                    state = replace(state, position=planned.position_after, datasets=datasets)
+                    yield self._cut(step, packed, start, stop, planned, state)
+                    step += 1
             window.close()
 
     def close(self) -> None:
@@ -113,19 +128,29 @@ class RankSteps:
 
     def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Array]:
         """What this rank reads of every step as far as the order is known, as BlockWindow takes it."""
-        sizes, block_size = self._sizes, block_instances(self._passes.seq_len)
+        sizes = self._sizes
         order = self._passes.order(state.seed, state.num_lanes, state.skipped)
-        while num_steps is None or num_steps > 0:
-            after = state.after(sizes.global_batch)
-            if not self._passes.reaches(after):
+        position, most = state.position, max(1, min(LOOKAHEAD_STEPS, PLANNED_STRETCHES // state.num_lanes))
+        while count := most if num_steps is None else min(most, num_steps):
+            firsts, afters = step_positions(state.skipped, position, sizes.global_batch, count)
+            count = bisect_right(afters.tolist(), False, key=lambda after: not self._passes.reaches(after))
+            if not count:
                 return
-            runs = rank_runs(order, state.position, sizes.global_batch, sizes.rank, sizes.world_size)
-            runs, block = cut_at_blocks(runs, block_size)
-            self._planned.append(_Planned(state.first_position, after, runs.dataset, runs.stop - runs.start))
-            first = block * block_size
-            yield np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
-            state = replace(state, position=after)
-            num_steps = None if num_steps is None else num_steps - 1
+            runs = rank_runs(order, position, sizes.global_batch, sizes.rank, sizes.world_size, count)
+            yield from self._rows_of_steps(runs, firsts[:count], afters[:count])
+            position = int(afters[count - 1])
+            num_steps = None if num_steps is None else num_steps - count
+
+    def _rows_of_steps(self, runs: Runs, firsts: Array, afters: Array) -> Iterator[Array]:
+        """The rows of each step, which is remembered as planned."""
+        block_size = block_instances(self._passes.seq_len)
+        runs, block = cut_at_blocks(runs, block_size)
+        first, num_instances = block * block_size, runs.stop - runs.start
+        rows = np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
+        bounds = np.searchsorted(runs.step, np.arange(len(firsts) + 1)).tolist()
+        for (start, stop), first, after in zip(pairwise(bounds), firsts.tolist(), afters.tolist(), strict=True):
+            self._planned.append(_Planned(first, after, runs.dataset[start:stop], num_instances[start:stop]))
+            yield rows[start:stop]
 
     def _min_steps(self) -> int:
         """A lane of the rarest dataset is visited once in this many steps: its block must live between two visits."""
@@ -133,17 +158,21 @@ class RankSteps:
         visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
         return min(LOOKAHEAD_STEPS, visits)
 
-    def _pack(self, step: int, share: Block, planned: _Planned, state: StreamState) -> RankStep:
-        cuts = cut_micro_batches(share.offsets, self._sizes.micro_tokens)
+    def _cut(
+        self, step: int, packed: PackedRows, start: int, stop: int, planned: _Planned, state: StreamState
+    ) -> RankStep:
+        """Instances start to stop - 1 of what was packed together, as a step."""
+        offsets, masked = packed.offsets[start : stop + 1], packed.masked_offsets[start : stop + 1]
+        cuts = cut_micro_batches(offsets, self._sizes.micro_tokens)
         return RankStep(
             step=step,
             first_position=planned.first_position,
-            micro_batches=pack_micro_batches(share, cuts),
+            micro_batches=[packed.cut(start + first, start + last) for first, last in cuts],
             state=state.to_dict(),
-            num_instances=share.num_instances,
-            num_tokens=share.num_tokens,
-            num_masked=share.num_masked,
-            drawn=_count_drawn(share.offsets, planned, len(self._passes.mixture)),
+            num_instances=stop - start,
+            num_tokens=int(offsets[-1] - offsets[0]),
+            num_masked=int(masked[-1] - masked[0]),
+            drawn=_count_drawn(offsets, planned, len(self._passes.mixture)),
             epochs=self._passes.epochs(planned.position_after),
             wait_seconds=0.0,
         )

@@ -1,24 +1,25 @@
 """Which rank reads what of a global batch: pure functions that docs/order.md states as rules 4, 5 and 8.
 
-May import the stdlib, numpy and `order`. Suffixes of arrays: K lanes, E spans of a global batch, R runs.
+May import the stdlib, numpy and `order`. Suffixes of arrays: S steps, K lanes, E spans of all
+steps, C spans of the step that has most, R runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
-from trainer.stream.order import Array, EpochShards, Span, StreamOrder, batch_spans, epoch_shards
+from trainer.stream.order import Array, Spans, StreamOrder, epoch_shards, expand, step_spans
 
 MAX_DEFAULT_LANES = 256
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Consecutive instances of one shard each, in slot order; all [R] int64.
+    """Consecutive instances of one shard each, step by step in slot order; all [R] int64.
 
     Attributes:
+        step: Counted from the first that was asked for.
         dataset: Index into the datasets of the stream.
         epoch: Epoch e of that dataset; its pass is e mod the number of passes.
         shard: Index into the shards of that pass.
@@ -26,6 +27,7 @@ class Runs:
         stop: One past the last.
     """
 
+    step: Array
     dataset: Array
     epoch: Array
     shard: Array
@@ -51,19 +53,21 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
     return rank * global_batch // world_size, (rank + 1) * global_batch // world_size
 
 
-def rank_runs(order: StreamOrder, position: int, global_batch: int, rank: int, world_size: int) -> Runs:
-    """Rules 4 and 5: what one rank reads of the global batch that starts at stream position `position`.
+def rank_runs(
+    order: StreamOrder, position: int, global_batch: int, rank: int, world_size: int, num_steps: int = 1
+) -> Runs:
+    """Rules 4 and 5: what one rank reads of the next steps' global batches, from stream position `position` on.
 
-    The batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs nothing: the
+    A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs nothing: the
     stretches are laid out lane by lane, the rank's slots are cut out, and what is left is cut at shard borders.
-    Costs O(lanes + shards + runs) numpy work, whatever the batch.
+    Costs O(shards + steps x lanes + runs) numpy work, whatever the batch.
     """
     first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
-    spans = batch_spans(order, position, global_batch)
-    line = _join_spans([(span, epoch_shards(order, span.dataset, span.epoch)) for span in spans])
-    start_KE, count_KE = _lane_stretches(spans, order.num_lanes)
-    start, stop = _cut_slots(start_KE.ravel(), count_KE.ravel(), first_slot, stop_slot)
-    return _cut_at_shards(start, stop, line)
+    spans = step_spans(order, position, global_batch, num_steps)
+    line, base_E = _lay_out(order, spans)
+    start_SKC, count_SKC = _lane_stretches(spans, base_E, order.num_lanes, num_steps)
+    flat = (num_steps, -1)
+    return _cut_at_shards(*_cut_slots(start_SKC.reshape(flat), count_SKC.reshape(flat), first_slot, stop_slot), line)
 
 
 def default_num_lanes(global_batch: int, pass_instances: Iterable[int], block_instances: int) -> int:
@@ -78,10 +82,10 @@ def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
     Returns:
         The runs cut at block borders, and the block [R] that each of them lies in.
     """
-    row, block = _expand(runs.start // block_instances, (runs.stop - 1) // block_instances)
+    row, block = expand(runs.start // block_instances, (runs.stop - 1) // block_instances)
     start = np.maximum(runs.start[row], block * block_instances)
     stop = np.minimum(runs.stop[row], (block + 1) * block_instances)
-    return Runs(runs.dataset[row], runs.epoch[row], runs.shard[row], start, stop), block
+    return Runs(runs.step[row], runs.dataset[row], runs.epoch[row], runs.shard[row], start, stop), block
 
 
 @dataclass(frozen=True)
@@ -94,55 +98,58 @@ class _Line:
     shard: Array
 
 
-def _join_spans(parts: Sequence[tuple[Span, EpochShards]]) -> _Line:
-    bases = list(accumulate((int(shards.bounds[-1]) for _, shards in parts), initial=0))
-    starts = [base + shards.bounds[:-1] for base, (_, shards) in zip(bases, parts, strict=False)]
-    num_shards = [len(shards.shard) for _, shards in parts]
-    return _Line(
-        bounds=np.concatenate([*starts, bases[-1:]]),
-        dataset=np.repeat([span.dataset for span, _ in parts], num_shards),
-        epoch=np.repeat([span.epoch for span, _ in parts], num_shards),
-        shard=np.concatenate([shards.shard for _, shards in parts]),
+def _lay_out(order: StreamOrder, spans: Spans) -> tuple[_Line, Array]:
+    """The epochs of all spans one after another, and where each span's epoch begins [E]."""
+    named = list(zip(spans.dataset.tolist(), spans.epoch.tolist(), strict=True))
+    found = {each: epoch_shards(order, *each) for each in dict.fromkeys(named)}
+    sizes = [int(shards.bounds[-1]) for shards in found.values()]
+    bases = dict(zip(found, np.cumsum([0, *sizes]).tolist(), strict=False))
+    num_shards = [len(shards.shard) for shards in found.values()]
+    starts = [bases[each] + shards.bounds[:-1] for each, shards in found.items()]
+    line = _Line(
+        bounds=np.concatenate([*starts, [sum(sizes)]]),
+        dataset=np.repeat([dataset for dataset, _ in found], num_shards),
+        epoch=np.repeat([epoch for _, epoch in found], num_shards),
+        shard=np.concatenate([shards.shard for shards in found.values()]),
     )
+    return line, np.array([bases[each] for each in named])
 
 
-def _lane_stretches(spans: Sequence[Span], num_lanes: int) -> tuple[Array, Array]:
-    """First instance, on the line of the spans' epochs, and length of each lane's stretch of each span [K, E]."""
-    _, _, start_E, stop_E, size_E = np.array(spans, np.int64).T
-    base_E = np.cumsum(size_E) - size_E
-    lane_K1 = np.arange(num_lanes)[:, None]
-    lane_start_KE = lane_K1 * (size_E // num_lanes) + np.minimum(lane_K1, size_E % num_lanes)
-    depth_KE = _ceil_divide(start_E - lane_K1, num_lanes)
-    count_KE = _ceil_divide(stop_E - lane_K1, num_lanes) - depth_KE
-    return base_E + lane_start_KE + depth_KE, count_KE
+def _lane_stretches(spans: Spans, base_E: Array, num_lanes: int, num_steps: int) -> tuple[Array, Array]:
+    """First instance, on the line of epochs, and length of each lane's stretch of each span [S, K, C]."""
+    lane_1K = np.arange(num_lanes)
+    start_E1, stop_E1, size_E1 = (column[:, None] for column in (spans.start, spans.stop, spans.num_instances))
+    lane_start_EK = lane_1K * (size_E1 // num_lanes) + np.minimum(lane_1K, size_E1 % num_lanes)
+    depth_EK = _ceil_divide(start_E1 - lane_1K, num_lanes)
+    count_EK = _ceil_divide(stop_E1 - lane_1K, num_lanes) - depth_EK
+    column_E = np.arange(len(spans.step)) - np.searchsorted(spans.step, spans.step)
+    start_SKC = np.zeros((num_steps, num_lanes, int(column_E.max()) + 1), np.int64)
+    count_SKC = np.zeros_like(start_SKC)
+    start_SKC[spans.step, :, column_E] = base_E[:, None] + lane_start_EK + depth_EK
+    count_SKC[spans.step, :, column_E] = count_EK
+    return start_SKC, count_SKC
 
 
-def _cut_slots(start: Array, count: Array, first_slot: int, stop_slot: int) -> tuple[Array, Array]:
-    """Starts and stops of the stretches, laid out one after another, between two slots; empty ones are left out."""
-    end_slot = np.cumsum(count)
+def _cut_slots(start: Array, count: Array, first_slot: int, stop_slot: int) -> tuple[Array, Array, Array]:
+    """Step, start and stop of a step's stretches [S, n], laid out one after another, between two slots of it."""
+    end_slot = np.cumsum(count, axis=1)
     slot = end_slot - count
     skip = np.maximum(first_slot - slot, 0)
     keep = np.minimum(end_slot, stop_slot) - slot
     kept = skip < keep
-    return (start + skip)[kept], (start + keep)[kept]
+    return np.nonzero(kept)[0], (start + skip)[kept], (start + keep)[kept]
 
 
-def _cut_at_shards(start: Array, stop: Array, line: _Line) -> Runs:
+def _cut_at_shards(step: Array, start: Array, stop: Array, line: _Line) -> Runs:
     first = np.searchsorted(line.bounds, start, side="right") - 1
-    row, column = _expand(first, np.searchsorted(line.bounds, stop, side="left") - 1)
+    row, column = expand(first, np.searchsorted(line.bounds, stop, side="left") - 1)
     offset = line.bounds[column]
     inside_start = np.maximum(start[row] - offset, 0)
     inside_stop = np.minimum(stop[row], line.bounds[column + 1]) - offset
     kept = inside_start < inside_stop  # a shard without instances
     column = column[kept]
-    return Runs(line.dataset[column], line.epoch[column], line.shard[column], inside_start[kept], inside_stop[kept])
-
-
-def _expand(first: Array, last: Array) -> tuple[Array, Array]:
-    """For each row every value from first to last: the row's index, and the value."""
-    counts = last - first + 1
-    row = np.repeat(np.arange(len(first)), counts)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+    places = (inside_start[kept], inside_stop[kept])
+    return Runs(step[row[kept]], line.dataset[column], line.epoch[column], line.shard[column], *places)
 
 
 def _ceil_divide(values: Array, divisor: int) -> Array:
