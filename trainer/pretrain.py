@@ -28,7 +28,7 @@ from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, sec
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stopping import STOPPED, LauncherWatch, stops_requested
+from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, stops_requested
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
@@ -60,16 +60,19 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         if ranks.rank == 0:
             tqdm.write(f"pretrain: {error}", file=sys.stderr)
         return CORRUPTED
-    else:
-        return 0 if run.is_finished else STOPPED
     finally:
         stop_ranks()
+    if not run.is_finished:
+        leave_at_once(STOPPED)
+    return 0
 
 
 def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
+    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
+    run.weights_check.forget()
     if run.position.phase_step == 0:
         begin_phase(run.optimizer, phase)
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
@@ -101,7 +104,6 @@ def train_phase(run: Run) -> None:
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoader]]:
     """This rank's share of every step that is left of the phase, and where it comes from."""
     phase_index, is_first = run.position.phase, True
-    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     with StepLoader(
         run.mixture,
         "train",

@@ -111,9 +111,7 @@ class Run:
 
     def reopen_records(self) -> None:
         """Drops what metrics and curves say of steps after the position, which will be made again."""
-        if self.ranks.rank == 0:
-            self.recorder.close()
-            self.recorder = open_recorder(self.folder, self.settings, self.position.step)
+        self.recorder.restart_after(self.position.step)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""

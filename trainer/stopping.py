@@ -7,6 +7,7 @@ reaches nobody else, so every rank watches both (torchrun and others likewise) a
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -82,6 +83,13 @@ def stops_requested(watch: LauncherWatch, request: Callable[[], None]) -> Iterat
         watch.on_loss = None
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def leave_at_once(code: int) -> None:
+    """Ends this process without the interpreter's own end, which takes torch and DeepSpeed seconds of CPU."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _started(pid: int) -> str:

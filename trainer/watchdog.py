@@ -10,8 +10,8 @@ import faulthandler
 import json
 import os
 import platform
-import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +30,7 @@ HUNG = 75
 """Exit code of a job that the watchdog ended."""
 
 ANSWER_SECONDS = 5.0
+KILL_SECONDS = 3
 FIRST_STEP_FACTOR = 3
 
 
@@ -109,11 +110,8 @@ class Watchdog:
         tqdm.write(message, file=sys.stderr)
         with contextlib.suppress(OSError):
             (self._folder / "report.txt").write_text(message + "\n")
-        for peer, answer in zip(self._peers, answers, strict=True):
-            # A launcher waits half a minute for a stopped process before it kills it.
-            if answer is None and peer.host == platform.node():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(peer.pid, signal.SIGKILL)
+        here = [peer for peer in self._peers if peer.host == platform.node()]
+        _kill_later([peer.pid for peer in here if answers[peer.rank] is None])
 
     def _write_stacks(self) -> None:
         with contextlib.suppress(OSError):
@@ -145,6 +143,13 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
         return f"All ranks answer; behind the others is {', '.join(slow)}."
     place = answers[0]["place"] if answers[0] else "?"
     return f"All ranks answer from the same place ({place}); their stacks tell where each waits."
+
+
+def _kill_later(pids: Sequence[int]) -> None:
+    """Launchers wait half a minute before they kill a stopped process; but they should see this one's code first."""
+    if pids:
+        command = f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"
+        subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)
 
 
 def _ask(peer: Peer) -> dict[str, Any] | None:

@@ -15,9 +15,18 @@ class TensorBoard:
 
     def __init__(self, folder: Path, step: int) -> None:
         """Goes on after `step`."""
+        self._folder = folder
+        self._writer = self._open(step)
+
+    def restart_after(self, step: int) -> None:
+        """Hides later steps, in a new file."""
+        self._writer.close()
+        self._writer = self._open(step)
+
+    def _open(self, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1, flush_secs=30)
+        return SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=30)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """The numbers of a row."""

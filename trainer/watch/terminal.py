@@ -54,10 +54,9 @@ class Progress:
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
-    """A row of metrics.jsonl as one line with units; `num_steps` is None where time decides."""
-    steps = f"{row['step']:,}" if num_steps is None else f"{row['step']:,}/{num_steps:,}"
+    """A row of metrics.jsonl as one line with units; num_steps is None where their number is not known."""
     parts = [
-        f"step {steps}: loss {row['loss']:.3f} nats",
+        f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
         f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
         *([f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})"] if "nsp_loss" in row else []),
         f"gradient norm {row['grad_norm']:.3g}, learning rate {row['learning_rate']:.3g}",
