@@ -7,51 +7,13 @@ Files in configs/pretrain state what differs from these defaults, and flags what
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from trainer.model.config import BertConfig, preset
+from trainer.model_settings import ModelSettings, OptimizerSettings
 from trainer.optim.schedule import Schedule
 from trainer.safety_settings import CheckpointSettings, SafetySettings
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which BERT.
-
-    Attributes:
-        preset: A released size: tiny, mini, small, medium, base or large.
-        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout": 0.0}. The
-            vocabulary's size is the dataset's and cannot be set.
-    """
-
-    preset: str = "base"
-    overrides: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
-
-    Attributes:
-        name: adamw, or lamb for batches of many thousands: its steps are scaled to the norm of each tensor.
-        beta1: Decay rate of the running mean of gradients.
-        beta2: Decay rate of the running mean of their squares.
-        eps: Added to the root of the second mean; 1e-6 as in google-research/bert.
-        weight_decay: Decoupled: weights shrink by learning rate * weight_decay a step.
-        bias_correction: Whether both means are corrected for their start at 0. google-research/bert does not;
-            torch.optim.AdamW does.
-        max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
-    """
-
-    name: Literal["adamw", "lamb"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
-    max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -240,15 +202,6 @@ class PretrainSettings:
         return [(start, stop) for index, start, stop in rows if index == phase]
 
 
-# Settings that a continued run may change: they move work and files around, not what is learned.
-# The data and what was skipped are checked by content, in the run's folder and in the stream's state.
-FREE_ON_RESUME = (
-    "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes", "cache_dir", "cache_bytes", "tensorboard", "wandb", "profile", "peak_tflops",
-    "activation_checkpointing", "compile",
-)  # fmt: skip
-
-
 def resolve(settings: PretrainSettings) -> PretrainSettings:
     """The settings with `steps` written into the phases and everything that can be checked alone checked.
 
@@ -290,21 +243,3 @@ def _check_training(settings: PretrainSettings) -> None:
     target = settings.validation.stop_at_mlm_accuracy
     if target is not None and not 0 < target <= 1:
         raise ValueError(f"validation.stop_at_mlm_accuracy is {target}; an accuracy is above 0 and at most 1")
-
-
-def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Settings, as plain values, that differ between two runs and may not: (key, old value, new value)."""
-    for key in sorted({*old, *new}):
-        if not prefix and key in FREE_ON_RESUME:
-            continue
-        yield from _changes_of_value(f"{prefix}{key}", old.get(key), new.get(key))
-
-
-def _changes_of_value(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        yield from changes(old, new, f"{key}.")
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, pair in enumerate(zip(old, new, strict=True)):
-            yield from _changes_of_value(f"{key}.{index}", *pair)
-    elif old != new:
-        yield key, old, new

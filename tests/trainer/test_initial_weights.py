@@ -19,8 +19,9 @@ from trainer.initial_weights import read_initial_weights
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 from trainer.model.huggingface import hf_names
+from trainer.model_settings import ModelSettings
 from trainer.prepare_model import prepare_model
-from trainer.settings import ModelSettings, Phase, PretrainSettings
+from trainer.settings import Phase, PretrainSettings
 
 GOOGLE = Path(__file__).with_name("google-checkpoint")
 CONFIG = BertConfig(
