@@ -56,12 +56,18 @@ def load_validation_sets(
 
     Raises:
         FileNotFoundError: Patience with a build that is still running ended; the same on every rank.
+        ValueError: The run is to stop at an accuracy, and too few instances are held out for it.
     """
     held_out = [
         each
         for each in mixture
         if ("validation", seq_len) in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
     ]
+    if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
+        raise ValueError(
+            f"no dataset holds out instances of {seq_len} tokens, and validation.stop_at_mlm_accuracy ends the run by "
+            "an accuracy on them; build with documents held out, or leave it away"
+        )
     with together(ranks):
         for each in held_out:
             wait_for_pass(each.dataset, "validation", seq_len, 0, patience)

@@ -113,11 +113,19 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
     assert config["is_causal"] is True
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
+def test_a_compiled_run_trains_as_a_plain_one(data, tmp_path):
+    for name, is_compiled in (("plain", False), ("compiled", True)):
+        launch(OURS, command(data, tmp_path / name, compile=is_compiled, zero_stage=2, precision="fp32"), 1)
+    losses = [[row["loss"] for row in rows_of(tmp_path / name)] for name in ("plain", "compiled")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_a_run_starts_from_an_export_and_refuses_another_start_later(data, tmp_path):
     state = build_model(CONFIG, seed=5).state_dict()
     vocab = (Path(data) / "vocab.txt").read_bytes()
     export_hf(state, CONFIG, vocab, str(tmp_path / "start"), lower_case=True, provenance={})
-    run = command(data, tmp_path / "run", init_from=str(tmp_path / "start"), compile=False)
+    run = command(data, tmp_path / "run", init_from=str(tmp_path / "start"))
     said = launch(DYING, run, 1, expected=9)
     assert f"weights are those of {tmp_path / 'start'}" in said
     shutil.rmtree(tmp_path / "start")  # read once
