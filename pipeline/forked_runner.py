@@ -56,8 +56,13 @@ class _ForkedWorkerHandler(GrpcWorkerHandler):  # type: ignore[misc]
         self._thread.start()
 
     def close(self) -> None:
+        # Beam closes the control first, and takes it for an error that the data of a quickly ended worker break off.
         self._is_told.set()
-        super().close()
+        try:
+            self.data_conn.close()
+        finally:
+            self.control_conn.close()
+        self.stop_worker()
 
     def stop_worker(self) -> None:
         self._thread.join()
