@@ -6,7 +6,7 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
-#include "_sentences.h"
+#include "native/sentences.h"
 
 typedef struct {
     PyObject_HEAD

@@ -44,7 +44,7 @@ def _find_problem(name: str) -> str | None:
     if found is None or found.origin is None:
         return "is not built"
     module = Path(found.origin)
-    for source in sorted(module.parent.glob("_*.[ch]")):
+    for source in sorted(module.parent.rglob("*.[ch]")):
         if source.stat().st_mtime_ns > module.stat().st_mtime_ns:
             return f"({module}) is older than {source.name}"
     return None

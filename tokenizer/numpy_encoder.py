@@ -32,7 +32,7 @@ _SENTENCE_END = b"\0"
 _CONTROLS = bytes([*range(0x20), 0x7F])
 _DROPPED_CONTROLS = _CONTROLS.translate(None, delete=b"\t\n\r")
 SPACE, MARK, DROPPED, PART = range(4)
-"""Kinds of bytes; `_sentences.h` has the same."""
+"""Kinds of bytes; `native/sentences.h` has the same."""
 
 
 class NumpyEncoder:

@@ -205,10 +205,8 @@ void replace_tokens(const mask_run *run, const mask_choice *chosen, uint64_t bas
             uint32_t id = get_id(ids, item_bytes, index);
             set_id(labels, item_bytes, m, id);
             uint64_t draw = random_word(base, (uint64_t)m);
-            uint32_t which = (uint32_t)draw;
-            if (which < MASK_BELOW)
-                set_id(ids, item_bytes, index, mask_id);
-            else if (which >= KEEP_BELOW)
-                set_id(ids, item_bytes, index, (uint32_t)((draw >> 32) * vocab_size >> 32));
+            uint32_t which = (uint32_t)draw, any_id = (uint32_t)((draw >> 32) * vocab_size >> 32);
+            uint32_t kept = which < KEEP_BELOW ? id : any_id;
+            set_id(ids, item_bytes, index, which < MASK_BELOW ? mask_id : kept);
         }
 }

@@ -11,7 +11,8 @@ from tokenizer.compiled import VARIABLE, load
 @pytest.fixture
 def built(tmp_path, monkeypatch):
     """A module that stands for a compiled one, and its source, an hour older."""
-    source, module = tmp_path / "_stand_in.c", tmp_path / "_stand_in.py"
+    source, module = tmp_path / "native/part.c", tmp_path / "_stand_in.py"
+    source.parent.mkdir()
     source.write_text("")
     module.write_text("")
     os.utime(source, (1, module.stat().st_mtime - 3600))
@@ -41,7 +42,7 @@ def test_what_is_missing_or_old_is_not_used(monkeypatch, built, problem):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert load(name) is None
     monkeypatch.setenv(VARIABLE, "1")
-    said = "is not built" if problem == "missing" else r"is older than _stand_in\.c"
+    said = "is not built" if problem == "missing" else r"is older than part\.c"
     with pytest.raises(ImportError, match=said) as raised:
         load(name)
     assert "build_ext --inplace" in str(raised.value)

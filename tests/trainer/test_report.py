@@ -103,6 +103,7 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
         step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0), {"step": 3, "split": "rolled back"},
     ]  # fmt: skip
     run = write_run(tmp_path / "odd", rows)
+    (run / "anomalies.jsonl").write_text('{"step": 2, "grad_norm": "nan", "positions": [12, 24]}\nno\n')
     (run / "run.json").write_text("{")
     (run / "config.yaml").write_text("a: [")
     [read] = read_runs([str(run)])
@@ -115,7 +116,10 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
     assert "config.yaml cannot be read" in problems
     page = render_page([read])
     assert "No settings could be read." in page
-    assert "rolled back" in page.partition("<h2>Events</h2>")[2]
+    assert "anomalies.jsonl: 1 line(s) are no row: 2" in problems
+    events = page.partition("<h2>Events</h2>")[2]
+    assert "rolled back" in events
+    assert "grad_norm nan, positions [12, 24]" in events
 
 
 def test_a_run_without_steps_beside_one_with_steps(tmp_path, capsys):

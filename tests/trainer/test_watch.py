@@ -1,10 +1,12 @@
 """What a run shows of itself, without a run: columns, lines, curves, Weights & Biases, profile."""
 
+import json
 import sys
 import types
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.two_ranks import random_micro_batch
@@ -20,8 +22,9 @@ from trainer.watch.curves import curves
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile, parse_steps
 from trainer.watch.recorder import Recorder
+from trainer.watch.tensorboard import TensorBoard
 from trainer.watch.terminal import Progress, format_seconds, format_step
-from trainer.watch.wandb import WeightsAndBiases, run_id
+from trainer.watch.wandb import WeightsAndBiases
 
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
 COUNTS = StepCounts(
@@ -90,6 +93,8 @@ def test_a_line_has_units():
         "412 TFLOP/s a rank (MFU 41.7%); memory 3.20 GB, ETA 2 h 14 min"
     )
     assert "MFU" not in format_step(ROW | {"mfu": None}, 90_000)
+    without_nsp = {key: value for key, value in ROW.items() if not key.startswith("nsp")}
+    assert format_step(without_nsp, None).startswith("step 1,200: loss 6.368 nats; MLM 5.637 (accuracy 0.154); grad")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,27 @@ def wandb(monkeypatch):
     return fake
 
 
-FACTS = {"launches": [{"time": "2026-01-01T00:00:00+00:00", "host": "a"}, {"time": "later", "host": "b"}]}
+def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    shown = [TensorBoard(tmp_path / "tensorboard", 0), WeightsAndBiases("berts", tmp_path, FACTS, {})]
+    recorder = Recorder(metrics, shown)
+    for step in (1, 2, 3):
+        recorder.add({"step": step, "split": "train", "loss": float(step)})
+        wandb.run.step = step + 1
+    recorder.restart_after(1)
+    for step in (2, 3, 4):
+        recorder.add({"step": step, "split": "train", "loss": 10.0 * step})
+    recorder.close()
+    expected = [(1, 1.0), (2, 20.0), (3, 30.0), (4, 40.0)]
+    rows = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == expected
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == expected
+    assert [step for step, _ in wandb.run.rows] == [1, 2, 3, 4]
+
+
+FACTS = {"id": "0123456789abcdef"}
 
 
 def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
@@ -160,7 +185,7 @@ def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
     recorder.add(ROW)
     recorder.close()
     assert wandb.arguments == {
-        "project": "berts", "id": run_id(tmp_path / "run", FACTS), "name": "run", "config": {"seed": 3},
+        "project": "berts", "id": "0123456789abcdef", "name": "run", "config": {"seed": 3},
         "dir": str(tmp_path / "run"), "resume": "allow",
     }  # fmt: skip
     [(step, row)] = wandb.run.rows
@@ -175,12 +200,6 @@ def test_weights_and_biases_never_gets_a_step_again(wandb, tmp_path):
     for step in (4, 5, 6, 7):
         shown.add(ROW | {"step": step})
     assert [step for step, _ in wandb.run.rows] == [6, 7]
-
-
-def test_the_id_at_weights_and_biases_is_that_of_the_first_launch(tmp_path):
-    continued = {"launches": FACTS["launches"][:1]}
-    assert run_id(tmp_path, continued) == run_id(tmp_path, FACTS)
-    assert run_id(tmp_path / "other", FACTS) != run_id(tmp_path, FACTS)
 
 
 def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypatch):

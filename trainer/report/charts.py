@@ -75,8 +75,7 @@ def other_charts(runs: Sequence[ReadRun]) -> list[Chart]:
     for run in runs:
         for row in run.train[-1:]:
             found.update(dict.fromkeys(name for name in flat_numbers(row) if name.partition("/")[0] not in known))
-    names = [name for name in found if not name.startswith(("drawn/", "epochs/"))]
-    return [Chart(name, name.replace("_", " "), Axis(write_small)) for name in names[:_MOST_OTHERS]]
+    return [Chart(name, name.replace("_", " "), Axis(write_small)) for name in list(found)[:_MOST_OTHERS]]
 
 
 def flat_numbers(row: Row) -> dict[str, float]:

@@ -211,4 +211,4 @@ def _events(runs: Sequence[ReadRun]) -> str:
 
 
 def _event(row: Row) -> str:
-    return ", ".join(f"{key} {value}" for key, value in row.items() if key != "step")
+    return ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("step", "instances"))

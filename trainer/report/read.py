@@ -15,6 +15,8 @@ import yaml
 from trainer.run_folder import RunFolder
 
 Row = Mapping[str, Any]
+ANOMALIES = "anomalies.jsonl"
+_NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ReadRun:
         path: The folder.
         train: Rows of steps, in their order, each step once.
         validation: Rows of measurements, in the same way.
-        events: Rows of other kinds.
+        events: Rows of other kinds, and those of steps that were not taken.
         facts: run.json; empty where it cannot be read.
         config: Settings by dotted key; empty where they cannot be read.
         problems: What could not be read, for people.
@@ -98,6 +100,7 @@ def _read_run(path: Path, name: str) -> ReadRun:
     train = _each_step_once([row for row in rows if row.get("split") == "train"], problems)
     validation = _each_step_once([row for row in rows if row.get("split") == "validation"], [])
     events = [row for row in rows if row.get("split") not in ("train", "validation")]
+    events += _rows(path / ANOMALIES, problems)
     if not train:
         problems.append("metrics.jsonl has no step yet")
     return ReadRun(name, path, train, validation, events, facts, config, problems)
@@ -125,12 +128,12 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
         except ValueError:
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield row
+            yield {column: value for column, value in row.items() if column not in _NEVER_SHOWN}
         else:
             bad.append(place)
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (" and more" if len(bad) > 5 else "")
-        problems.append(f"metrics.jsonl: {len(bad)} line(s) are no row: {shown}")
+        problems.append(f"{path.name}: {len(bad)} line(s) are no row: {shown}")
 
 
 def _each_step_once(rows: Sequence[Row], problems: list[str]) -> list[Row]:

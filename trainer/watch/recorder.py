@@ -18,6 +18,9 @@ class Curves(Protocol):
     def add(self, row: Mapping[str, Any]) -> None:
         """One row."""
 
+    def restart_after(self, step: int) -> None:
+        """Later rows come again."""
+
     def flush(self) -> None:
         """Makes what was added outlive this process."""
 
@@ -37,6 +40,13 @@ class Recorder:
             self._metrics.append(row)
         for each in self._shown:
             each.add(row)
+
+    def restart_after(self, step: int) -> None:
+        """Drops later rows of a run that went back, which come again: none is doubled."""
+        if self._metrics is not None:
+            self._metrics.cut_after(step)
+        for each in self._shown:
+            each.restart_after(step)
 
     def flush(self) -> None:
         """To be called before a checkpoint counts: a continued run makes the steps before it never again."""

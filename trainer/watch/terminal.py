@@ -19,7 +19,9 @@ class Progress:
     Where standard error is no terminal there is no bar, and a line every ten seconds in its place.
     """
 
-    def __init__(self, num_steps: int, step: int, *, shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, num_steps: int | None, step: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.5,
@@ -31,7 +33,8 @@ class Progress:
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """One more step."""
-        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in (("mlm", "mlm_loss"), ("nsp", "nsp_loss")))
+        names = (("mlm", "mlm_loss"), ("nsp", "nsp_loss"))
+        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in names if key in row)
         speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
         self._bar.set_postfix_str(f"loss {row['loss']:.3f} {losses} {speed}", refresh=False)
         self._bar.update()
@@ -50,12 +53,12 @@ class Progress:
         self._bar.close()
 
 
-def format_step(row: Mapping[str, Any], num_steps: int) -> str:
-    """A row of metrics.jsonl as one line with units."""
+def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
+    """A row of metrics.jsonl as one line with units; num_steps is None where their number is not known."""
     parts = [
-        f"step {row['step']:,}/{num_steps:,}: loss {row['loss']:.3f} nats",
+        f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
         f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
-        f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})",
+        *([f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})"] if "nsp_loss" in row else []),
         f"gradient norm {row['grad_norm']:.3g}, learning rate {row['learning_rate']:.3g}",
         f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}",
         f"fullest rank {row['max_over_mean_tokens']:.2f} x mean",

@@ -1,7 +1,6 @@
 """Rows of metrics for Weights & Biases, which is imported only when a run asks for it."""
 
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ class WeightsAndBiases:
         Args:
             project: Name of the W&B project.
             folder: The run's folder, whose name the W&B run takes.
-            facts: run.json; its first launch gives the W&B run an id that stays.
+            facts: run.json, whose id the W&B run takes.
             config: Settings, shown by W&B beside the curves.
 
         Raises:
@@ -33,7 +32,7 @@ class WeightsAndBiases:
         try:
             self._run = wandb.init(
                 project=project,
-                id=run_id(folder, facts),
+                id=facts["id"],
                 name=folder.resolve().name,
                 config=dict(config),
                 dir=str(folder),
@@ -48,16 +47,13 @@ class WeightsAndBiases:
         if row["step"] >= self._logged_before:
             self._run.log(curves(row), step=row["step"])
 
+    def restart_after(self, step: int) -> None:
+        """Steps after this one come again, and stay as W&B has them."""
+        self._logged_before = max(self._logged_before, int(self._run.step), step + 1)
+
     def flush(self) -> None:
         """Nothing: wandb sends by itself."""
 
     def close(self) -> None:
         """Waits until everything is sent."""
         self._run.finish()
-
-
-def run_id(folder: Path, facts: Mapping[str, Any]) -> str:
-    """The same for every launch of a run, another for every other run."""
-    first = facts["launches"][0]
-    text = f"{folder.resolve()}\n{first['time']}\n{first['host']}"
-    return blake2b(text.encode(), digest_size=8).hexdigest()

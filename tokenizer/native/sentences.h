@@ -3,8 +3,8 @@
  * A chunk is what stands between ASCII spaces and ASCII punctuation. One with a character that has no form is left to
  * the caller, with the place its ids belong to. */
 
-#include "_characters.h"
-#include "_trie.h"
+#include "characters.h"
+#include "trie.h"
 
 /* Kinds of bytes, as tokenizer/numpy_encoder.py has them; of a byte of an ASCII word, the byte that is matched. */
 enum { SPACE, MARK, DROPPED, PART, FIRST_WORD_BYTE };
