@@ -122,7 +122,7 @@ def measure(folder: Path, name: str, saves: int, store: CheckpointStore) -> dict
     for file in RUN_FILES:
         (run.path / file).write_text("{}")
     saver = CheckpointSaver(run, CheckpointSettings(keep=2), ranks, store, lambda _: None)
-    engine = SimpleNamespace(module=model)
+    engine = SimpleNamespace(module=model, zero_optimization_stage=lambda: 0)
     quiet = [seconds_of(optimizer.step) for _ in range(QUIET_UPDATES)]
     saver.prepare(engine, optimizer)
     stalls, totals, beside = [], [], []
