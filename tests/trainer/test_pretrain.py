@@ -23,10 +23,11 @@ from trainer.checkpoint import find_checkpoints
 from trainer.cli import COMMANDS, main
 from trainer.flops import num_parameters
 from trainer.model.config import preset
+from trainer.model_settings import ModelSettings
 from trainer.plan import checkpoint_bytes
 from trainer.run import check_mixture
 from trainer.run_folder import prepare_run
-from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
+from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.source import one_dataset
 from trainer.watch.curves import MEASURED
 
