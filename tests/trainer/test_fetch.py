@@ -1,5 +1,6 @@
 """Reading ahead: every fault a store was seen to make is mended or named, and never costs an instance."""
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -120,7 +121,9 @@ def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gat
     decoded = []
     monkeypatch.setattr(fetch, "GATHERED_INSTANCES", gathered)
     monkeypatch.setattr(
-        fetch, "decode_checked", lambda *block: (decoded.append(block[3]), ranged_read.decode_checked(*block))[1]
+        fetch,
+        "read_batch_checked",
+        lambda *block: (decoded.append(block[2]), ranged_read.read_batch_checked(*block))[1],
     )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
     window = window_over(open_dataset(str(folder)), steps=iter(steps))
@@ -262,8 +265,18 @@ def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
     first, _ = dataset.shards("train", 8192, 0)
     table = dataset.blocks(first)
     body = memoryview(dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7])))
-    with pytest.raises(ValueError, match=r"here, block 0 at byte 512: holds \(4, \d+\) instances and tokens"):
-        ranged_read.decode_checked(body, first, table, 0, "here")
+    with pytest.raises(ValueError, match=r"here: holds \(4, \d+\) instances and tokens"):
+        ranged_read.read_batch_checked(body, table, 0, "here")
+
+
+def test_instances_longer_than_the_shard_allows_are_refused(folder):
+    dataset = open_dataset(str(folder))
+    first, _ = dataset.shards("train", 8192, 0)
+    table = dataset.blocks(first)
+    body = dataset.read_bytes(first.name, int(table.offset[0]), int(table.offset[0] + table.size[0]))
+    batch = ranged_read.read_batch_checked(memoryview(body), table, 0, "here")
+    with pytest.raises(ValueError, match=r"here: an instance of \d+ tokens in a shard of seq_len 8"):
+        ranged_read.check_block(batch, dataclasses.replace(first, seq_len=8), "here")
 
 
 def test_prefetched_items_end_or_fail_where_they_would():
