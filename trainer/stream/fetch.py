@@ -167,7 +167,8 @@ class BlockWindow:
             done += self._let_go(rows)
         if not parts:
             return None
-        block = self._arena.gather(*map(np.concatenate, zip(*parts, strict=True)), self._memory)
+        slots, starts, stops = (np.concatenate(column) for column in zip(*parts, strict=True))
+        block = self._arena.gather(slots, starts, stops, self._memory)
         for slot in done:
             self._arena.free(slot)
         return Group(block, bounds)
