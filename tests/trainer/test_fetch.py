@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.manifest import BLOCKS_TABLE, blocks_table, open_blocks_table, read_block_table
+from pipeline.shards.manifest import BLOCKS_TABLE
 from trainer.stream import fetch, ranged_read
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.prefetch import Prefetcher
@@ -249,8 +250,8 @@ def test_a_missing_shard_is_an_error_at_once(folder):
 def test_a_block_table_without_full_blocks_is_refused(folder):
     dataset = open_dataset(str(folder))
     shards = dataset.all_shards
-    file = open_blocks_table((folder / BLOCKS_TABLE).read_bytes(), 2, "here")
-    tables = [read_block_table(file, i, shard, "here") for i, shard in enumerate(shards)]
+    opened = open_block_tables((folder / BLOCKS_TABLE).read_bytes(), shards, "here")
+    tables = [opened.table(row) for row in range(2)]
     tables[0].instances.setflags(write=True)
     tables[0].instances[:2] = (7, 9)
     (folder / BLOCKS_TABLE).write_bytes(blocks_table(tables))
