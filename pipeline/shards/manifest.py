@@ -176,8 +176,10 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
-    text = "".join(f"{line}\n" for line in sorted(lines))
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    digest = hashlib.blake2b(digest_size=32)
+    for line in sorted(lines):
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
 
 
 def read_parquet(

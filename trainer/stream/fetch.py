@@ -215,9 +215,7 @@ class BlockWindow:
         added = self._shards[len(self._first_number) - 1 :]
         counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
         self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
-        unknown = np.zeros(sum(counts), np.int64)
-        self._last_use = np.concatenate([self._last_use, unknown])
-        self._slot = np.concatenate([self._slot, unknown.astype(np.int32)])
+        self._last_use, self._slot = (_lengthen(each, self._first_number[-1]) for each in (self._last_use, self._slot))
 
     def _hold(self, shard: int, block: int) -> _Held:
         """A block to be read. It costs twice its stored bytes: those of a request stay until its last is decoded."""
@@ -282,3 +280,10 @@ class BlockWindow:
 
     def _fits(self, blocks: BlockRange) -> bool:
         return blocks.stop_byte - blocks.start_byte <= self._settings.max_read_bytes
+
+
+def _lengthen(values: Array, size: int) -> Array:
+    """The values and then zeros, of which the system only keeps what is written: there may be millions of blocks."""
+    longer = np.zeros(size, values.dtype)
+    longer[: len(values)] = values
+    return longer
