@@ -20,6 +20,7 @@ from trainer.ranks import Ranks, together
 from trainer.settings import PretrainSettings
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.packing import MicroBatch
+from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.source import Mixture, WeightedDataset
 
 
@@ -76,6 +77,7 @@ def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ran
         world_size=ranks.world_size,
         micro_tokens=settings.micro_tokens,
         max_instances=instances,
+        reading=ReadSettings(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
     )
     micro_batches = list(share)
     masked = torch.tensor(sum(len(batch.masked_labels) for batch in micro_batches))
