@@ -28,7 +28,10 @@ from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
 from pipeline.sources import Source
+from tokenizer.compiled import load
 from tokenizer.vocab import parse_vocab
+
+_COMPILED_MODULES = ("tokenizer._matcher", "pipeline._cleaning", "pipeline._instances")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
     """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
     machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
+    machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
     run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
     left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
     left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()

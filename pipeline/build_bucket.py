@@ -2,7 +2,7 @@
 
 The one function behind every way of bringing a bucket's documents together. Spans are shuffled first and gathered and
 masked in runs, so memory is the bucket's tokens once and a run, not its instances. May import: stdlib, numpy,
-pipeline.pairs, masking, seeds, sources, token_parts and pipeline.shards.
+pipeline.pairs, gather, masking, seeds, sources, token_parts and pipeline.shards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.gather import gather_pairs
 from pipeline.masking import MaskingRule, mask_run
-from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
+from pipeline.pairs import NspBalance, Pairs, make_pairs
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
 from pipeline.sources import MAX_SOURCES, choose_uses
@@ -69,14 +70,13 @@ class BucketDocuments:
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     """Sorts a bucket's documents, drops copies and lays them end to end; of copies that of the first source stays.
 
-    Documents are copied out of the buffers they come in, and each is let go once it is in its place, so memory is the
-    tokens once and the largest buffer.
+    Documents stay in the buffers they come in until they are in their places, so memory is the tokens twice.
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
     for document in documents:
         if document.source < source_of.get(document.id, MAX_SOURCES):
-            by_id[document.id] = document.sentence_lengths.copy(), document.tokens.copy()
+            by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
     ids = sorted(by_id)
     sentence_offsets = np.cumsum([0, *(len(by_id[each][0]) for each in ids)], dtype=np.int64)

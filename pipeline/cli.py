@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from pipeline.command_line import Command, run_program
 
 if TYPE_CHECKING:
+    from pipeline.settings import BuildSettings
     from pipeline.shards.dataset import Dataset
 
 _BUILD = "pipeline.settings:BuildSettings"
 _NO_PLACES = "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
 COMMANDS = {
-    "build": Command(
-        "text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.build:run_build", (), True
-    ),
-    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.build:run_vocab", (), True),
-    "tokens": Command("text to encoded documents", _BUILD, "pipeline.build:run_tokens", (), True),
-    "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.build:run_shards", (), True),
+    "build": Command("text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.cli:build", (), True),
+    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.cli:vocab", (), True),
+    "tokens": Command("text to encoded documents", _BUILD, "pipeline.cli:tokens", (), True),
+    "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.cli:shards", (), True),
     "verify": Command(
         "read a dataset once and say what is wrong", "pipeline.cli:VerifySettings", "pipeline.cli:verify", ("dataset",)
     ),
@@ -83,6 +82,47 @@ class ReportSettings:
     dataset: str
     html: str | None = None
     storage_options: str | None = None
+
+
+def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline build`."""
+    _warm_workers(settings, beam_arguments)
+    from pipeline.build import run_build
+
+    run_build(settings, beam_arguments)
+
+
+def vocab(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline vocab`."""
+    _warm_workers(settings, beam_arguments)
+    from pipeline.build import run_vocab
+
+    run_vocab(settings, beam_arguments)
+
+
+def tokens(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline tokens`."""
+    _warm_workers(settings, beam_arguments)
+    from pipeline.build import run_tokens
+
+    run_tokens(settings, beam_arguments)
+
+
+def shards(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline shards`."""
+    _warm_workers(settings, beam_arguments)
+    from pipeline.build import run_shards
+
+    run_shards(settings, beam_arguments)
+
+
+def _warm_workers(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
+    """Where there will be local worker processes, has what they need imported while this process imports Beam."""
+    from pipeline.forked_workers import IS_SUPPORTED, fork_server
+
+    has_runner = any(argument.startswith("--runner") for argument in beam_arguments)
+    if IS_SUPPORTED and settings.workers > 1 and not settings.plan and not has_runner:
+        fork_server()
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:

@@ -9,6 +9,8 @@ import dataclasses
 import importlib
 import os
 import re
+import select
+import signal
 import sys
 import types
 import typing
@@ -47,7 +49,30 @@ class Command:
 
 
 def run_program(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None) -> int:
-    """Runs the command that `argv` (default: the process's arguments) names and returns its exit code."""
+    """Runs the command that `argv` (default: the process's arguments) names and returns its exit code.
+
+    Where nobody reads what it prints any more, as behind `| head`, it ends silently as a signal would end it.
+    """
+    try:
+        try:
+            return _run_command(program, description, commands, argv)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        if not (lost := [stream for stream in (1, 2) if _has_no_reader(stream)]):
+            raise
+        for stream in lost:  # the interpreter flushes what is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        return 128 + signal.SIGPIPE
+
+
+def _has_no_reader(descriptor: int) -> bool:
+    watched = select.poll()
+    watched.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
+
+
+def _run_command(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None) -> int:
     arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
     arguments = _drop_launcher_rank(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):

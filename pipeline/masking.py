@@ -2,7 +2,9 @@
 
 Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2; the draws are our own, so the
 distribution is the reference's and its random stream is not (tests hold the statistics). Draws depend on the whole run:
-the same instances in other runs get other masks. May import: stdlib, numpy, pipeline.pairs, pipeline.seeds.
+the same instances in other runs get other masks. What is written here is the definition; where compiled loops are at
+hand (pipeline.compiled_instances), they do the same. May import: stdlib, numpy, pipeline.pairs, pipeline.seeds,
+pipeline.compiled_instances.
 
 Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
 """
@@ -13,6 +15,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+import pipeline.compiled_instances as compiled
 from pipeline.pairs import NUM_SPECIAL_TOKENS
 from pipeline.seeds import random_words
 
@@ -70,6 +73,8 @@ def mask_run(
         rng: Source of all draws.
     """
     counts = count_predictions(np.diff(offsets), rule)
+    if compiled.loops:
+        return _mask_compiled(input_ids, offsets, segment_a_length, counts, rule, rng)
     if rule.is_continuation is None:
         chosen_M = _choose_tokens(offsets, segment_a_length, counts, rng)
     else:
@@ -80,6 +85,30 @@ def mask_run(
     masked_ids = input_ids.copy()
     masked_ids[chosen_M] = _replace(masked_lm_ids, rule, rng)
     return MaskedRun(masked_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
+
+
+def _mask_compiled(
+    input_ids: Ids,
+    offsets: npt.NDArray[np.int64],
+    segment_a_length: npt.NDArray[np.uint16],
+    counts: npt.NDArray[np.int64],
+    rule: MaskingRule,
+    rng: Random,
+) -> MaskedRun:
+    num_choices = -(-len(counts) // _GRID_ROWS) if rule.is_continuation is None else 1
+    bases = [rng.getrandbits(64) for _ in range(num_choices + 1)]  # what random_words would draw
+    columns = compiled.mask_instances(
+        input_ids,
+        offsets,
+        segment_a_length,
+        counts,
+        _GRID_ROWS,
+        bases,
+        rule.is_continuation,
+        rule.mask_id,
+        rule.vocab_size,
+    )
+    return MaskedRun(*columns)
 
 
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:

@@ -3,9 +3,11 @@
 The draws are those of docs/parity.md 1.2-1.8, in their order, so that the same generator makes the same pairs as
 google-research/bert ``create_pretraining_data.py``; tests hold it against that program's output and a readable oracle.
 No token is touched: a segment is a run of consecutive tokens of one document, also after truncation, so two offsets
-say all of it. `gather_pairs` then builds packed instances from spans. May import: stdlib, numpy, pipeline.seeds.
+say all of it; pipeline.gather builds packed instances from spans. What is written here is the definition: where
+compiled loops are at hand (pipeline.compiled_instances), they do the same. May import: stdlib, numpy, pipeline.seeds,
+pipeline.compiled_instances.
 
-Shapes: D documents, S sentences, N pairs, T packed tokens.
+Shapes: D documents, S sentences, N pairs.
 """
 
 from array import array
@@ -18,6 +20,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+import pipeline.compiled_instances as compiled
 from pipeline.seeds import draw_below
 
 NspBalance = Literal["reference", "exact"]
@@ -47,15 +50,6 @@ class Pairs:
     def take(self, rows: npt.NDArray[np.integer] | slice) -> "Pairs":
         """The chosen rows, in the order given."""
         return Pairs(**{name: column[rows] for name, column in vars(self).items()})
-
-
-@dataclass(frozen=True)
-class PackedPairs:
-    """N instances [CLS] A [SEP] B [SEP] end to end, without padding and not masked yet."""
-
-    input_ids: npt.NDArray[np.unsignedinteger]  # [T]
-    offsets: npt.NDArray[np.int64]  # [N + 1], where instances start
-    segment_a_length: npt.NDArray[np.uint16]  # [N], tokens of type 0: [CLS] A [SEP]
 
 
 class _Balance:
@@ -125,25 +119,33 @@ def make_pairs(
         )
     rows = range(num_documents) if rows is None else rows
     assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} documents"
-    sentences = _find_sentences(sentence_lengths, sentence_offsets)
+    max_tokens = seq_len - NUM_SPECIAL_TOKENS
+    assert max_tokens > 1, f"{seq_len} tokens leave no room for two segments"
+    bounds = _find_bounds(sentence_lengths, sentence_offsets)
+    token_offsets = bounds[sentence_offsets]
+    balanced_tokens = int(np.diff(token_offsets)[rows].sum()) if nsp_balance == "exact" else None
+    if compiled.loops:
+        return Pairs(
+            *compiled.make_pairs(bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens)
+        )
+    sentences = _Sentences(array("q", bounds.tobytes()), sentence_offsets.tolist())
     spans = array("q")
-    token_offsets = np.asarray(sentences.bounds, np.int64)[sentence_offsets]
-    balance = None
-    if nsp_balance == "exact":
-        balance = _Balance(int(np.diff(token_offsets)[rows].sum()), seq_len - NUM_SPECIAL_TOKENS)
+    balance = None if balanced_tokens is None else _Balance(balanced_tokens, max_tokens)
     for document, seed in zip(rows, seeds, strict=True):
-        rng = Random(seed)
-        _pair_document(sentences, document, seq_len - NUM_SPECIAL_TOKENS, short_seq_prob, rng, spans, balance)
+        _pair_document(sentences, document, max_tokens, short_seq_prob, Random(seed), spans, balance)
     return _as_columns(spans, token_offsets)
 
 
-def _find_sentences(sentence_lengths: npt.NDArray[np.integer], sentence_offsets: npt.NDArray[np.integer]) -> _Sentences:
+def _find_bounds(
+    sentence_lengths: npt.NDArray[np.integer], sentence_offsets: npt.NDArray[np.integer]
+) -> npt.NDArray[np.int64]:
+    """[S + 1], first token of each sentence, and the number of tokens."""
     assert sentence_lengths.min() > 0, "an empty sentence reached pairing"
     assert np.diff(sentence_offsets).min() > 0, "a document without sentences reached pairing"
     assert sentence_offsets[-1] == len(sentence_lengths), "sentences and documents do not agree"
-    bounds = array("q", [0])
-    bounds.frombytes(np.cumsum(sentence_lengths, dtype=np.int64).tobytes())
-    return _Sentences(bounds, sentence_offsets.tolist())
+    bounds = np.zeros(len(sentence_lengths) + 1, np.int64)
+    np.cumsum(sentence_lengths, out=bounds[1:])
+    return bounds
 
 
 def _pair_document(
@@ -244,28 +246,3 @@ def _as_columns(spans: "array[int]", token_offsets: npt.NDArray[np.int64]) -> Pa
         (np.searchsorted(token_offsets, start, side="right") - 1).astype(np.int32) for start in (a_start, b_start)
     )
     return Pairs(document_a, a_start, a_stop, document_b, b_start, b_stop, is_random_next.astype(np.bool_))
-
-
-def gather_pairs(tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int) -> PackedPairs:
-    """[CLS] A [SEP] B [SEP] of each pair, end to end.
-
-    Args:
-        tokens: Tokens of the bucket's documents end to end, in the documents' order.
-        pairs: Spans of `tokens`; some 10,000 a call keep memory small.
-        cls_id: Id of [CLS].
-        sep_id: Id of [SEP].
-    """
-    a_length, b_length = pairs.a_stop - pairs.a_start, pairs.b_stop - pairs.b_start
-    offsets = np.zeros(len(pairs) + 1, np.int64)
-    np.cumsum(a_length + b_length + NUM_SPECIAL_TOKENS, out=offsets[1:])
-    begins, middles = offsets[:-1], offsets[:-1] + 1 + a_length
-    # Two runs an instance, [CLS] A and [SEP] B [SEP]: copied with the tokens around A and B, then overwritten.
-    run_starts = np.stack([pairs.a_start - 1 - begins, pairs.b_start - 1 - middles], axis=1).ravel()
-    run_lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
-    index = np.int32 if len(tokens) < 2**31 else np.int64  # half the memory to go through
-    sources = np.repeat(run_starts.astype(index), run_lengths)
-    sources += np.arange(len(sources), dtype=index)
-    input_ids = tokens.take(sources, mode="clip")
-    input_ids[begins] = cls_id
-    input_ids[middles] = input_ids[offsets[1:] - 1] = sep_id
-    return PackedPairs(input_ids, offsets, (a_length + 2).astype(np.uint16))

@@ -21,14 +21,16 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from tqdm import tqdm
 
-from pipeline import worker_guard
+from pipeline import forked_workers, worker_guard
 from pipeline.exchange import ExchangeMode
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
-LOCAL_RUNNERS = {"FnApiRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner"}
+LOCAL_RUNNERS = {
+    "FnApiRunner", "ForkedRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
+}  # fmt: skip
 
 
 def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOptions:
@@ -38,15 +40,21 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOpt
         ValueError: An argument that Beam does not know, or a runner that cannot be imported.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
-        mode = "in_memory" if workers == 1 else "multi_processing"
-        local = ["--runner=FnApiRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
-        beam_arguments = [*local, *beam_arguments]
+        beam_arguments = [*_local_runner(workers), *beam_arguments]
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
         raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
     return options
+
+
+def _local_runner(workers: int) -> list[str]:
+    if workers == 1:
+        return ["--runner=FnApiRunner", "--direct_running_mode=in_memory", "--direct_num_workers=1"]
+    if forked_workers.IS_SUPPORTED:
+        return ["--runner=pipeline.forked_runner.ForkedRunner", f"--direct_num_workers={workers}"]
+    return ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
 
 
 def _import_runner(beam_arguments: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Every setting of a build, its default and its meaning, and which of them change content.
 
-Imports filters, pairs, sources and storage.
+Imports filters, pairs, sentences, sources and storage.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.pairs import NspBalance
+from pipeline.sentences import RULES
 from pipeline.shards.storage import parse_storage_options
 from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
 
@@ -18,7 +19,7 @@ OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
 
 # Later settings at the value of builds from before them: not written down, so that hashes stay.
-_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference"}
+_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference", "sentence_rules": 1}
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class BuildSettings:
             ValueError: A filter cannot be loaded.
         """
         content: dict[str, Any] = {"vocab_sha256": vocab_sha256, "lower_case": self.lower_case}
-        content |= self.filter_rule.content()
+        content |= {"sentence_rules": RULES} | self.filter_rule.content()
         if len(self.corpus) == 1:
             return content | self.corpus[0].reading()
         return content | {"sources": [{"name": source.name} | source.reading() for source in self.corpus]}

@@ -15,8 +15,6 @@ import numpy as np
 from pipeline.shards.block import Block, block_digest, checksum, content_hash, count_block, encode_block
 from pipeline.shards.records import BlockTable, Shard
 
-_TAR_RECORD = 512
-
 
 def pack_shard(
     blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str, mask_id: int
@@ -26,17 +24,16 @@ def pack_shard(
     totals: Counter[str] = Counter()
     rows: list[tuple[int, int, int, int, int]] = []
     digests: list[bytes] = []
-    position = 0
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as writer:
-        for number, block in enumerate(blocks):
-            data = encode_block(block)
-            member = tarfile.TarInfo(f"{number:06d}.arrow")  # mode 0644, time and owner 0, no names
-            member.size = len(data)
-            writer.addfile(member, io.BytesIO(data))
-            rows.append((position + _TAR_RECORD, len(data), block.num_instances, block.num_tokens, checksum(data)))
-            digests.append(block_digest(block))
-            totals.update(count_block(block, mask_id))
-            position += _TAR_RECORD + -(-len(data) // _TAR_RECORD) * _TAR_RECORD
+    for number, block in enumerate(blocks):
+        data = encode_block(block)
+        stream.write(_member_header(f"{number:06d}.arrow", len(data)))
+        rows.append((stream.tell(), len(data), block.num_instances, block.num_tokens, checksum(data)))
+        stream.write(data)
+        stream.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+        digests.append(block_digest(block))
+        totals.update(count_block(block, mask_id))
+    stream.write(bytes(2 * tarfile.BLOCKSIZE))
+    stream.write(bytes(-stream.tell() % tarfile.RECORDSIZE))
     tar = stream.getvalue()
     offset, size, instances, tokens, crc32 = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
@@ -57,3 +54,10 @@ def pack_shard(
         masked_kept=totals["masked_kept"],
     )
     return tar, shard, table
+
+
+def _member_header(name: str, num_bytes: int) -> bytes:
+    """Mode 0644, time and owner 0, no names. Members are put together here: tarfile copies them in small pieces."""
+    member = tarfile.TarInfo(name)
+    member.size = num_bytes
+    return member.tobuf(tarfile.USTAR_FORMAT)

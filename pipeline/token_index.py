@@ -102,10 +102,14 @@ def build_index(
     lowest_ids: list[str] = []
     lowest_tokens: list[int] = []
     sink = io.BytesIO()
+    ranges: list[pa.Table] = []
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
         dropped = iterate_reasons(filesystem, folder, has_dropped=bool(reasons))
         for rows, parts, numbers in iterate_index(filesystem, folder, names):
-            _write_ranges(writer, rows, parts, numbers)
+            ranges.append(_find_ranges(rows, parts, numbers))
+            if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
+                writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
+                ranges.clear()
             distinct = distinct_rows(rows)
             found = reason_numbers(distinct, next(dropped))
             np.add.at(drops, (distinct["source"], found), 1)
@@ -116,6 +120,8 @@ def build_index(
             lowest = _rows_within(distinct, MAX_VALIDATION_TOKENS - sum(lowest_tokens))
             lowest_ids += [join_id(row["high"], row["low"]).hex() for row in lowest]
             lowest_tokens += lowest["tokens"].tolist()
+        if ranges:
+            writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
     numbered = [(REASONS.index(reason), reason) for reason in reasons]
     sources = tuple(
         SourceTotals(
@@ -207,12 +213,10 @@ def _read_ranges(
     return [found.column(name).to_numpy()[wanted] for name in names]
 
 
-def _write_ranges(
-    writer: pq.ParquetWriter, rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]
-) -> None:
-    """Appends (prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
+def _find_ranges(rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]) -> pa.Table:
+    """(prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
     if not len(rows):
-        return
+        return INDEX_SCHEMA.empty_table()
     keys = _prefixes(rows) << 32 | parts
     order = np.lexsort((rows["offset"], keys))
     keys, rows, numbers = keys[order], rows[order], numbers[order]
@@ -221,4 +225,4 @@ def _write_ranges(
     num_rows = np.diff(starts, append=len(rows))
     columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes, numbers[starts], num_rows)
     arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
-    writer.write_table(pa.table(arrays, schema=INDEX_SCHEMA), row_group_size=_ROWS_PER_GROUP)
+    return pa.table(arrays, schema=INDEX_SCHEMA)

@@ -87,7 +87,8 @@ def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[Toke
     """
     view = memoryview(data)
     position = 0
-    item = np.dtype(token_dtype).itemsize
+    dtype = np.dtype(token_dtype)
+    item = dtype.itemsize
     while position < len(view):
         start = position + _CHECKSUM.size
         position = start + _HEADER.size
@@ -99,8 +100,8 @@ def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[Toke
         (crc,) = _CHECKSUM.unpack_from(view, start - _CHECKSUM.size)
         if end > len(view) or zlib.crc32(view[start:end]) != crc:
             raise ValueError(f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts")
-        lengths = np.frombuffer(view[position:middle], LENGTH_DTYPE)
-        tokens = np.frombuffer(view[middle:end], token_dtype)
+        lengths = np.frombuffer(data, LENGTH_DTYPE, num_sentences, position)
+        tokens = np.frombuffer(data, dtype, num_tokens, middle)
         yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source)
         position = end
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 
-from pipeline import worker_guard
+from pipeline import document_coder, worker_guard
 from pipeline.document_lists import (
     DocumentList,
     SplitDocument,
@@ -37,6 +37,7 @@ from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
 
 worker_guard.watch_in_workers()
+document_coder.register()
 
 
 class ReadDocuments(beam.PTransform):  # type: ignore[misc]

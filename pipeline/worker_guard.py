@@ -120,4 +120,9 @@ def watch_in_workers() -> None:
     """In a worker process of a guarded launcher, starts the thread that watches it; does nothing elsewhere."""
     # Beam gives the second variable to worker processes it starts itself, and to no other.
     if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
-        threading.Thread(target=watch_launcher, args=(os.environ[VARIABLE],), name="watch", daemon=True).start()
+        start_watching(os.environ[VARIABLE])
+
+
+def start_watching(path: str) -> None:
+    """Starts the thread by which this process ends with the launcher that holds the lock on a file."""
+    threading.Thread(target=watch_launcher, args=(path,), name="watch", daemon=True).start()

@@ -20,7 +20,7 @@ find_python() {
 describe_checkout() {
     (
         cd "$ROOT"
-        echo "$ROOT"
+        echo "$ROOT" "${EXTRAS:-}"
         find tokenizer pipeline trainer -name '*.so' | sort
         cat pyproject.toml constraints.txt
         find tokenizer pipeline trainer -name '*.[ch]' -print0 | sort -z | xargs -0 cat
@@ -34,7 +34,7 @@ prepare_environment() {
         echo "installing into $VENV (once)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV"
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "$ROOT[pipeline,sources,trainer,dev]"
+            --constraint "$ROOT/constraints.txt" --editable "$ROOT[${EXTRAS:-pipeline,sources,trainer,dev}]"
         describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python

@@ -24,7 +24,7 @@ class ChunkMatcher:
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
         id_bytes: list[bytes] = [index.tobytes() for index in np.arange(len(vocab), dtype=vocab.dtype)]
-        pieces = {token: ids for token, ids in zip(vocab.tokens, id_bytes, strict=True) if _is_usable(token)}
+        pieces = {token: ids for token, ids in zip(vocab.tokens, id_bytes, strict=True) if is_usable(token)}
         self._first_pieces = {token.encode(): ids for token, ids in pieces.items()}
         self._other_pieces = {
             token.removeprefix(CONTINUATION).encode(): ids
@@ -91,7 +91,7 @@ class ChunkMatcher:
         return found
 
 
-def _is_usable(token: str) -> bool:
+def is_usable(token: str) -> bool:
     """No word is that long: only its being left out keeps a word of the vocabulary from being found."""
     return len(token.removeprefix(CONTINUATION)) <= MAX_WORD_CHARACTERS
 

@@ -1,7 +1,7 @@
 """Which of two equal paths is used: the compiled modules, if this installation has them, or plain Python and numpy.
 
-The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install` compiles the modules where
-there is a C compiler; in a checkout `python -c "from setuptools import setup; setup()" build_ext --inplace` does.
+The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install` compiles the modules
+where there is a C compiler; in a checkout `python -c "from setuptools import setup; setup()" build_ext --inplace` does.
 The environment variable BEAMBERT_COMPILED says what to do: 0 leaves them alone, 1 refuses to go on without them, and
 unset, they are used if they are there and not older than their source.
 
@@ -39,12 +39,12 @@ def load(name: str) -> ModuleType | None:
 
 
 def _find_problem(name: str) -> str | None:
-    """Why a module cannot be used, or None; C sources stand beside it in a checkout only."""
+    """Why a module cannot be used, or None; only in a checkout do C sources stand beside it."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         return "is not built"
     module = Path(found.origin)
-    source = module.with_name(f"{name.rpartition('.')[2]}.c")
-    if source.exists() and source.stat().st_mtime_ns > module.stat().st_mtime_ns:
-        return f"({module}) is older than {source.name}"
+    for source in sorted(module.parent.rglob("*.[ch]")):
+        if source.stat().st_mtime_ns > module.stat().st_mtime_ns:
+            return f"({module}) is older than {source.name}"
     return None

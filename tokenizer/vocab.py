@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 """Prefix of a piece that continues a word."""
+
+IdArray = NDArray[np.unsignedinteger]
+"""Ids, of the dtype that a vocabulary names."""
 
 _NUM_UINT16 = 1 << 16
 

@@ -45,9 +45,11 @@ class StepCounts:
         instances: Instances of the global batch.
         masked: Masked positions of the global batch.
         tokens: Real tokens of the global batch.
+        squared_tokens: Sum of the squares of its instances' lengths, which attention costs.
         most_tokens: Tokens of the rank that has most.
         wait_seconds: Longest wait for data on any rank.
         must_stop: Whether any rank was told to stop.
+        memory_bytes: Most memory that any rank has held before the step.
         drawn: Instances and tokens of every dataset of the mixture, over all ranks.
     """
 
@@ -55,9 +57,11 @@ class StepCounts:
     instances: int
     masked: int
     tokens: int
+    squared_tokens: int
     most_tokens: int
     wait_seconds: float
     must_stop: bool
+    memory_bytes: int
     drawn: tuple[tuple[int, int], ...]
 
 
@@ -132,23 +136,27 @@ def agree_on_step(
         sum(len(batch.is_random_next) for batch in micro_batches),
         sum(len(batch.masked_labels) for batch in micro_batches),
         sum(len(batch.input_ids) for batch in micro_batches),
+        sum(int(batch.cu_seqlens.diff().long().square().sum()) for batch in micro_batches),
         wait_seconds,
         must_stop,
+        ranks.peak_memory_bytes(),
         *(number for pair in drawn for number in pair),
     ]
     table = torch.zeros(ranks.world_size, len(mine), dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = list(table.unbind())
     torch.distributed.all_gather(rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group)
-    batches, instances, masked, tokens, waits, stops, *draws = torch.stack(rows).T
+    batches, instances, masked, tokens, squares, waits, stops, memory, *draws = torch.stack(rows).T
     sums = [int(column.sum()) for column in draws]
     return StepCounts(
         num_micro_batches=int(batches.max()),
         instances=int(instances.sum()),
         masked=int(masked.sum()),
         tokens=int(tokens.sum()),
+        squared_tokens=int(squares.sum()),
         most_tokens=int(tokens.max()),
         wait_seconds=float(waits.max()),
         must_stop=bool(stops.any()),
+        memory_bytes=int(memory.max()),
         drawn=tuple(zip(sums[::2], sums[1::2], strict=True)),
     )
 

@@ -38,6 +38,12 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
     return TRAINING_OVER_FORWARD * (dense + attention + head)
 
 
+def batch_flops(config: BertConfig, instances: int, tokens: int, squared_tokens: int, masked: int) -> float:
+    """Floating point operations of training on a batch, from sums over its instances: tokens, their squares, masked."""
+    means = Lengths(tokens / instances, squared_tokens / instances, masked / instances)
+    return instances * training_flops(config, means)
+
+
 def num_parameters(config: BertConfig) -> int:
     """Parameters of the model with both pretraining heads, tied ones once."""
     h, f = config.hidden_size, config.intermediate_size

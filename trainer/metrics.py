@@ -1,15 +1,13 @@
-"""What a run says of itself: rows of metrics.jsonl and the progress bar. Imports the stdlib, numpy and tqdm."""
+"""Rows of metrics.jsonl and what stands in them. Imports the stdlib and numpy."""
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 # Order of the sums that `trainer.engine.train_step` returns.
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
@@ -52,32 +50,3 @@ class MetricsFile:
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         self.path.write_text("".join(kept), encoding="utf-8")
-
-
-class Progress:
-    """The bar on rank 0's terminal: done, losses, tokens per second, time left."""
-
-    def __init__(self, num_steps: int, step: int, *, shown: bool) -> None:
-        # A log file takes a line every ten seconds, a terminal a redraw twice a second.
-        pause = 0.5 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(
-            total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=pause, disable=not shown
-        )
-        self._shown = shown
-
-    def advance(self, row: Mapping[str, Any]) -> None:
-        """One more step."""
-        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in (("mlm", "mlm_loss"), ("nsp", "nsp_loss")))
-        speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
-        text = f"loss {row['loss']:.3f} {losses} {speed}"
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update()
-
-    def say(self, text: str) -> None:
-        """A line above the bar, from rank 0 only."""
-        if self._shown:
-            self._bar.write(text)
-
-    def close(self) -> None:
-        """Leaves the bar as it is."""
-        self._bar.close()

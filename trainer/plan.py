@@ -13,23 +13,12 @@ from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import parse_storage_options
 from trainer.flops import Lengths, num_parameters, training_flops
+from trainer.gpus import GPUS
 from trainer.model.config import BertConfig, preset
 from trainer.settings import Phase, resolve
 from trainer.stream.source import open_mixture
 from trainer.tool_settings import PlanSettings
 
-# Dense bf16 (V100: fp16) TFLOP/s and memory in GB, from the vendors' data sheets.
-GPUS = {
-    "v100": (125, 32),
-    "a100-40gb": (312, 40),
-    "a100": (312, 80),
-    "l4": (121, 24),
-    "l40s": (362, 48),
-    "h100": (989, 80),
-    "h200": (989, 141),
-    "b200": (2250, 180),
-    "mi300x": (1307, 192),
-}
 _DEFAULT_VOCAB_SIZE = 30_522
 _FULL_SHARE_MASKED = 0.15
 _ACTIVATION_BYTES = 34  # a token, layer and hidden unit, 2-byte values (Korthikanti et al. 2022, 4.1, without 5as/h)

@@ -3,15 +3,15 @@
 import contextlib
 import dataclasses
 import math
-import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from tqdm import tqdm
 
-from trainer.checkpoint import remove_old, save_checkpoint
+from trainer.anomalies import note_gradient
 from trainer.engine import (
     StepCounts,
     agree_on_step,
@@ -22,15 +22,17 @@ from trainer.engine import (
     seed_dropout,
     train_step,
 )
-from trainer.metrics import MetricsFile, loss_columns
+from trainer.metrics import loss_columns
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, stops_requested
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
+from trainer.watchdog import FIRST_STEP_FACTOR
+from trainer.weights_check import CORRUPTED, CorruptWeightsError
 
-STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
 WAITING_SECONDS = 0.05
 
 
@@ -40,46 +42,62 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     settings = resolve(settings)
     chosen = read_deepspeed_file(settings.deepspeed)
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
+    watch = LauncherWatch()
     ranks = start_ranks()
     try:
         run = open_run(settings, deepspeed, ranks)
         if run is None:
             return 0
-        with contextlib.closing(run.progress), _stop_on_sigterm(run):
+        with contextlib.closing(run), stops_requested(watch, run.request_stop):
             while not run.is_finished and not run.must_stop:
                 train_phase(run)
+            run.watchdog.beat("waiting for the last checkpoint", FIRST_STEP_FACTOR)
+            run.saver.finish()
         _say_how_it_ended(run)
-        return 0 if run.is_finished else STOPPED_BY_SIGTERM
+    except CorruptWeightsError as error:
+        if ranks.rank == 0:
+            tqdm.write(f"pretrain: {error}", file=sys.stderr)
+        return CORRUPTED
     finally:
         stop_ranks()
+    if not run.is_finished:
+        leave_at_once(STOPPED)
+    return 0
 
 
 def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
+    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
+    run.weights_check.forget()
     if run.position.phase_step == 0 and phase.optimizer_state == "reset":
         run.optimizer.reset()
-    for rank_step in _steps_of_phase(run, phase):
-        counts = agree_on_step(
-            run.ranks, rank_step.micro_batches, rank_step.wait_seconds, run.stop_requested, rank_step.drawn
-        )
+    for rank_step, loader in _steps_of_phase(run, phase):
+        stops = run.stop_requested or run.saver.has_failed
+        counts = agree_on_step(run.ranks, rank_step.micro_batches, rank_step.wait_seconds, stops, rank_step.drawn)
         learning_rate = phase.schedule.learning_rate(run.position.phase_step)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
-        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
+        run.optimizer.norm_limit = run.guard.limit
+        with run.profile.step(run.position.step + 1):
+            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
         run.position = _advance(run.position, phase, counts, rank_step.state)
+        if not note_gradient(run, phase_index, rank_step, loader):
+            return
         _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
         if run.is_due(settings.validation.interval):
+            run.watchdog.beat("validation", FIRST_STEP_FACTOR)
             _log_validation(run, validation_sets)
-        if run.is_due(settings.checkpoint.interval) or counts.must_stop:
-            _save(run)
+        is_sound = run.guard.streak is None or run.position.phase_step == 0
+        if (run.is_due(settings.checkpoint.interval) and is_sound) or counts.must_stop:
+            run.save()
         run.must_stop = counts.must_stop
 
 
-def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
-    """This rank's share of every step that is left of the phase."""
-    phase_index = run.position.phase
+def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoader]]:
+    """This rank's share of every step that is left of the phase, and where it comes from."""
+    phase_index, is_first = run.position.phase, True
     with StepLoader(
         run.mixture,
         "train",
@@ -91,24 +109,27 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[RankStep]:
         seed=run.settings.seed,
         state=run.position.stream,
         first_step=run.position.phase_step,
-        skip=run.settings.skipped(phase_index),
+        skip=[*run.settings.skipped(phase_index), *run.guard.skipped(phase_index)],
         patience=run.patience,
         reading=ReadSettings(cache_dir=run.settings.cache_dir, cache_bytes=run.settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
     ) as loader:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()
+            run.watchdog.beat(f"step {run.position.step + 1}", FIRST_STEP_FACTOR if is_first else 1.0)
+            is_first = False
             if run.settings.follow and not _have_step(run, loader):
-                _save(run)
+                run.save()
                 run.must_stop = True
                 return
             rank_step = next(loader)
-            yield dataclasses.replace(rank_step, wait_seconds=time.monotonic() - run.step_started)
+            yield dataclasses.replace(rank_step, wait_seconds=time.monotonic() - run.step_started), loader
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
     """Waits until every rank has its next step, however long a build takes; False where one was told to stop."""
     while True:
+        run.watchdog.beat("waiting for the build")
         ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop_requested)
         if ready or stopped:
             return not stopped
@@ -139,42 +160,30 @@ def _add_drawn(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) ->
 def _log_step(
     run: Run, phase_index: int, rank_step: RankStep, sums: Tensor, counts: StepCounts, learning_rate: float
 ) -> None:
-    """Adds the step's row to metrics.jsonl and moves the bar.
-
-    Raises:
-        ValueError: The gradient is not finite; nothing was saved since.
-    """
+    """Adds the step's row to metrics.jsonl and moves the bar."""
     norm = grad_norm(run.engine, run.optimizer)
     columns = loss_columns(sums.tolist(), counts.masked, counts.instances)
     seconds = time.monotonic() - run.step_started
-    first = rank_step.first_position
-    if not math.isfinite(norm):
-        raise ValueError(
-            f"step {run.position.step}: the gradient's norm is {norm}, training has diverged. The same command goes "
-            f"back to the newest checkpoint in {run.folder.checkpoints}; a lower peak_lr or a longer warm-up helps; "
-            f"--skip {phase_index}:{first}-{rank_step.state['position']} leaves this step's instances out"
-        )
+    steps_left = run.settings.phases[phase_index].steps - run.position.phase_step if run.position.phase_step else 0
     names = [each.name for each in run.mixture]
     drawn = [dict(zip(("instances", "tokens"), pair, strict=True)) for pair in run.position.drawn]
     row: dict[str, Any] = {
         "step": run.position.step,
         "split": "train",
         "phase": phase_index,
-        "position": first,
+        "position": rank_step.first_position,
         **columns,
         "grad_norm": norm,
         "learning_rate": learning_rate,
         "tokens": counts.tokens,
         "instances": counts.instances,
-        "tokens_per_second": counts.tokens / seconds,
-        "max_over_mean_tokens": counts.most_tokens * run.ranks.world_size / counts.tokens,
-        "data_wait_share": min(1.0, counts.wait_seconds / seconds),
+        **run.gauge.columns(counts, seconds, phase_index, steps_left),
+        "steps_skipped": run.guard.num_skipped,
         "epochs": dict(zip(names, rank_step.epochs, strict=True)),
         "drawn": dict(zip(names, drawn, strict=True)),
         "seconds": seconds,
     }
-    if run.ranks.rank == 0:
-        MetricsFile(run.folder.metrics).append(row)
+    run.recorder.add(row)
     run.progress.advance(row)
     if run.position.phase_step == 0:
         for name, counted in row["drawn"].items():
@@ -192,18 +201,10 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
     row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
     if len(parts) > 1:
         row["datasets"] = parts
-    if run.ranks.rank == 0:
-        MetricsFile(run.folder.metrics).append(row)
+    run.recorder.add(row)
     run.progress.say(f"step {run.position.step}: {format_validation(row)}")
     for name, columns in row.get("datasets", {}).items():
         run.progress.say(f"  {name}: {format_validation(columns)}")
-
-
-def _save(run: Run) -> None:
-    position = dataclasses.asdict(run.position)
-    save_checkpoint(run.folder.checkpoints, position, run.engine, run.optimizer, run.ranks)
-    if run.ranks.rank == 0:
-        remove_old(run.folder.checkpoints, run.settings.checkpoint.keep)
 
 
 def _say_how_it_ended(run: Run) -> None:
@@ -212,17 +213,3 @@ def _say_how_it_ended(run: Run) -> None:
         run.progress.say(f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens")
     else:
         run.progress.say(f"stopped by a signal and saved after step {position.step}; the same command continues")
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm(run: Run) -> Iterator[None]:
-    """While this holds, SIGTERM lets the step end, saves and leaves."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        run.stop_requested = True
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,9 @@ import contextlib
 import io
 import logging
 import os
+import resource
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +31,13 @@ class Ranks:
     world_size: int
     device: torch.device
     counts_group: Any
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory that this rank has held so far: tensors on a GPU, or the resident process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def start_ranks() -> Ranks:
@@ -56,6 +65,11 @@ def start_ranks() -> Ranks:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return Ranks(rank, world_size, device, torch.distributed.new_group(backend="gloo"))
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls the device: the GPU's name, or the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
 
 
 def stop_ranks() -> None:

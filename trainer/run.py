@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,28 @@ from tqdm import tqdm
 
 from pipeline.shards.growing import Patience
 from pipeline.shards.storage import parse_storage_options
-from trainer.checkpoint import find_checkpoints, load_checkpoint, read_state
+from trainer.checkpoint import load_checkpoint, read_state
+from trainer.checkpoint_saver import CheckpointSaver
+from trainer.checkpoint_store import CheckpointStore
 from trainer.engine import start_engine
-from trainer.metrics import MetricsFile, Progress
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks, together
+from trainer.ranks import Ranks, device_name, together
+from trainer.resume import choose_checkpoint, restore_run
 from trainer.run_folder import RunFolder, prepare_run
+from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
+from trainer.spike_guard import SpikeGuard
 from trainer.stream.source import Mixture, open_mixture
+from trainer.watch.gauge import Gauge
+from trainer.watch.profile import Profile
+from trainer.watch.recorder import Recorder, open_recorder
+from trainer.watch.terminal import Progress
+from trainer.watchdog import Watchdog
+from trainer.weights_check import WeightsCheck
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Position:
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
         stream: State of the phase's stream; None at its beginning.
+        guard: State of the spike guard, in checkpoints only.
     """
 
     step: int = 0
@@ -46,6 +57,7 @@ class Position:
     instances: int = 0
     drawn: Sequence[Sequence[int]] = ()
     stream: dict[str, Any] | None = None
+    guard: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,17 +70,44 @@ class Run:
     folder: RunFolder
     engine: Any
     optimizer: ShardedOptimizer
+    saver: CheckpointSaver
+    store: CheckpointStore | None
+    guard: SpikeGuard
+    weights_check: WeightsCheck
+    watchdog: Watchdog
     patience: Patience
     progress: Progress
+    recorder: Recorder
+    gauge: Gauge
+    profile: Profile
     position: Position
     step_started: float = 0.0
-    stop_requested: bool = False  # by a signal, on this rank
+    stop_requested: bool = False  # of this rank
     must_stop: bool = False  # agreed by all ranks
 
     @property
     def is_finished(self) -> bool:
         """Whether every phase is over."""
         return self.position.phase == len(self.settings.phases)
+
+    def close(self) -> None:
+        """Ends what watches and shows the run."""
+        for each in (self.watchdog, self.profile, self.recorder, self.progress):
+            each.close()
+
+    def request_stop(self) -> None:
+        """Has every rank save and leave after the next step."""
+        self.stop_requested = True
+
+    def save(self) -> None:
+        """Saves in the background, once the weights are known to be sound."""
+        self.weights_check.check()
+        self.recorder.flush()
+        self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
+
+    def reopen_records(self) -> None:
+        """Drops what metrics and curves say of steps after the position, which will be made again."""
+        self.recorder.restart_after(self.position.step)
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
@@ -86,34 +125,68 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     Raises:
         ValueError: Settings, dataset and what is in the folder do not fit each other; the same on every rank.
     """
-    folder, position = RunFolder(Path(settings.output)), Position()
-    patience = Patience(60 * settings.follow_limit_minutes, tqdm.write if ranks.rank == 0 else lambda _: None)
+    folder, position, store = RunFolder(Path(settings.output)), Position(), None
+    say = tqdm.write if ranks.rank == 0 else lambda _: None
+    patience = Patience(60 * settings.follow_limit_minutes, say)
     with together(ranks):
+        profile = Profile(settings.profile, folder.path / "profile", ranks)
         options = parse_storage_options(settings.storage_options)
         mixture = open_mixture(settings.data, options, patience if settings.follow else None)
         model_config = check_mixture(settings, mixture, ranks.world_size)
+        if settings.checkpoint.url is not None:
+            store = CheckpointStore(settings.checkpoint.url, options)
         if ranks.rank == 0:
+            lock_run(folder)
+            if store is not None:
+                restore_run(folder, store)
             prepare_run(settings, mixture, model_config, ranks.world_size)
-    with together(ranks):
-        finished, unfinished = find_checkpoints(folder.checkpoints)
-        if finished:
-            state = read_state(finished[-1])
-            position = Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+    checkpoint = choose_checkpoint(folder, store, ranks, settings.checkpoint.skip_damaged, say)
+    if checkpoint is not None:
+        with together(ranks):
+            position = read_position(checkpoint)
     progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
-    for path in unfinished:
-        progress.say(f"{path} was never finished and is not used")
     if position.phase == len(settings.phases):
         progress.say(f"{folder.path}: this run is finished, all {position.step} steps are made")
         return None
     model = build_model(model_config, settings.seed)
     optimizer = build_optimizer(model, settings)
     engine = start_engine(model, optimizer, deepspeed, ranks)
-    if finished:
-        load_checkpoint(finished[-1], engine, optimizer, ranks)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
-    if ranks.rank == 0:
-        MetricsFile(folder.metrics).cut_after(position.step)
-    return Run(settings, ranks, mixture, folder, engine, optimizer, patience, progress, position)
+    with together(ranks):
+        recorder = open_recorder(folder, settings, position.step) if ranks.rank == 0 else Recorder()
+    gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
+    if gauge.peak_tflops is None:
+        progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
+    saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
+    saver.prepare(engine, optimizer)
+    return Run(
+        settings,
+        ranks,
+        mixture,
+        folder,
+        engine,
+        optimizer,
+        saver,
+        store,
+        SpikeGuard(settings.safety, position.guard),
+        WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
+        Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
+        patience,
+        progress,
+        recorder,
+        gauge,
+        profile,
+        position,
+    )
+
+
+def read_position(checkpoint: Path) -> Position:
+    """How far a run had come at a checkpoint."""
+    state = read_state(checkpoint)
+    names = [each.name for each in dataclasses.fields(Position)]
+    return Position(**{name: state[name] for name in names if name in state})
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from trainer.stream.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
+LOCK = ".lock"
 VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
 SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
 
@@ -56,6 +58,28 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    @property
+    def anomalies(self) -> Path:
+        """One JSON row per step whose gradient was not taken."""
+        return self.path / "anomalies.jsonl"
+
+    @property
+    def stacks(self) -> Path:
+        """Where a watchdog leaves the stacks of a job that hung."""
+        return self.path / "stacks"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the job that trains here."""
+        return self.path / LOCK
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether something that is not a run is there."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return not self.facts.is_file() and any(path.name != LOCK for path in self.path.iterdir())
+
     def read_facts(self) -> dict[str, Any]:
         """run.json.
 
@@ -78,20 +102,20 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
         ValueError: The folder's run has other settings or another dataset.
     """
     run = RunFolder(Path(settings.output))
-    if run.path.exists() and (not run.path.is_dir() or (any(run.path.iterdir()) and not run.facts.is_file())):
+    if run.is_foreign:
         raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
     datasets = [dataset_facts(each) for each in mixture]
-    facts: dict[str, Any] = {"model": dataclasses.asdict(model), "launches": []}
+    facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": dataclasses.asdict(model), "launches": []}
     if run.facts.is_file():
         facts = run.read_facts()
         _check_unchanged(run, settings, facts["datasets"], datasets)
     facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
-    _write(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
+    replace_file(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
     for name in VOCABULARY_FILES:
-        _write(run.path / name, mixture[0].dataset.read_file(name))
-    _write(run.config, to_yaml(settings).encode())
+        replace_file(run.path / name, mixture[0].dataset.read_file(name))
+    replace_file(run.config, to_yaml(settings).encode())
 
 
 def to_yaml(settings: PretrainSettings) -> str:
@@ -113,7 +137,7 @@ def launch_facts(world_size: int) -> dict[str, Any]:
         "host": platform.node(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
         "python": platform.python_version(),
-        "software": {name: _version(name) for name in SOFTWARE},
+        "software": software_versions(SOFTWARE),
         "git_commit": _git_commit(),
     }
 
@@ -172,11 +196,16 @@ def _check_unchanged(
         )
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Replaces a file at once."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file at once, or makes it."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(data)
     temporary.replace(path)
+
+
+def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
+    """Installed versions by name; None for what is not installed."""
+    return {name: _version(name) for name in distributions}
 
 
 def _version(distribution: str) -> str | None:

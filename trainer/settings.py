@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.optim.schedule import Schedule
+from trainer.safety_settings import CheckpointSettings, SafetySettings
 
 
 @dataclass(frozen=True)
@@ -112,19 +113,6 @@ class ValidationSettings:
 
 
 @dataclass(frozen=True)
-class CheckpointSettings:
-    """When the run is saved.
-
-    Attributes:
-        interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
-        keep: Newest checkpoints that stay; 0 keeps all.
-    """
-
-    interval: int = 1_000
-    keep: int = 3
-
-
-@dataclass(frozen=True)
 class PretrainSettings:
     """Pretrains BERT on datasets made by `python -m pipeline build`. The same command again continues the run.
 
@@ -139,6 +127,7 @@ class PretrainSettings:
         optimizer: How weights are updated.
         validation: When and on what the validation loss is measured.
         checkpoint: When the run is saved.
+        safety: What is done about bad gradients, hung ranks and corrupted memory.
         precision: Of weights and activations in forward and backward passes, fp32 or bf16. Gradients are summed,
             and weights updated, in fp32 either way.
         zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well.
@@ -149,11 +138,17 @@ class PretrainSettings:
             before STOP. For bad data: go back to a checkpoint before it, then continue with this.
         follow: Also take a dataset whose build is still running: begin when its first pass is there, wait for others.
         follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
-        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables. Never
-            written into the run's folder.
+        storage_options: Options of the filesystem of the data and of checkpoint.url as JSON or @FILE, besides its
+            environment variables. Never written into the run's folder.
         cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
             epochs; none where it is left out.
         cache_bytes: What that folder may hold; what was used longest ago makes room.
+        tensorboard: Whether the curves also go to tensorboard/ in the run's folder.
+        wandb: Weights & Biases project that the curves also go to; needs the package wandb.
+        profile: Optimizer steps to look into, such as steps=20..25: a trace and a table of the largest operations of
+            rank 0 go to profile/ in the run's folder.
+        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; without it those of the GPU's data sheet
+            (dense bf16). A CPU has no MFU without it.
     """
 
     data: list[str]
@@ -164,6 +159,7 @@ class PretrainSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    safety: SafetySettings = field(default_factory=SafetySettings)
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2] = 1
     deepspeed: str | None = None
@@ -175,6 +171,10 @@ class PretrainSettings:
     storage_options: str | None = None
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
+    tensorboard: bool = True
+    wandb: str | None = None
+    profile: str | None = None
+    peak_tflops: float | None = None
 
     @property
     def num_steps(self) -> int:
@@ -198,8 +198,8 @@ class PretrainSettings:
 # Settings that a continued run may change: they move work and files around, not what is learned.
 # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
 FREE_ON_RESUME = (
-    "data", "output", "validation", "checkpoint", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes", "cache_dir", "cache_bytes",
+    "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
+    "follow_limit_minutes", "cache_dir", "cache_bytes", "tensorboard", "wandb", "profile", "peak_tflops",
 )  # fmt: skip
 
 
@@ -223,8 +223,9 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:
             raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
-    if min(settings.checkpoint.interval, settings.checkpoint.keep) < 0:
-        raise ValueError(f"checkpoint.interval and checkpoint.keep must be at least 0, got {settings.checkpoint}")
+    saving = settings.checkpoint
+    if min(saving.interval, saving.keep, saving.keep_every) < 0:
+        raise ValueError(f"checkpoint.interval, keep and keep_every must be at least 0, got {saving}")
     return dataclasses.replace(settings, phases=phases, steps=[])
 
 

@@ -34,6 +34,38 @@ class FillMaskSettings:
     top_k: int = 5
 
 
+@dataclass(frozen=True)
+class DoctorSettings:
+    """Examines every rank of a job before it trains: start it as pretrain is started. Exit code 1 if one is unfit.
+
+    Attributes:
+        data: Datasets as pretrain takes them, to be read from on every rank; none are read where it is left out.
+        output: The run's folder that is planned, to be looked at but not made.
+        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+        read_mb: What every rank reads of the data, MB, within 10 seconds.
+        min_free_gb: Space wanted for the output, GB; `trainer plan` says what checkpoints take.
+    """
+
+    data: list[str] = field(default_factory=list)
+    output: str = "."
+    storage_options: str | None = None
+    read_mb: int = 64
+    min_free_gb: float = 10.0
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Writes the curves of one run, or of several over one another, as a page of its own.
+
+    Attributes:
+        runs: Folders of runs; the curves of each have a colour.
+        output: The page; report.html in the first run's folder where it is left out.
+    """
+
+    runs: list[str]
+    output: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(PretrainSettings):
     """Says what a run will take before it starts: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
@@ -45,7 +77,6 @@ class PlanSettings(PretrainSettings):
         output: Not looked at.
         gpus: How many.
         gpu: Which, for the data sheet's TFLOP/s and memory.
-        peak_tflops: TFLOP/s of one GPU that mfu is a share of; null for the data sheet's dense bf16.
         mfu: Share of the peak that training reaches, of real tokens' mathematics only.
         steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
     """
@@ -54,7 +85,6 @@ class PlanSettings(PretrainSettings):
     output: str = ""
     gpus: int = 8
     gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x"] = "h200"
-    peak_tflops: float | None = None
     mfu: float = 0.4
 
 

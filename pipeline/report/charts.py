@@ -1,26 +1,16 @@
-"""Small charts as inline SVG or HTML, and text made safe for both. Standard library only.
+"""Small charts as inline SVG or HTML. Standard library and pipeline.look only.
 
 Charts name no colours: the page's style gives them by class, so they follow light, dark and print. Every mark has a
 <title>, which browsers show on hover and screen readers read.
 """
 
-import html
-import math
-import unicodedata
 from collections.abc import Sequence
+
+from pipeline.look.text import escape, nice_ceiling, short_number
 
 WIDTH, HEIGHT = 380, 196
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 38
 _MAX_LABELS = 8
-_HARMLESS_FORMATS = "\u200c\u200d"  # joiners, which several scripts and emoji need
-
-
-def escape(text: object) -> str:
-    """Text for HTML, in elements and in attributes: markup is escaped, and what would act unseen is written out.
-
-    Control characters, bidirectional overrides and lone surrogates become ⟨U+202E⟩ and the like.
-    """
-    return "".join(map(_show, html.escape(str(text))))
 
 
 def column_chart(
@@ -63,29 +53,6 @@ def bar_rows(rows: Sequence[tuple[str, float, str]], kind: str = "", most: float
         for label, length, text in rows
     )
     return f'<div class="bars {kind}">{cells}</div>'
-
-
-def nice_ceiling(value: float) -> float:
-    """The smallest 1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6 or 8 times a power of ten that is not below the value."""
-    if value <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(
-        power * factor for factor in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if value <= power * factor * (1 + 1e-9)
-    )
-
-
-def short_number(value: float) -> str:
-    """A count of at most four characters or so: 950, 17.7k, 2.5M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
-def _show(character: str) -> str:
-    is_hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _HARMLESS_FORMATS
-    return f"⟨U+{ord(character):04X}⟩" if is_hidden else character
 
 
 def _y(value: float, top: float) -> float:

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.inspect import LABELS
-from pipeline.report.cards import card, histogram, pairs, small
-from pipeline.report.charts import bar_rows, column_chart, escape
+from pipeline.look.cards import card, pairs, small
+from pipeline.look.text import escape
+from pipeline.report.cards import histogram
+from pipeline.report.charts import bar_rows, column_chart
 from pipeline.report.measure import MASK_KINDS
 from tokenizer.vocab import CONTINUATION, MASK
 

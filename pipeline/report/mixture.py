@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report.cards import card, small
-from pipeline.report.charts import bar_rows, escape
+from pipeline.look.cards import card, small
+from pipeline.look.text import escape
+from pipeline.report.charts import bar_rows
 from pipeline.shards.dataset import Dataset
 
 _SAID = (

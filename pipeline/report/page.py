@@ -1,25 +1,25 @@
 """report.json as one page: no script, no other file, nothing that the page's own policy would let it load.
 
-`render_page` is a pure function of the report; what comes from the data goes through `charts.escape`.
+`render_page` is a pure function of the report; what comes from the data goes through `pipeline.look.text.escape`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report.cards import card, format_bytes, histogram, pairs, small
-from pipeline.report.charts import bar_rows, escape, short_number
+from pipeline.look.cards import card, format_bytes, pairs, small, whole_page
+from pipeline.look.text import escape, short_number
+from pipeline.report.cards import histogram
+from pipeline.report.charts import bar_rows
 from pipeline.report.group import anchor, group_section, title_of
 from pipeline.report.measure import MASK_KINDS
 from pipeline.report.mixture import mixture_cards
-from pipeline.report.style import STYLE
 from pipeline.report.summary import STAGES
 from pipeline.shards.storage import write_atomic
 
 REPORT_PAGE = "report.html"
 LIKELY = 0.001
 """Chance below which a test is called failed: a sound dataset with a few groups practically never is."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render_page(report: Mapping[str, Any]) -> str:
@@ -42,13 +42,7 @@ def render_page(report: Mapping[str, Any]) -> str:
         " what was sampled is said where it is shown.</footer>",
     ]
     body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Dataset report {escape(dataset['root_hash'][:12])}</title><style>{STYLE}</style></head>\n"
-        f"<body><main>\n{body}\n</main></body></html>\n"
-    )
+    return whole_page(f"Dataset report {dataset['root_hash'][:12]}", body)
 
 
 def write_page(report: Mapping[str, Any], path: str, filesystem: Any) -> None:

@@ -37,6 +37,25 @@ class RecordBatch:
     buffers: list[bytes]
 
 
+@dataclass(frozen=True)
+class MessagePlaces:
+    """Where a stream of one record batch has, as int64, what differs between batches of one schema.
+
+    Attributes:
+        body: First byte of the batch's buffers; all before it are messages.
+        body_bytes: Bytes of all buffers.
+        num_rows: Rows of the batch.
+        nodes: Values and nulls of every column.
+        places: First byte, counted from `body`, and bytes of every buffer.
+    """
+
+    body: int
+    body_bytes: int
+    num_rows: int
+    nodes: int
+    places: int
+
+
 class _Decompressors(threading.local):
     """A decompressor is for one thread at a time, and dear to make."""
 
@@ -66,6 +85,16 @@ def read_record_batch(data: bytes | memoryview) -> RecordBatch:
         return _read_batch(schema, names, layout, message, view[body:end])
     except (struct.error, IndexError, zstandard.ZstdError, pa.ArrowException, OSError) as error:
         raise ValueError(f"not an Arrow block: {error}") from error
+
+
+def find_messages(data: bytes) -> MessagePlaces:
+    """Where a stream as `read_record_batch` takes it has its sizes; none of them may be 0."""
+    view = memoryview(data)
+    start = 8 + _message_length(view, 0)
+    body = start + 8 + _message_length(view, start)
+    layout = _parse_layout(bytes(view[start + 8 : body]))
+    places = layout.body_length, layout.num_rows, layout.nodes[0], layout.buffers[0]
+    return MessagePlaces(body, *(start + 8 + place for place in places))
 
 
 class _Table:

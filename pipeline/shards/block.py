@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.shards.arrow_stream import RecordBatch, read_record_batch
+from pipeline.shards.arrow_writer import write_record_batch
 
 try:
     from isal.isal_zlib import crc32  # 13 times as fast
@@ -24,7 +25,6 @@ except ImportError:  # a Beam worker, who writes and seldom reads
     from zlib import crc32
 
 TOKENS_PER_BLOCK = 65_536
-ZSTD_LEVEL = 1
 
 _BYTE, _UINT16, _UINT32, _UINT64, _INT32 = map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64, np.int32))
 
@@ -117,22 +117,25 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 
 def encode_block(block: Block) -> bytes:
     """The block as one Arrow IPC stream, zstd level 1. Equal blocks give equal bytes within one version of Arrow."""
-    schema = block_schema(block.input_ids.dtype)
-    columns = [
-        _list_array(schema.field("input_ids").type, block.offsets, block.input_ids),
-        _flat_array(block.segment_a_length, np.uint16),
-        _list_array(schema.field("masked_lm_positions").type, block.masked_offsets, block.masked_lm_positions),
-        _list_array(schema.field("masked_lm_ids").type, block.masked_offsets, block.masked_lm_ids),
-        _flat_array(block.is_random_next, np.bool_),
-        _flat_array(block.document_a, np.uint64),
-        _flat_array(block.document_b, np.uint64),
+    offsets, masked_offsets = (
+        np.ascontiguousarray(each - each[0], np.int32) for each in (block.offsets, block.masked_offsets)
+    )
+    n, num_tokens, num_masked = block.num_instances, block.num_tokens, block.num_masked
+    buffers = [
+        offsets,
+        np.ascontiguousarray(block.input_ids),
+        np.ascontiguousarray(block.segment_a_length, np.uint16),
+        masked_offsets,
+        np.ascontiguousarray(block.masked_lm_positions, np.uint16),
+        masked_offsets,
+        np.ascontiguousarray(block.masked_lm_ids),
+        np.packbits(block.is_random_next, bitorder="little"),
+        np.ascontiguousarray(block.document_a, np.uint64),
+        np.ascontiguousarray(block.document_b, np.uint64),
     ]
-    sink = pa.BufferOutputStream()
-    codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
-    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)  # columns are too small for threads to pay
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        writer.write_batch(pa.record_batch(columns, schema=schema))
-    return bytes(sink.getvalue())
+    schema = _cached_schema(block.input_ids.dtype.name)
+    lengths = [n, num_tokens, n, n, num_masked, n, num_masked, n, n, n]
+    return write_record_batch(schema, lengths, buffers)
 
 
 def decode_block(data: bytes | memoryview, where: str) -> Block:
@@ -193,7 +196,7 @@ def block_of_batch(batch: RecordBatch, where: str) -> Block:
 
 def token_dtype(schema: pa.Schema) -> "np.dtype[Any] | None":
     """The dtype of the tokens of a block's schema; None for any other schema."""
-    return next((dtype for dtype in (_UINT16, _UINT32) if schema.equals(_cached_schema(dtype))), None)
+    return next((dtype for dtype in (_UINT16, _UINT32) if schema.equals(_cached_schema(dtype.name))), None)
 
 
 def concatenate_blocks(blocks: Sequence[Block]) -> Block:
@@ -262,16 +265,6 @@ def checksum(data: bytes | memoryview) -> int:
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", kind, nullable=False))
-
-
-def _list_array(kind: pa.DataType, offsets: Array, values: Array) -> pa.Array:
-    based = np.ascontiguousarray(offsets - offsets[0], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(based), pa.array(np.ascontiguousarray(values)), type=kind)
-
-
-def _flat_array(values: Array, dtype: Any) -> pa.Array:
-    # A numpy slice becomes an Arrow array of just that slice; an Arrow slice would leak its neighbours' bytes.
-    return pa.array(np.ascontiguousarray(values, dtype=dtype))
 
 
 _cached_schema = lru_cache(maxsize=2)(block_schema)

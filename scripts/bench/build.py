@@ -1,6 +1,7 @@
 """Instances per CPU-second of a whole build, text to finished shards, everything in: one JSON line.
 
-    python -m scripts.bench.build --input 'wiki/*.zst' --vocab vocab.txt --workers 1 --passes 5
+    python -m scripts.bench.build --input 'wiki/*.zst' --vocab vocab.txt --passes 5
+    python -m scripts.bench.build ... --workers 1 2              # in turn: what the second worker gains in each stage
     python -m scripts.bench.build ... --copies 10                # ten times the corpus: memory, start-up's share
     python -m scripts.bench.build ... --reference_python python  # google-research/bert's program in the same run
 
@@ -8,16 +9,18 @@ CPU seconds are those of every process of the build, start-up of Python and Beam
 is written N times as JSON Lines, with one word of every document changed in each copy, so that none is a duplicate.
 The reference (scripts/bench/reference_build.py) gets a sample of the same text already split into sentences; its own
 start-up and its import of TensorFlow are left out; its writing of TFRecords is in where that has TensorFlow.
+Times of stages are sampled (scripts/bench/stages.py says what `path_seconds` is); `load` is that of the machine before.
 """
 
 import argparse
 import json
+import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import zstandard
 
 from pipeline.sentences import split_sentences
 from scripts.bench.measured import iterate_documents, print_result, summarize
+from scripts.bench.stages import run_stages
 
 
 def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
@@ -37,27 +41,52 @@ def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
 
 
 def measure_build(arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs one build in a process of its own and measures it."""
+    """Runs one build in processes of its own and measures it."""
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         output = Path(folder, "data")
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        load, before = os.getloadavg()[0], resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "pipeline", "build", "--output", str(output), *arguments]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = run_stages(command, output)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         manifest = json.loads(Path(output, "manifest.json").read_text())
     cpu = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
     instances = sum(group["instances"] for group in manifest["groups"])
     return {
+        "load": round(load, 1),
         "instances": instances,
         "corpus_bytes": manifest["counters"]["cleaned_bytes"],
         "corpus_tokens": manifest["counters"]["distinct_tokens"],
-        "seconds": round(seconds, 2),
+        "seconds": round(found.seconds, 2),
         "cpu_seconds": round(cpu, 2),
         "instances_per_cpu_second": round(instances / cpu),
         "corpus_tokens_per_cpu_second": round(manifest["counters"]["distinct_tokens"] / cpu),
-        "peak_mb_of_largest_process": round(after.ru_maxrss / 1024),  # the build is the first child of this process
+        "peak_mb_of_largest_process": round(found.peak_bytes / 2**20),
+        "stages": found.stages,
         "root_hash": manifest["root_hash"],
     }
+
+
+def compare_workers(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """How many times as fast as with the first number of workers each other is, by stage: medians of wall and path."""
+    first, *others = runs
+    return {
+        f"{other} workers": {
+            stage: {
+                measure: round(
+                    _median(runs[first], stage, measure) / max(0.01, _median(runs[other], stage, measure)), 2
+                )
+                for measure in ("seconds", "path_seconds")
+            }
+            for stage in (*runs[first][0]["stages"], "all")
+        }
+        for other in others
+    }
+
+
+def _median(runs: Sequence[Mapping[str, Any]], stage: str, measure: str) -> float:
+    """Of a stage, or of all stages together."""
+    rows = [[row for name, row in run["stages"].items() if stage in (name, "all")] for run in runs]
+    return float(statistics.median(sum(row[measure] for row in found) for found in rows))
 
 
 def measure_reference(
@@ -90,6 +119,7 @@ def main() -> int:
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--copies", type=int, help="write the corpus that many times and build from that")
     parser.add_argument("--reference_python", help="interpreter for the reference's program, best one with TensorFlow")
@@ -99,15 +129,28 @@ def main() -> int:
     reference = None
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         source = [write_copies(own.input, own.copies, Path(folder))] if own.copies else own.input
-        runs = [measure_build(["--input", *source, *rest]) for _ in range(own.repeat)]
+        runs: dict[int, list[dict[str, Any]]] = {workers: [] for workers in own.workers}
+        for _ in range(own.repeat):
+            for workers, found in runs.items():
+                found.append(measure_build(["--input", *source, *rest, "--workers", str(workers)]))
     if own.reference_python:
         arguments = own.reference_python, own.input, own.vocab, own.passes, own.reference_megabytes
         reference = measure_reference(*arguments)
-    found = summarize([run["instances_per_cpu_second"] for run in runs], 0)
+    roots = {run["root_hash"] for found in runs.values() for run in found}
+    assert len(roots) == 1, f"root hashes differ: {roots}"
+    rates = {n: summarize([run["instances_per_cpu_second"] for run in found], 0) for n, found in runs.items()}
+    first = rates[own.workers[0]]["median"]
     config = ["--input", *own.input, "--copies", str(own.copies or 0), *rest]
-    times = reference and round(found["median"] / reference["instances_per_cpu_second"], 1)
-    packages = ("apache-beam", "pyarrow", "numpy", "tokenizers")
-    print_result("build", config, packages, **found, times_the_reference=times, reference=reference, runs=runs)
+    print_result(
+        "build",
+        config,
+        ("apache-beam", "pyarrow", "numpy", "tokenizers"),
+        instances_per_cpu_second=rates,
+        times_as_fast=compare_workers(runs),
+        times_the_reference=reference and round(first / reference["instances_per_cpu_second"], 1),
+        reference=reference,
+        runs=runs,
+    )
     return 0
 
 

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from pipeline import compiled_instances
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.shards.dataset import open_dataset
+from tokenizer.compiled import load
 
 WORDS = (  # noqa: SIM905
     "river mountain engine letter window garden silver winter market captain doctor history village machine"
@@ -20,6 +22,17 @@ def make_text(number, num_sentences=12):
         words = [WORDS[(number * 7 + row * 3 + step * (1 + number % 5)) % len(WORDS)] for step in range(6 + row % 5)]
         sentences.append(" ".join(words).capitalize() + f" {number}.")
     return " ".join(sentences[: num_sentences // 2]) + "\n" + " ".join(sentences[num_sentences // 2 :])
+
+
+@pytest.fixture(scope="module", params=["python", "compiled"])
+def each_path(request):
+    """Runs a module's tests by plain Python, which is the definition, and by the compiled loops."""
+    loops = load("pipeline._instances") if request.param == "compiled" else None
+    if request.param == "compiled" and loops is None:
+        pytest.skip("the compiled loops are not there, or BEAMBERT_COMPILED is 0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_instances, "loops", loops)
+        yield
 
 
 @pytest.fixture(scope="session")

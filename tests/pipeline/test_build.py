@@ -50,7 +50,7 @@ def test_a_finished_dataset_counts_what_it_holds(built):
 
 def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built):
     assert built.manifest.root_hash == "7dc7e7ba35f9313431cdb878b5d01c360ca1348e428481592e4281c20bd63088"
-    assert built.manifest.settings_hash == "1265a07779fb743fe68a497ffda09a0437be7a32ba240c79055bf88cbbe50768"
+    assert built.manifest.settings_hash == "a43013c60757bad8d3b3cc244ca511c4ba7a0971e9b0909dc37e15e69af1f847"
 
 
 def test_instances_are_what_bert_expects(built):

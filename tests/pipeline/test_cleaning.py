@@ -7,10 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import cleaning
 from pipeline.cleaning import clean_text, document_id
+from tokenizer.compiled import load
 
 SPACES = "\t \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
+
+
+@pytest.fixture(scope="module", params=["python", "compiled"], autouse=True)
+def each_path(request):
+    """Every test here holds both paths."""
+    module = load("pipeline._cleaning") if request.param == "compiled" else None
+    if request.param == "compiled" and module is None:
+        pytest.skip("the compiled module is not there, or BEAMBERT_COMPILED is 0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "compiled", module)
+        yield request.param
 
 
 def slow_clean(text: str) -> str:
@@ -53,6 +66,19 @@ def test_equals_the_slow_rules(text):
 @given(st.text(awkward, max_size=60))
 def test_cleaning_twice_changes_nothing(text):
     assert clean_text(clean_text(text)) == clean_text(text)
+
+
+def test_every_character_of_the_first_planes(each_path):
+    for start in range(0, 0x20000, 1 << 12):
+        text = "".join(f"a{chr(code)}b {chr(code)} " for code in range(start, start + (1 << 12)))
+        assert clean_text(text) == slow_clean(text), f"from {start:#x}"
+
+
+def test_tables_of_another_size_are_refused(each_path):
+    if each_path == "compiled":
+        for tables in ((cleaning._KINDS, cleaning._PLAIN[1:]), (cleaning._KINDS[1:], cleaning._PLAIN)):
+            with pytest.raises(ValueError, match="65,536 characters and 256 bytes"):
+                cleaning.compiled.clean(b"a", *tables)
 
 
 def test_every_listed_space_is_one_to_unicode():

@@ -34,10 +34,13 @@ def long_corpus(tmp_path_factory):
     return folder
 
 
-def command(corpus, output):
+BEAMS_OWN = ("--", "--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+
+def command(corpus, output, *remainder):
     flags = ("--passes", 6, "--seq_lens", 64, "--num_buckets", 16, "--part_bytes", 16384, "--workers", 2)
     inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
-    return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags))]
+    return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags, *remainder))]
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +50,27 @@ def expected(long_corpus, tmp_path_factory):
     return open_dataset(str(output)).manifest.root_hash
 
 
-def workers_below(pid):
-    """Pids of Beam's workers among the descendants of a process."""
+def list_processes():
+    """Parent and arguments of every process, by its pid."""
     listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    family = {pid}
-    for _ in range(4):
-        family |= {int(own) for own, parent, *_ in rows if int(parent) in family}
+    return {int(pid): (int(parent), *args) for pid, parent, *args in rows}
+
+
+def workers_below(pid, mark="fork_server"):
+    """Pids of the workers among the descendants of a process: what the fork server, or a shell of Beam's, started."""
+    processes = list_processes()
     return [
-        int(own)
-        for own, _, *args in rows
-        if int(own) in family and "sdk_worker_main" in args[0] and "/sh" not in args[0].split()[0]
+        own
+        for own, (parent, *args) in processes.items()
+        if mark in args[0] and mark in processes.get(parent, (0, ""))[1] and pid in ancestors(own, processes)
     ]
+
+
+def ancestors(pid, processes):
+    while pid in processes:
+        pid = processes[pid][0]
+        yield pid
 
 
 def is_alive(pid):
@@ -130,21 +142,40 @@ def test_no_worker_outlives_a_killed_launcher(stage, long_corpus, expected, tmp_
     assert_heals(long_corpus, tmp_path / "data", expected)
 
 
-@pytest.mark.parametrize("victim", ["sdk_worker_main", "/bin/sh"])
-def test_a_worker_killed_while_the_others_start_fails_the_command(victim, long_corpus, tmp_path):
-    """Those do not watch the launcher's lock yet, and Beam would wait for them for ever; nor does their shell."""
+@pytest.mark.parametrize("victim", ["worker", "parent"])
+@pytest.mark.parametrize(("mark", "remainder"), [("fork_server", ()), ("sdk_worker_main", BEAMS_OWN)])
+def test_a_worker_killed_while_the_others_start_fails_the_command(victim, mark, remainder, long_corpus, tmp_path):
+    """Beam would wait for the others for ever; nor does it notice that the shell or fork server between is gone.
+
+    Beam's own workers do not watch the launcher's lock while they start.
+    """
     process = subprocess.Popen(
-        command(long_corpus, tmp_path / "data"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    wait_until(lambda: len(workers_below(process.pid)) == 2 or process.poll() is not None)
-    listed = subprocess.run(["ps", "-wweo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    family = [line.split(maxsplit=1) for line in listed.splitlines() if "sdk_worker_main" in line]
-    parents = {
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in workers_below(process.pid)
-    }
-    shells = [int(pid) for pid, args in family if pid in parents and args.startswith(victim)]
-    os.kill((shells or workers_below(process.pid))[0], signal.SIGKILL)
+        command(long_corpus, tmp_path / "data", *remainder),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: len(workers_below(process.pid, mark)) == 2 or process.poll() is not None)
+    worker = workers_below(process.pid, mark)[0]
+    os.kill(worker if victim == "worker" else list_processes()[worker][0], signal.SIGKILL)
     _, message = process.communicate(timeout=SECONDS)
     assert process.returncode == 2
     assert "tokens: a worker process was killed (signal 9" in message.strip().splitlines()[-1]
-    assert not workers_below(process.pid)
+    assert not workers_below(process.pid, mark)
+
+
+def test_workers_are_fresh_interpreters_where_the_fork_server_has_threads(long_corpus, expected, tmp_path):
+    """A fork of several threads may wait for ever for a lock that another thread held."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "if 'fork_server' in ' '.join(sys.orig_argv):\n"
+        "    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(command(long_corpus, tmp_path / "data"), cwd=ROOT, env=environment)
+    wait_until(lambda: any("sdk_worker_main" in args[0] for args in children_of_children(process.pid)))
+    assert process.wait(120) == 0
+    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == expected
+
+
+def children_of_children(pid):
+    processes = list_processes()
+    return [args for _, (parent, *args) in processes.items() if processes.get(parent, (0,))[0] == pid]

@@ -15,6 +15,8 @@ CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
 RULE = MaskingRule(mask_id=MASK, vocab_size=SIZE, max_predictions=20)
 CONTINUATIONS = np.arange(SIZE) % 3 == 0  # a third of the ids continue a word
 
+pytestmark = pytest.mark.usefixtures("each_path")
+
 
 def make_run(shapes: list[tuple[int, int]], seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packed instances of random ordinary tokens from the lengths of A and B."""

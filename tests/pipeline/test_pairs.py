@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from pipeline.cleaning import clean_text
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.pairs import NspBalance, Pairs, gather_pairs, make_pairs
+from pipeline.gather import gather_pairs
+from pipeline.pairs import NspBalance, Pairs, make_pairs
 from pipeline.seeds import draw_below, permutation, random_words, seed_for
 from pipeline.sentences import split_sentences
 from tests.pipeline import reference
 
 CLS, SEP, MASK = 101, 102, 103
+
+pytestmark = pytest.mark.usefixtures("each_path")
 
 
 def read_rows(path: Path) -> Iterator[list]:

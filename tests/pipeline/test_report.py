@@ -12,7 +12,8 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.inspect import read_blocks
-from pipeline.report.charts import column_chart, escape, nice_ceiling, short_number
+from pipeline.look.text import escape, nice_ceiling, short_number
+from pipeline.report.charts import column_chart
 from pipeline.report.measure import (
     SAMPLE_BLOCKS,
     chi_square_p,

@@ -20,6 +20,11 @@ from pipeline.sentences import cut_document, split_sentences
         ("他来了。1990年走了\uff012人留下。", "zh", ["他来了。", "1990年走了\uff01", "2人留下。"]),
         ("雨が降った。３日後に晴れた。", "ja", ["雨が降った。", "３日後に晴れた。"]),
         ("他說「不去。3人去。」就走了。5人留下。", "zh", ["他說「不去。3人去。」", "就走了。", "5人留下。"]),
+        ("1. Wash it. 2. Dry it 3. Go", "en", ["1. Wash it.", "2. Dry it", "3. Go"]),
+        ("a. one thing b. another", "en", ["a. one thing", "b. another"]),
+        ("\u20439. Ninth \u204310. Tenth", "en", ["\u20439. Ninth", "\u204310. Tenth"]),
+        ("2. Mai bis 3. Juni war Krieg. Es regnete.", "de", ["2. Mai bis 3. Juni war Krieg.", "Es regnete."]),
+        ("He said: “It rains. I go.” We left.", "en", ["He said: “It rains. I go.”", "We left."]),
     ],
 )
 def test_examples(text, language, sentences):
@@ -33,7 +38,27 @@ def test_long_sentences_are_cut_at_the_last_space_that_fits():
     assert split_sentences("aaa", max_characters=3) == ["aaa"]
 
 
-words = st.text(st.sampled_from("aB.!?\"'(“”。1é"), min_size=1, max_size=8)
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("“", "”"), ('"', '"'), ("(", ")"), ("The prophet Elias' ", " is the workers' "), ("“", "")],
+)
+def test_a_long_quotation_is_split_like_other_text(opening, closing):
+    """`sentencex` takes it for one sentence, and what stands from one apostrophe to the next too."""
+    sentences = [f"Sentence number {name} of those that he said that day." for name in ("one", "two", "three", "four")]
+    text = f"{opening}{' '.join(sentences)} {'It is so. ' * 5}And the end{closing}."
+    found = split_sentences(text)
+    assert found[0] == opening + sentences[0]
+    assert found[1:4] == sentences[1:]
+    assert len(found) == 10
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_stop_stays_with_the_marks_behind_it():
+    text = f"“I did what I could. (Applause.) {'My life is not so simple. ' * 8}I am late. (Laughter.)”"
+    assert split_sentences(text)[:3] == ["“I did what I could.", "(Applause.)", "My life is not so simple."]
+
+
+words = st.text(st.sampled_from("aB.!?\"'(“”。1é\u2043"), min_size=1, max_size=8)
 
 
 @given(st.lists(st.one_of(words, st.just("\n")), max_size=80).map(" ".join), st.integers(1, 30))

@@ -50,7 +50,7 @@ def test_two_sources_give_one_root_hash_however_work_is_cut(mixture, mixture_con
 
 def test_a_mixture_has_the_bytes_it_always_had(mixture):
     assert mixture.manifest.root_hash == "fbda569e87d37ec2d9187b5e93195fd57a3a99c367137a900e2815af8ca33586"
-    assert mixture.manifest.settings_hash == "5f3bfaa433cde1f07ac8ed1c2ebe984a858530b9df5238737985aafb3d9b0eab"
+    assert mixture.manifest.settings_hash == "7d9404943d2f4dd8b2b783636edc717a0159e4980f8f39cee17983fc6b2b55e4"
 
 
 def test_sources_are_counted(mixture):

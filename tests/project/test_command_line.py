@@ -1,5 +1,6 @@
 """Flags over frozen dataclasses: files, flags, unknown keys, exit codes."""
 
+import subprocess
 import sys
 from dataclasses import dataclass, field
 
@@ -129,3 +130,29 @@ def test_help_lists_the_commands(commands, capsys):
     assert "look   looks" in capsys.readouterr().out
     assert run_program("program", "Tests.", commands, ["dance"]) == 2
     assert "the commands are build, look, fail" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+@pytest.mark.parametrize("arguments", [["pipeline", "--help"], ["pipeline", "build", "--help"], ["trainer", "--help"]])
+def test_a_reader_that_leaves_ends_a_command_without_a_word(arguments, closed):
+    """As `| head` and `2>&1 | head` leave: the exit code is that of SIGPIPE, as shells say it."""
+    arguments = arguments if closed == "stdout" else [arguments[0], "no-such-command"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    getattr(process, closed).close()
+    left = process.stderr if closed == "stdout" else process.stdout
+    assert left.read() == ""
+    left.close()
+    assert process.wait() == 141
+
+
+def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
+    """Such as the connection to an object store."""
+
+    def lose_connection(_settings, _remainder):
+        raise BrokenPipeError("connection lost")
+
+    monkeypatch.setattr(sys.modules[__name__], "show", lose_connection)
+    with pytest.raises(BrokenPipeError, match="connection lost"):
+        run_program("program", "Tests.", commands, ["look", "here"])

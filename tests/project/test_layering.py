@@ -19,11 +19,14 @@ ALLOWED = {
     },
     "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore"},
     "pipeline.command_line": {"jsonargparse"},
-    "pipeline.pairs": {"numpy", "pipeline.seeds"},
-    "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds"},
+    "pipeline.compiled_instances": {"numpy", "tokenizer.compiled"},
+    "pipeline.pairs": {"numpy", "pipeline.seeds", "pipeline.compiled_instances"},
+    "pipeline.gather": {"numpy", "pipeline.pairs", "pipeline.compiled_instances"},
+    "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds", "pipeline.compiled_instances"},
+    "pipeline.look": {"pipeline.look"},
     "trainer": {
-        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "torch", "deepspeed",
-        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard",
+        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.look", "torch", "deepspeed",
+        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
     },
 }  # fmt: skip
 OWN_ROOM = {

@@ -1,8 +1,5 @@
-# ruff: noqa: RUF001 -- letters and signs that resemble ASCII are the point here
 import io
-import itertools
 import pickle
-import string
 import sys
 import zipfile
 
@@ -11,65 +8,33 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from tokenizer import chunk_matcher, chunk_table, encode
+from tests.tokenizer.encoded_texts import SPECIAL_TEXTS, TEXT, encoded, library_ids, load_library
+from tokenizer.compiled import VARIABLE, load
+from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.encode import Encoder
-from tokenizer.export import tokenizer_json
-from tokenizer.vocab import Vocabulary
-from tokenizer.wordpiece import reference_tokenize
-
-SPECIAL_TEXTS = [
-    "",
-    " ",
-    "\0",
-    "\n\t\r\x0b\x0c\x1c\x7f\x85\u2028",
-    "a\0b\x07c\x1fd",
-    "line\none\r\ntwo\n",
-    "[MASK] [CLS][SEP]the[PAD] [UNK] [mask] [unused0]",
-    "##s the##s",
-    "Cats, cat's (cats) CATS—“cat” ‘cat’ a–b …",
-    "e\u0301 E\u0301\u0323 ,\u0301 \u0301a a\u0301\u0323\u0301 -\u0323",
-    "ΟΔΟΣ ΣΑΣ Σ σς Σ, ΑΣ.",
-    "İstanbul ǅ ﬁ ß ẞ K Å ΐ",
-    "中国cat中 ，。国\U0002b820\U00020000豈",
-    "a\u00a0b\u3000c\u2003d\u200be\ufefff\u00adg",
-    "\ue000\ufffd\uffff\U0010ffff",
-    "👩‍👩‍👧 🇬🇧 é️",
-    "한국어 각 ก็ ไทย हिन्दी",
-    "a" * 200 + " " + "a" * 201 + " " + "é" * 200 + " " + "é" * 201 + " " + "cat" * 70,
-    "中" * 500,
-]
-TEXT = st.one_of(
-    st.text(),
-    st.text(st.sampled_from("abcé σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\u0085\ue000“–")),
-    st.lists(st.sampled_from(SPECIAL_TEXTS)).map(" ".join),
-)
+from tokenizer.numpy_encoder import NumpyEncoder
+from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
+from tokenizer.wordpiece import reference_tokenize, split_word
 
 
-def load_library(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
-    """The exported file, as the pipeline is defined by it."""
-    library = Tokenizer.from_str(tokenizer_json(vocab, lower_case))
-    library.encode_special_tokens = True
-    return library
-
-
-def library_ids(library: Tokenizer, texts: list[str]) -> list[list[int]]:
-    return [library.encode(text, add_special_tokens=False).ids for text in texts]
-
-
-def encoded(encoder: Encoder, texts: list[str]) -> list[list[int]]:
-    values, lengths = encoder.encode_sentences(texts)
-    return [ids.tolist() for ids in np.split(values, np.cumsum(lengths)[:-1])] if texts else []
+@pytest.fixture(scope="module", params=["numpy", "compiled"], autouse=True)
+def path(request):
+    """Every test here holds both paths; which one an encoder takes is settled when it is made."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "compiled" and load("tokenizer._matcher") is None:
+            pytest.skip("the compiled matcher is not built, or BEAMBERT_COMPILED=0")
+        patched.setenv(VARIABLE, "1" if request.param == "compiled" else "0")
+        yield request.param
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
-def character_pair(request, character_vocab):
+def character_pair(request, path, character_vocab):
     return Encoder(character_vocab, request.param), load_library(character_vocab, request.param)
 
 
 @pytest.fixture(scope="module")
-def bert_pair(bert_vocab):
+def bert_pair(path, bert_vocab):
     return Encoder(*bert_vocab), load_library(*bert_vocab)
 
 
@@ -84,6 +49,13 @@ def test_ids_and_lengths(small_vocab):
 def test_no_sentences(small_vocab):
     values, lengths = Encoder(small_vocab, lower_case=True).encode_sentences([])
     assert (values.size, lengths.size, values.dtype) == (0, 0, np.uint16)
+
+
+def test_a_lone_surrogate_is_refused(small_vocab):
+    encoder = Encoder(small_vocab, lower_case=True)
+    with pytest.raises(UnicodeEncodeError):
+        encoder.encode_sentences(["the cat", "the \ud800"])
+    assert encoder.encode("the").tolist() == [small_vocab.ids["the"]]
 
 
 def test_large_vocabularies_have_wide_ids(small_vocab):
@@ -110,23 +82,6 @@ def test_any_text(character_pair, texts):
 def test_the_reference_on_ascii(small_vocab, text, lower_case):
     ids = Encoder(small_vocab, lower_case).encode(text)
     assert [small_vocab.tokens[index] for index in ids] == reference_tokenize(text, small_vocab, lower_case)
-
-
-@settings(deadline=None, max_examples=500)
-@given(left=TEXT, right=TEXT)
-def test_the_library_treats_what_stands_between_spaces_on_its_own(character_pair, left, right):
-    """What the encoder relies on: no reordering of marks, no casing rule and no CJK rule looks across a space."""
-    _, library = character_pair
-    together, alone_left, alone_right = library_ids(library, [f"{left} {right}", left, right])
-    assert together == alone_left + alone_right
-
-
-@settings(deadline=None, max_examples=500)
-@given(left=TEXT, right=TEXT, mark=st.sampled_from(string.punctuation))
-def test_the_library_takes_ascii_punctuation_for_words(character_pair, left, right, mark):
-    _, library = character_pair
-    joined, spaced = library_ids(library, [f"{left}{mark}{right}", f"{left} {mark} {right}"])
-    assert joined == spaced
 
 
 @pytest.mark.slow
@@ -156,33 +111,24 @@ def test_wikipedia(bert_pair, shared_data, name):
     assert encoded(encoder, lines) == library_ids(library, lines)
 
 
-def test_a_full_cache_changes_nothing(monkeypatch, small_vocab):
-    encoder = Encoder(small_vocab, lower_case=True)
-    expected = encoded(encoder, SPECIAL_TEXTS)
-    monkeypatch.setattr(encode, "NUM_CHARACTERS_AT_ONCE", 20)
-    for limit in ("MAX_CHUNKS", "MAX_BYTES"):
-        with monkeypatch.context() as limited:
-            limited.setattr(chunk_table, limit, 3)
-            limited.setattr(chunk_matcher, "MAX_CACHED_PARTS", 3)
-            small = Encoder(small_vocab, lower_case=True)
-            assert encoded(small, SPECIAL_TEXTS) == expected
-            assert len(small._chunks) < len(encoder._chunks) / 2
-
-
-def test_chunks_that_share_a_slot_are_told_apart(monkeypatch, character_pair):
-    encoder, library = character_pair
-    monkeypatch.setattr(chunk_table, "_SLOT_BITS", 2)
-    crowded = Encoder(encoder.vocab, encoder.lower_case)
-    words = ["".join(letters) for size in (1, 2, 3) for letters in itertools.product("abcé", repeat=size)]
-    texts = [" ".join(words), *words, *words, " ".join(reversed(words))]
-    assert encoded(crowded, texts) == library_ids(library, texts)
-
-
 @pytest.mark.parametrize("length", [7, 8, 9, 15, 16, 17, 18, 31, 64, 65])
 def test_chunks_of_every_length(character_pair, length):
     encoder, library = character_pair
     texts = ["ab" * (length // 2) + "c" * (length % 2), "a" * length, "a" * (length - 1) + "b", "é" * length]
     assert encoded(encoder, texts * 2) == library_ids(library, texts * 2)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(
+    pieces=st.sets(st.text("abé", min_size=1, max_size=6), max_size=30),
+    others=st.sets(st.text("abé", min_size=1, max_size=6), max_size=30),
+    words=st.lists(st.text("abé", min_size=1, max_size=40), max_size=20),
+)
+def test_the_reference_on_words_of_few_letters(pieces, others, words):
+    """Where pieces overlap in every way, and greedy matching often ends where it finds none."""
+    vocab = Vocabulary((*SPECIAL_TOKENS, *sorted(pieces), *(f"##{piece}" for piece in sorted(others))))
+    expected = [[vocab.ids[piece] for piece in split_word(word, vocab)] for word in words]
+    assert encoded(Encoder(vocab, lower_case=False), words) == expected
 
 
 def test_a_word_of_the_vocabulary_beyond_the_limit_is_unknown(small_vocab):
@@ -193,12 +139,9 @@ def test_a_word_of_the_vocabulary_beyond_the_limit_is_unknown(small_vocab):
     ]
 
 
-def test_many_groups_equal_one(monkeypatch, character_pair):
-    encoder, _ = character_pair
-    expected = encoded(encoder, SPECIAL_TEXTS * 3)
-    for size in (1, 7, 100):
-        monkeypatch.setattr(encode, "NUM_CHARACTERS_AT_ONCE", size)
-        assert encoded(encoder, SPECIAL_TEXTS * 3) == expected
+def test_the_path_is_the_one_asked_for(path, small_vocab):
+    expected = {"numpy": NumpyEncoder, "compiled": CompiledEncoder}[path]
+    assert type(Encoder(small_vocab, lower_case=True).path) is expected
 
 
 def test_pickles_without_its_cache(small_vocab):

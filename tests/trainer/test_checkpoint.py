@@ -21,14 +21,13 @@ from trainer.checkpoint import (
     newest_checkpoint,
     read_state,
     read_weights,
-    remove_old,
-    save_checkpoint,
 )
 from trainer.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.ranks import start_ranks, stop_ranks
+from trainer.saving import remove_old, save_checkpoint
 
 pytestmark = pytest.mark.slow
 

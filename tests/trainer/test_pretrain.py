@@ -4,13 +4,16 @@ Run as a program, this file is one rank that meets an accident: `test_pretrain.p
 """
 
 import dataclasses
+import gzip
 import json
 import os
+import platform
 import signal
 import sys
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.command_line import parse_settings
 from pipeline.shards.dataset import open_dataset
@@ -25,10 +28,10 @@ from trainer.run import check_mixture
 from trainer.run_folder import prepare_run
 from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
 from trainer.stream.source import one_dataset
+from trainer.watch.curves import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
 TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
-TIMES = ("tokens_per_second", "data_wait_share", "seconds")
 
 
 def write_config(folder, data, output, **changed):
@@ -78,7 +81,7 @@ def runs(data, tmp_path_factory):
         "calm": run_ranks(["-m", "trainer", *calm], world_size=2),
         "killed": run_ranks([__file__, "kill", "5", *rough], world_size=2),
         "stopped": run_ranks([__file__, "stop", "9", *rough], world_size=2),
-        "continued": run_ranks(["-m", "trainer", *rough], world_size=2),
+        "continued": run_ranks(["-m", "trainer", *rough, "--profile", "steps=12..13"], world_size=2),
         "finished": run_ranks(["-m", "trainer", *rough, "--zero_stage", "2"], world_size=1),
         "diverged": run_ranks(
             ["-m", "trainer", *write_config(folder, data, folder / "wild", peak_lr=1e30)], world_size=1
@@ -89,7 +92,7 @@ def runs(data, tmp_path_factory):
 
 def rows_of(run, split="train"):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows if row["split"] == split]
+    return [{key: value for key, value in row.items() if key not in MEASURED} for row in rows if row["split"] == split]
 
 
 @pytest.mark.slow
@@ -165,7 +168,9 @@ def test_messages_for_people(runs):
     }
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
+    assert f" {platform.node()} step 1/13: loss " in printed["calm"]
     assert " tok/s, data wait " in printed["calm"]
+    assert "MFU is left out: no data sheet is known for this CPU, give --peak_tflops" in printed["calm"]
     assert " epochs in phase 1; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
     assert "stopped by a signal and saved after step 10; the same command continues" in printed["stopped"]
@@ -175,6 +180,35 @@ def test_messages_for_people(runs):
     for text in printed.values():
         assert "Warning" not in text
         assert text.count("finished, 13 steps") <= 1, "only rank 0 speaks"
+
+
+@pytest.mark.slow
+def test_curves_in_tensorboard_go_on_without_doubled_steps(runs):
+    read = {}
+    for name in ("calm", "rough"):
+        events = EventAccumulator(str(runs[0] / name / "tensorboard"))
+        events.Reload()
+        read[name] = {
+            tag: [(event.step, event.value) for event in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+            if not tag.startswith("speed/")
+        }
+    assert read["rough"] == read["calm"]
+    rows = rows_of(runs[0] / "calm")
+    expected = [(row["step"], pytest.approx(row["mlm_loss"])) for row in rows]
+    assert read["calm"]["train/mlm_loss"] == expected
+    assert [step for step, _ in read["calm"]["validation/nsp_accuracy"]] == [5, 8, 10, 13]
+
+
+@pytest.mark.slow
+def test_profile_of_the_steps_asked_for(runs):
+    folder = runs[0] / "rough" / "profile"
+    assert "aten::addmm" in (folder / "steps-12-13.txt").read_text()
+    events = json.loads(gzip.decompress((folder / "steps-12-13.trace.json.gz").read_bytes()))["traceEvents"]
+    assert {event["name"] for event in events if event["name"].startswith("ProfilerStep")} == {
+        "ProfilerStep#1",
+        "ProfilerStep#2",
+    }
 
 
 @pytest.mark.slow

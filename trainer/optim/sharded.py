@@ -6,6 +6,7 @@ parameter that lies in this rank's partition. All parameters form one group, bec
 and a global norm must see all of them at once.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._fragments: list[Fragment] | None = None
         self._index: Tensor | None = None  # fragment.index of each fragment, on the device
         self.max_grad_norm = max_grad_norm
+        self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
         self.grad_squared_norms_P: Tensor | None = None
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
@@ -130,12 +132,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Clips and updates what this rank owns. Called by DeepSpeed once a step, gradients summed over ranks."""
+        """Clips and updates what this rank owns. Called by DeepSpeed once a step, gradients summed over ranks.
+
+        A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
+        """
         assert closure is None, "DeepSpeed passes no closure"
         gradients = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned
         ]
         self.grad_squared_norms_P = self.squared_norms([fragment.of(gradients) for fragment in self.fragments])
+        if not float(self.grad_norm) < self.norm_limit:  # NaN is below nothing
+            return
         if self.max_grad_norm:
             torch._foreach_mul_(gradients, torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0))
         self.num_updates += 1

@@ -19,7 +19,7 @@ from trainer.stream.packing import MicroBatch, empty_micro_batch
 from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.rank_steps import RankStep, RankSteps, StepSizes
-from trainer.stream.share import default_num_lanes
+from trainer.stream.share import default_num_lanes, rank_runs
 from trainer.stream.source import Mixture, one_dataset
 from trainer.stream.state import StreamState, parse_state, refuse_other_stream
 
@@ -113,6 +113,14 @@ class StepLoader:
         began = time.monotonic()
         packed = next(self._steps)
         return replace(packed, wait_seconds=time.monotonic() - began)
+
+    def describe(self, step: RankStep, global_batch: int) -> list[str]:
+        """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
+        then = parse_state(step.state)
+        order = self.passes.order(then.seed, then.num_lanes, then.skipped)
+        runs = rank_runs(order, step.first_position, global_batch, 0, 1)
+        shards = [self.passes.shards[index].name for index in self.passes.shard_index(runs)]
+        return [f"{shard}:{start}-{stop}" for shard, start, stop in zip(shards, runs.start, runs.stop, strict=True)]
 
     @property
     def is_ready(self) -> bool:

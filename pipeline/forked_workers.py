@@ -1,0 +1,78 @@
+"""The launcher's side of the fork server: starts it once, and has each local worker process forked from it.
+
+    launcher -- socket: a request for each worker, its standard streams and a pipe --> fork server -- fork --> worker
+             <-- pipe: how the worker ended; closed without a word where the fork server is gone
+
+Called before the launcher itself imports Beam, so that both import at the same time. May import: stdlib,
+pipeline.fork_server.
+"""
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.fork_server import LENGTH, SINGLE_THREADED
+
+IS_SUPPORTED = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
+
+
+class ForkServer:
+    """A fork server of this process; it ends when its socket is closed, by `close` or by the kernel."""
+
+    def __init__(self) -> None:
+        """Starts it; what it imports is not waited for."""
+        self._lock = threading.Lock()
+        self._socket, other = socket.socketpair()
+        with other:
+            program = f"from pipeline.fork_server import serve; serve({other.fileno()})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                env=os.environ | SINGLE_THREADED,
+            )
+
+    def run_worker(self, environment: Mapping[str, str]) -> int:
+        """Runs a worker of Beam to its end and returns how it ended, as `subprocess.Popen.returncode` says it.
+
+        It has this process's standard streams, working directory and import path. Where the fork server was killed, so
+        is the worker.
+
+        Args:
+            environment: All environment variables of the worker.
+        """
+        fields = {"environment": dict(environment), "folder": str(Path.cwd()), "path": sys.path}
+        request = json.dumps(fields).encode()
+        ended, pipe = os.pipe()
+        try:
+            with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(self._socket, [LENGTH.pack(len(request))], [0, 1, 2, pipe])
+                self._socket.sendall(request)
+        finally:
+            os.close(pipe)
+        with os.fdopen(ended, "rb", buffering=0) as reader:
+            said = reader.read(64)
+        return int(said) if said else -signal.SIGKILL
+
+    def close(self) -> None:
+        """Ends it, also while it still imports; the workers of a job that is over have ended before."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The fork server of this process, which the first call starts."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server

@@ -1,0 +1,103 @@
+"""Runs a command of a build and says what each of its stages took: wall, CPU of all processes, and the longest path.
+
+The processes are looked at in /proc several times a second (Linux only); a stage ends when the file is written that
+ends it. `path_seconds` is the CPU time of the launcher and of the worker with most of it: the wall time on cores that
+nobody else uses, but for waiting, and so what to compare on a machine that others use. The launcher's own children are
+in no path: the fork server imports beside it, and shells only wait.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STAGES = {"vocabulary": "vocab.json", "tokens": "tokens/tokens.json", "shards": "manifest.json"}
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAUSE_SECONDS = 0.05
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a build took.
+
+    Attributes:
+        seconds: Wall time.
+        peak_bytes: Most memory that one process had at once.
+        stages: seconds, cpu_seconds and path_seconds of those of `STAGES`, then of the report. The start of Python and
+            Beam counts as vocabulary.
+    """
+
+    seconds: float
+    peak_bytes: int
+    stages: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """CPU seconds of every process so far, by pid, at a moment of `time.time()`, and the most memory of one."""
+
+    moment: float
+    cpu: dict[int, float]
+    peak_bytes: int = 0
+
+
+def run_stages(command: Sequence[str], output: Path) -> Stages:
+    """Runs a command that builds into a new folder.
+
+    Raises:
+        CalledProcessError: The command failed.
+    """
+    began = time.time()
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    samples = [_Sample(began, {})]
+    ended = threading.Event()
+    children: set[int] = set()
+    watcher = threading.Thread(target=_watch, args=(process.pid, samples, children, ended))
+    watcher.start()
+    code = process.wait()
+    finish = time.time()
+    ended.set()
+    watcher.join()
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+    bounds = {name: Path(output, file).stat().st_mtime for name, file in STAGES.items()}
+    stages = _split(samples, process.pid, children, began, bounds | {"report": finish})
+    return Stages(finish - began, samples[-1].peak_bytes, stages)
+
+
+def _watch(session: int, samples: list[_Sample], children: set[int], ended: threading.Event) -> None:
+    while not ended.wait(_PAUSE_SECONDS):
+        # A process that has ended keeps what it had when it was last seen.
+        moment, before = time.time(), samples[-1]
+        cpu, peak_bytes = dict(before.cpu), before.peak_bytes
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, LookupError):  # ended meanwhile
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session:
+                    children.update([int(folder.name)] if int(fields[1]) == session else [])
+                    cpu[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
+                    peak_bytes = max(peak_bytes, 1024 * int(_PEAK.findall((folder / "status").read_text())[0]))
+        samples.append(_Sample(moment, cpu, peak_bytes))
+
+
+def _split(
+    samples: Sequence[_Sample], launcher: int, children: set[int], began: float, bounds: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    stages = {}
+    before, start = samples[0].cpu, began
+    for name, moment in bounds.items():
+        after = min(samples, key=lambda sample: abs(sample.moment - moment)).cpu
+        used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
+        total = sum(used.values())
+        workers = (seconds for pid, seconds in used.items() if pid != launcher and pid not in children)
+        path = used.get(launcher, 0.0) + max(workers, default=0.0)
+        seconds = {"seconds": moment - start, "cpu_seconds": total, "path_seconds": path}
+        stages[name] = {key: round(value, 2) for key, value in seconds.items()}
+        before, start = after, moment
+    return stages

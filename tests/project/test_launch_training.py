@@ -1,0 +1,153 @@
+"""The files that start training on clusters: their syntax, and the commands they come to without a cluster."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SBATCH = ROOT / "scripts/launch-slurm.sbatch"
+MANIFEST = ROOT / "scripts/launch-kubernetes.yaml"
+DOCKERFILE = ROOT / "scripts/docker/trainer-gpu.Dockerfile"
+LAUNCHING = (ROOT / "docs/launching.md").read_text()
+
+
+def write_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """srun starts every task after the other, python only says how it was called; EXIT is pretrain's exit code."""
+    write_program(
+        tmp_path / "bin/srun",
+        'shift\nfor task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" || code=$?; done; exit ${code:-0}',
+    )
+    write_program(
+        tmp_path / "bin/scontrol",
+        'if [ "$1" = show ]; then printf "node7\\nnode8\\n"; else echo "scontrol $*"; fi',
+    )
+    write_program(
+        tmp_path / ".venv/bin/python",
+        'echo "rank $RANK of $WORLD_SIZE, local $LOCAL_RANK of $LOCAL_WORLD_SIZE, $MASTER_ADDR:$MASTER_PORT: $*"\n'
+        '[ "$3" = pretrain ] && exit ${EXIT:-0}\n[ "$3" = doctor ] && exit ${SICK:-0}',
+    )
+
+    def submit(*arguments, **variables):
+        allocation = {
+            "SLURM_JOB_ID": "41234", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NTASKS": "2",
+            "SLURM_NTASKS_PER_NODE": "1", "SLURM_SUBMIT_DIR": str(tmp_path),
+        }  # fmt: skip
+        run = {"CONFIG": "c.yaml", "DATA": "s3://b/data", "OUTPUT": "/shared/run"}
+        environment = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"} | allocation | run | variables
+        return subprocess.run([SBATCH, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+    return submit
+
+
+def test_slurm_starts_a_rank_in_every_task_after_the_doctor(slurm):
+    ran = slurm("--precision", "bf16")
+    place = [f"rank {rank} of 2, local {rank} of 1, node7:21234: -m trainer" for rank in range(2)]
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        *(f"{each} doctor --data s3://b/data --output /shared/run" for each in place),
+        *(
+            f"{each} pretrain --config c.yaml --data s3://b/data --output /shared/run --precision bf16"
+            for each in place
+        ),
+    ]
+    assert "doctor" not in slurm(DOCTOR="0").stdout
+
+
+def test_slurm_queues_a_stopped_run_again_and_only_that(slurm):
+    stopped, failed = slurm(EXIT="143"), slurm(EXIT="2")
+    assert (stopped.returncode, stopped.stdout.splitlines()[-1]) == (143, "scontrol requeue 41234")
+    assert (failed.returncode, "requeue" in failed.stdout) == (2, False)
+
+
+def test_slurm_ends_where_the_doctor_finds_an_unfit_node(slurm):
+    ran = slurm(SICK="1")
+    assert (ran.returncode, "pretrain" in ran.stdout) == (1, False)
+
+
+def test_slurm_names_what_is_missing(slurm):
+    ran = slurm(DATA="")
+    assert (ran.returncode, "error: set DATA" in ran.stderr) == (2, True)
+
+
+def test_options_for_slurm_are_as_the_ranks_need_them():
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", SBATCH.read_text(), re.MULTILINE))
+    assert options["ntasks-per-node"] == options["gpus-per-node"] == "8"
+    assert options["nodes"] == "2"
+    assert options["signal"] == "TERM@300"
+
+
+def job():
+    service, found = yaml.safe_load_all(MANIFEST.read_text())
+    pod = found["spec"]["template"]["spec"]
+    return service, found["spec"], pod, pod["containers"][0]
+
+
+def test_kubernetes_parts_fit_each_other():
+    service, spec, pod, container = job()
+    values = {each["name"]: each["value"] for each in container["env"]}
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == int(values["NODES"]) == 2
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(values["GPUS"]) == 8
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["metadata"]["name"] == pod["subdomain"] == service["spec"]["selector"]["job-name"]
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    assert (ROOT / values["CONFIG"]).is_file()
+
+
+def test_kubernetes_starts_torchrun_on_every_node(tmp_path):
+    container = job()[3]
+    write_program(tmp_path / "bin/torchrun", 'echo "torchrun $*"')
+    values = {each["name"]: each["value"] for each in container["env"]} | {"JOB_COMPLETION_INDEX": "1"}
+    environment = values | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    command = [*container["command"], *container["args"]]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    place = (
+        "torchrun --nnodes=2 --node_rank=1 --nproc_per_node=8 --shutdown_timeout=280"
+        " --master_addr=beambert-0.beambert --master_port=29500 -m trainer"
+    )
+    assert ran.stdout.splitlines() == [
+        f"{place} doctor --data s3://bucket/data --output /runs/bert-large",
+        f"{place} pretrain --config configs/pretrain/bert-large.yaml --data s3://bucket/data --output /runs/bert-large",
+    ]
+
+
+def test_torchrun_knows_the_options_that_are_given():
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
+    )
+    for option in re.findall(r"--[a-z_]+(?==)", job()[3]["args"][0].replace("--output=", "")):
+        assert option in ran.stdout, option
+
+
+def test_the_image_copies_what_there_is():
+    text = DOCKERFILE.read_text()
+    sources = [word for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for word in line.split()[:-1]]
+    assert all((ROOT / source).exists() for source in sources)
+    assert {"pipeline", "tokenizer", "trainer", "configs", "constraints.txt"} <= set(sources)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("scripts/launch-*[!l]")), ids=lambda path: path.name)
+def test_shell_scripts_are_shell(path):
+    subprocess.run(["bash", "-n", path], check=True)
+    assert os.access(path, os.X_OK)
+
+
+def test_commands_of_the_page_are_shell_and_name_what_there_is():
+    blocks = re.findall(r"```bash\n(.*?)```", LAUNCHING, re.DOTALL)
+    assert len(blocks) >= 6
+    for block in blocks:
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+        for path in re.findall(r"(?:scripts|configs)/[\w./-]+", block):
+            assert (ROOT / path).exists(), path

@@ -1,0 +1,121 @@
+# ruff: noqa: RUF001 -- letters and signs that resemble ASCII are the point here
+"""What the compiled path does besides giving the numpy path's ids, which test_encode.py holds."""
+
+import itertools
+import string
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.tokenizer.encoded_texts import SPECIAL_TEXTS, encoded
+from tokenizer.compiled import load
+from tokenizer.compiled_encoder import CompiledEncoder, _kinds
+from tokenizer.encode import Encoder
+from tokenizer.numpy_encoder import NumpyEncoder
+from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
+
+
+@pytest.fixture(scope="module")
+def module():
+    return load("tokenizer._matcher") or pytest.skip("the compiled matcher is not built, or BEAMBERT_COMPILED=0")
+
+
+def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, character_vocab):
+    encoder = CompiledEncoder(module, character_vocab, lower_case=True)
+    ranges = range(0x80, 0x300), range(0x370, 0x530), range(0x4E00, 0x9FFD), range(0xAC00, 0xD7A4)
+    common = "".join(c for c in map(chr, itertools.chain(*ranges)) if unicodedata.category(c) != "Cn")
+    assert None not in encoder._find_forms(common)
+    assert encoder._find_forms("éΣ中ﬁ“\u00a0\u0301\u302e") == [
+        b"e", "σ".encode(), " 中 ".encode(), "ﬁ".encode(), " “ ".encode(), b" ", b"", None,
+    ]  # fmt: skip
+
+
+def test_many_new_characters_at_once(module, character_vocab):
+    """Met in one call, in which the table of forms grows from nothing to much of Unicode."""
+    texts = [" ".join(character_vocab.tokens[start : start + 4096]) for start in range(0, len(character_vocab), 65_536)]
+    encoder, expected = CompiledEncoder(module, character_vocab, True), NumpyEncoder(character_vocab, True)
+    for _ in range(2):
+        for found, wanted in zip(encoder.encode_sentences(texts), expected.encode_sentences(texts), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_vocabulary_too_large_as_a_trie_is_left_to_numpy(module):
+    """Behind each of 18,000 different beginnings stand 190 pieces that its failure would name."""
+    letters = string.ascii_lowercase
+    pieces = ["a" * 190 + "".join(ending) for ending in itertools.product(letters, letters, letters, "z")]
+    vocab = Vocabulary(
+        (*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *pieces, *(f"##{piece}" for piece in pieces))
+    )
+    with pytest.raises(OverflowError, match="too large"):
+        CompiledEncoder(module, vocab, lower_case=True)
+    encoder = Encoder(vocab, lower_case=True)
+    assert type(encoder.path) is NumpyEncoder
+    assert encoder.encode("a" * 190 + "xyzz").tolist() == [vocab.ids["a" * 190 + "xyzz"]]
+
+
+def test_threads_may_share_an_encoder(module, character_vocab):
+    expected = encoded(NumpyEncoder(character_vocab, True), SPECIAL_TEXTS)
+    encoder = CompiledEncoder(module, character_vocab, True)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: encoded(encoder, SPECIAL_TEXTS), range(64)))
+    assert found == [expected] * 64
+
+
+def test_words_and_chunks_without_end(module, small_vocab):
+    texts = ["a" * 3_000_000, "é" * 1_000_000, "é\u302e" * 300_000, "\u3000" * 300_000, "\1" * 300_000, "." * 300_000]
+    encoder, expected = CompiledEncoder(module, small_vocab, True), NumpyEncoder(small_vocab, True)
+    assert encoded(encoder, texts) == encoded(expected, texts)
+
+
+ARGUMENTS = (
+    [b"a", b"ab"],
+    np.array([5, 6], np.uint32),
+    [b"b"],
+    np.array([7], np.uint32),
+    _kinds(lower_case=True),
+    1,
+    200,
+)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, [b"ab", b"a"], "ascending"),
+        (0, [b"a", b"a"], "distinct"),
+        (0, [b"", b"a"], "not empty"),
+        (0, [b"a", "b"], "bytes"),
+        (0, (b"a", b"b"), "list"),
+        (0, [b"a"], "an id of 4 bytes"),
+        (1, np.array([5, 2**31], np.uint32), "below"),
+        (3, b"", "an id of 4 bytes"),
+        (4, bytes(255), "256"),
+    ],
+)
+def test_the_matcher_refuses_what_is_no_vocabulary(module, index, value, message):
+    module.Matcher(*ARGUMENTS)
+    with pytest.raises((ValueError, TypeError), match=message):
+        module.Matcher(*ARGUMENTS[:index], value, *ARGUMENTS[index + 1 :])
+
+
+def test_the_matcher_refuses_what_are_no_sentences(module):
+    matcher = module.Matcher(*ARGUMENTS)
+    for call in (matcher.find_new, lambda sentences: matcher.encode(sentences, 2)):
+        for sentences in (None, 3, ["a", b"a"], ["a", None]):
+            with pytest.raises(TypeError):
+                call(sentences)
+    with pytest.raises(ValueError, match="expected 2 or 4"):
+        matcher.encode(["a"], 3)
+    with pytest.raises(ValueError, match="a form for every character"):
+        matcher.learn("éè", [b"e"])
+    with pytest.raises(TypeError):
+        matcher.learn("é", ["e"])
+
+
+def test_a_form_too_long_is_none(module):
+    matcher = module.Matcher(*ARGUMENTS)
+    assert matcher.find_new(["é"]) == "é"
+    matcher.learn("é", [b"a" * 256])
+    assert matcher.encode(["a é"], 2)[2] == [(1, 0, "é".encode())]

@@ -1,0 +1,216 @@
+"""Two ranks whose gradients or weights go bad: both skip alike, a flipped bit is found and its rank named.
+
+Run as a program, this file is one of the two ranks: it writes what it saw, the tests below judge it.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from trainer.engine import agree_on_step, deepspeed_config, grad_norm, start_engine, train_step
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
+from trainer.optim.adamw import AdamW
+from trainer.optim.lamb import Lamb
+from trainer.ranks import start_ranks, stop_ranks
+from trainer.safety_settings import SafetySettings
+from trainer.spike_guard import SpikeGuard
+from trainer.watchdog import Peer, describe_hang
+from trainer.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
+
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16
+)
+KINDS = [("adamw", 0, "fp32"), ("adamw", 1, "fp32"), ("lamb", 2, "fp32"), ("adamw", 1, "bf16"), ("lamb", 2, "bf16")]
+OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
+INTERVAL = 3
+
+
+class Rank:
+    """An engine, and steps of two micro-batches over both ranks."""
+
+    def __init__(self, ranks, kind, stage, precision):
+        model = build_model(CONFIG, seed=3)
+        self.ranks, self.step = ranks, 0
+        self.optimizer = OPTIMIZERS[kind](model.named_parameters())
+        self.optimizer.set_learning_rate(0.01)
+        self.engine = start_engine(model, self.optimizer, deepspeed_config({}, stage, precision), ranks)
+        self.model = model
+
+    def train(self):
+        self.step += 1
+        batches = [random_micro_batch([7, 5], 50, 10 * self.step + self.ranks.rank)]
+        train_step(self.engine, self.ranks, batches, agree_on_step(self.ranks, batches, 0.0, must_stop=False))
+        return grad_norm(self.engine, self.optimizer)
+
+    def spoil_next_gradient(self, factor):
+        """Multiplies what this rank updates of the next gradient; without ZeRO that of both ranks, which is one."""
+
+        def spoil(*_):
+            for tensor in self.optimizer.owned:
+                tensor.grad.mul_(factor)
+            handle.remove()
+
+        if self.ranks.rank == 1 or not self.optimizer.is_partitioned:
+            handle = self.optimizer.register_step_pre_hook(spoil)
+
+    def state(self):
+        kinds = ("fp32", "exp_avg", "exp_avg_sq")
+        sums = [int(checksum(self.optimizer.tensors(kind))) for kind in kinds]
+        return [*sums, int(checksum(self.model.parameters())), self.optimizer.num_updates]
+
+
+def flip(tensor, element, bit):
+    words = tensor.detach().view(-1).view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    words[element] ^= 1 << bit
+
+
+def skips(ranks, *kind):
+    """States around a NaN, and around a norm at the limit; then a step that is taken."""
+    rank = Rank(ranks, *kind)
+    norm = rank.train()
+    states, norms = [rank.state()], []
+    rank.spoil_next_gradient(math.nan)
+    norms.append(rank.train())
+    states.append(rank.state())
+    rank.optimizer.norm_limit = 3 * norm
+    rank.spoil_next_gradient(1000.0)
+    norms.append(rank.train())
+    states.append(rank.state())
+    rank.train()
+    return {"states": states, "norms": [str(each) for each in norms], "after": rank.state()}
+
+
+def flips(ranks, *kind):
+    """What is said of a bit flipped in rank 1, in the model and in what it updates, and after how many steps."""
+    found = {}
+    for place in ("model", "owned"):
+        rank = Rank(ranks, *kind)
+        interval = 1 if rank.optimizer.is_partitioned else INTERVAL
+        check = WeightsCheck(rank.model, rank.optimizer, ranks, interval)
+        for _ in range(4):
+            rank.train()
+        check.check()
+        if ranks.rank == 1:
+            tensors = list(rank.model.parameters()) if place == "model" else rank.optimizer.owned
+            flip(tensors[0], 11, 3)
+        steps = 0
+        try:
+            while steps < interval:
+                steps += 1
+                rank.train()
+        except CorruptWeightsError as error:
+            found[place] = [steps, str(error)]
+    return found
+
+
+def main(folder):
+    ranks = start_ranks()
+    results = {}
+    for kind in KINDS:
+        results[f"{kind}"] = {"skips": skips(ranks, *kind), "flips": flips(ranks, *kind)}
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(results))
+    stop_ranks()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guards")
+    for process in run_ranks([__file__, str(folder)], world_size=2):
+        assert process.returncode == 0, process.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_bad_gradient_of_one_rank_moves_nothing_on_either(found, kind):
+    norms = [rank[f"{kind}"]["skips"]["norms"] for rank in found]
+    assert norms[0] == norms[1]
+    assert norms[0][0] in ("nan", "inf")
+    assert float(norms[0][1]) > 100
+    for rank in found:
+        skipped = rank[f"{kind}"]["skips"]
+        before, after_nan, after_spike = skipped["states"]
+        assert before == after_nan == after_spike
+        assert skipped["after"][-1] == before[-1] + 1
+        assert skipped["after"][:3] != before[:3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_flipped_bit_is_found_and_the_rank_named(found, kind):
+    for rank in found:
+        flips = rank[f"{kind}"]["flips"]
+        for place in ("model", "owned"):
+            steps, message = flips[place]
+            assert steps <= INTERVAL
+            assert "rank 1 on" in message
+        if kind[1]:
+            assert "rank 0 on" not in flips["owned"][1], "it knows what its last update left"
+        if not kind[1]:
+            assert "rank 0 on" in flips["model"][1], "of two, none has a majority"
+
+
+def test_who_is_at_fault():
+    assert find_suspects([(7, False)] * 3) == []
+    assert find_suspects([(7, False), (7, False), (8, False)]) == [2]
+    assert find_suspects([(7, False), (8, False)]) == [0, 1]
+    assert find_suspects([(7, False), (8, True)]) == [1]
+    assert find_suspects([(7, False), (7, True), (7, False)]) == [1]
+    assert find_suspects([(1, False), (2, False), (3, False), (3, False)]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_flipped_bit_changes_the_checksum(dtype):
+    tensors = [torch.randn(5, 7).to(dtype), torch.randn(3).to(dtype)]
+    before = int(checksum(tensors))
+    for bit in range(8 * tensors[0].element_size() - 1):
+        flip(tensors[1], 2, bit)
+        assert int(checksum(tensors)) != before
+        flip(tensors[1], 2, bit)
+    assert int(checksum(tensors)) == before
+
+
+def note_all(guard, norms, first=1):
+    return [guard.note(norm, first + i, 0, (10 * i, 10 * i + 10)) for i, norm in enumerate(norms)]
+
+
+def test_the_spike_guard_takes_what_is_below_ten_medians():
+    guard = SpikeGuard(SafetySettings(max_skipped=3), {})
+    assert guard.limit == math.inf
+    assert note_all(guard, [2.0] * 15 + [50.0]) == [True] * 16, "too few norms are known"
+    assert guard.limit == 20.0
+    assert note_all(guard, [19.9, 20.0, math.nan, 3.0, math.inf], first=17) == [True, False, False, True, False]
+    assert (guard.num_skipped, guard.streak.length, guard.has_enough) == (3, 1, False)
+    assert note_all(SpikeGuard(SafetySettings(spike_factor=0), {}), [1.0] * 20 + [1e9, math.inf])[-2:] == [True, False]
+
+
+def test_the_spike_guard_continues_from_a_checkpoint():
+    guard = SpikeGuard(SafetySettings(max_skipped=3, spike_window=16), {})
+    note_all(guard, [float(i) for i in range(1, 31)])
+    again = SpikeGuard(SafetySettings(max_skipped=3, spike_window=16), json.loads(json.dumps(guard.to_dict())))
+    for each in (guard, again):
+        assert each.limit == 225.0, "ten medians of 15 to 30"
+        note_all(each, [math.nan] * 3, first=31)
+        assert each.has_enough
+        assert (each.streak.first_step, each.streak.start, each.streak.stop) == (31, 0, 30)
+    assert guard.to_dict() == again.to_dict()
+    back = guard.went_back(SpikeGuard(SafetySettings(), {}))
+    assert (back.skipped(0), back.skipped(1), back.num_rollbacks, back.num_skipped) == ([(0, 30)], [], 1, 3)
+
+
+def test_who_hangs():
+    peers = [Peer(rank, f"node{rank}", 100 + rank, ("", 0)) for rank in range(3)]
+    here, before = {"beats": 5, "place": "step 4"}, {"beats": 4, "place": "validation"}
+    assert "No answer from rank 1 on node1 (process 101)" in describe_hang(peers, [here, None, here])
+    assert "behind the others is rank 2 on node2 (at validation)" in describe_hang(peers, [here, here, before])
+    assert "from the same place (step 4)" in describe_hang(peers, [here] * 3)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,174 @@
+"""Whole runs that meet bad data, or go on with other numbers of ranks, against one that does not.
+
+Run as a program, this file is one rank: `test_recovery.py spoil pretrain ...` spoils rank 1's gradients at certain
+positions of the stream, `test_recovery.py stop STEP pretrain ...` tells rank 0 to stop after a step.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import sys
+
+import pytest
+import torch
+import yaml
+
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.two_ranks import run_ranks
+from trainer.checkpoint import find_checkpoints, read_state, read_weights
+from trainer.cli import main
+from trainer.settings import Phase
+from trainer.stopping import STOPPED
+
+pytestmark = pytest.mark.slow
+
+STEPS, BATCH = 40, 12
+TINY = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "num_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 16,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+# First positions of global batches, and what their gradients are multiplied by on rank 1.
+NOT_FINITE, SPIKE = 8 * BATCH, 19 * BATCH
+ROW_OF_BAD = [first * BATCH for first in range(25, 28)]
+FACTORS = {NOT_FINITE: math.nan, SPIKE: 1e4, **dict.fromkeys(ROW_OF_BAD, math.nan)}
+
+
+def spoil():
+    import trainer.pretrain
+    from trainer.optim.sharded import ShardedOptimizer
+
+    steps_of_phase, step = trainer.pretrain._steps_of_phase, ShardedOptimizer.step
+    current = {}
+
+    def noting_steps(run, phase):
+        for rank_step, loader in steps_of_phase(run, phase):
+            current["factor"] = FACTORS.get(rank_step.first_position, 1.0) if run.ranks.rank == 1 else 1.0
+            yield rank_step, loader
+
+    def spoiling_step(self, closure=None):
+        for tensor in self.owned:
+            tensor.grad.mul_(current["factor"])
+        return step(self, closure)
+
+    trainer.pretrain._steps_of_phase = noting_steps
+    ShardedOptimizer.step = spoiling_step
+
+
+def stop_after(last):
+    import trainer.pretrain
+
+    log_step = trainer.pretrain._log_step
+
+    def log_and_stop(run, *arguments):
+        log_step(run, *arguments)
+        if run.position.step == last and run.ranks.rank == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    trainer.pretrain._log_step = log_and_stop
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recovery")
+    data = write_tiny_dataset(folder / "data")
+
+    def command(name, *flags):
+        phase = dataclasses.asdict(Phase(16, BATCH, STEPS, 0.01, warmup_steps=2))
+        config = {
+            "data": [str(data)],
+            "output": str(folder / name),
+            "phases": [phase],
+            "model": {"preset": "tiny", "overrides": TINY},
+            "checkpoint": {"interval": 10, "keep": 2, "keep_every": 20},
+            "safety": {"max_skipped": 3},
+            "micro_tokens": 48,
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        return ["pretrain", "--config", str(folder / f"{name}.yaml"), *flags]
+
+    launches = {
+        "calm": run_ranks(["-m", "trainer", *command("calm")], 2),
+        "spoiled": run_ranks([__file__, "spoil", *command("spoiled")], 2),
+        "two": run_ranks([__file__, "stop", "6", *command("elastic")], 2),
+        "one": run_ranks([__file__, "stop", "13", *command("elastic", "--zero_stage", "2")], 1),
+        "three": run_ranks(["-m", "trainer", *command("elastic", "--zero_stage", "2")], 3),
+    }
+    return folder, launches
+
+
+def rows_of(run, name="metrics.jsonl"):
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def train_rows(run):
+    return [row for row in rows_of(run) if row["split"] == "train"]
+
+
+def test_exit_codes(runs):
+    codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
+    expected = {"calm": [0] * 2, "spoiled": [0] * 2, "two": [STOPPED] * 2, "one": [STOPPED], "three": [0] * 3}
+    assert codes == expected, {name: launch[0].stderr for name, launch in runs[1].items()}
+
+
+def test_what_was_skipped_is_written_down_with_its_instances(runs):
+    rows = rows_of(runs[0] / "spoiled", "anomalies.jsonl")
+    assert [row["positions"][0] for row in rows] == [NOT_FINITE, SPIKE, *ROW_OF_BAD]
+    assert [row["in_a_row"] for row in rows] == [1, 1, 1, 2, 3]
+    assert [row["grad_norm"] for row in rows if row["positions"][0] != SPIKE] == ["nan"] * 4
+    assert rows[1]["grad_norm"] > rows[1]["limit"] > 1
+    for row in rows:
+        places = [each.rpartition(":") for each in row["instances"]]
+        spans = [tuple(map(int, span.split("-"))) for _, _, span in places]
+        assert sum(stop - start for start, stop in spans) == BATCH
+        assert all(shard.endswith(".tar") for shard, _, _ in places)
+
+
+def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(runs):
+    folder, launches = runs
+    said = launches["spoiled"][0].stdout + launches["spoiled"][0].stderr
+    assert "back to step 20, 3 steps in a row were not taken; positions 300-336 of phase 0 are left out" in said
+    rows = train_rows(folder / "spoiled")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    taken = [first * BATCH for first in range(STEPS + 3) if first * BATCH not in ROW_OF_BAD]
+    assert [row["position"] for row in rows] == taken
+    assert rows[-1]["steps_skipped"] == 5
+    state = read_state(find_checkpoints(folder / "spoiled" / "checkpoints")[0][-1])
+    assert state["guard"]["left_out"] == [[0, 300, 336]]
+    assert (state["guard"]["num_rollbacks"], state["guard"]["num_skipped"]) == (1, 5)
+    assert state["num_updates"] == STEPS - 2, "of the steps that were kept, two moved nothing"
+
+
+def test_the_end_is_that_of_a_clean_run(runs):
+    calm, spoiled = (train_rows(runs[0] / name)[-10:] for name in ("calm", "spoiled"))
+    losses = [sum(row["loss"] for row in rows) / len(rows) for rows in (calm, spoiled)]
+    print(f"losses of the last ten steps: clean {losses[0]:.4f}, spoiled {losses[1]:.4f}")
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
+def test_two_one_and_three_ranks_train_as_two(runs):
+    calm, elastic = (train_rows(runs[0] / name) for name in ("calm", "elastic"))
+    for key in ("step", "position", "instances", "tokens"):
+        assert [row[key] for row in elastic] == [row[key] for row in calm]
+    assert [row["loss"] for row in elastic] == pytest.approx([row["loss"] for row in calm], rel=1e-5)
+    path = "checkpoints/step-00000020"
+    expected, found = (read_weights(runs[0] / name / path) for name in ("calm", "elastic"))
+    worst = max(float((expected[name] - found[name]).abs().max()) for name in expected)
+    print(f"largest difference of a weight after 20 steps: {worst:.1e}")
+    assert worst <= 1e-5
+    assert set(expected) == set(found)
+    assert all(not torch.equal(weight, torch.zeros_like(weight)) for weight in found.values() if weight.ndim > 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "spoil":
+        spoil()
+        sys.exit(main(sys.argv[2:]))
+    stop_after(int(sys.argv[2]))
+    sys.exit(main(sys.argv[3:]))

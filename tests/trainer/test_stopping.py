@@ -1,0 +1,207 @@
+"""Real ranks under the real `deepspeed` command that are told to stop, lose their launcher, or hang."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.two_ranks import ROOT
+from trainer.checkpoint import find_checkpoints
+from trainer.stopping import STOPPED, find_launchers, is_launcher
+from trainer.watchdog import HUNG
+
+TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
+START_SECONDS = 180
+LEAVE_SECONDS = 10
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def words_of(pid):
+    """Of a process's command line; none where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+class Job:
+    """Training without end in a session of its own, from its first logged step on."""
+
+    def __init__(self, folder, data, *flags, launcher="deepspeed"):
+        self.run = folder / "run"
+        config = folder / "config.yaml"
+        phase = {"seq_len": 16, "global_batch": 8, "steps": 1_000_000, "peak_lr": 0.001}
+        fields = {"data": [str(data)], "output": str(self.run), "phases": [phase], "micro_tokens": 64}
+        saving = {"checkpoint": {"interval": 0}, "model": {"preset": "tiny", "overrides": TINY}}
+        config.write_text(yaml.safe_dump({**fields, **saving}))
+        words = ["--module", "trainer", "pretrain", "--config", str(config), *flags]
+        program = Path(sys.executable).parent / launcher
+        starts = {
+            "deepspeed": [program, "--num_gpus", "2", "--master_port", str(free_port())],
+            "torchrun": [program, "--nproc_per_node", "2", "--master_port", str(free_port())],
+        }
+        path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.log = folder / "log.txt"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(word) for word in [*starts[launcher], *words]],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        before, began = self.last_step(), time.monotonic()
+        while self.last_step() < before + 3:
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() - began < START_SECONDS, self.said()
+            time.sleep(0.05)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def said(self):
+        return self.log.read_text()[-5000:]
+
+    def pids(self, word=""):
+        """Living processes of the job whose command line has a word."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                is_named = not word or word in words_of(path.name)
+                if int(fields[3]) == self.process.pid and fields[0] != "Z" and is_named:
+                    found.append(int(path.name))
+        return sorted(found)
+
+    def ranks(self):
+        return [pid for pid in self.pids() if words_of(pid)[1:4] == ["-u", "-m", "trainer"]]
+
+    def rank(self, number):
+        [pid] = self.pids(f"--local_rank={number}")
+        return pid
+
+    def seconds_until_gone(self):
+        """From the call until the last rank is gone; waits for the launcher too."""
+        began = time.monotonic()
+        while left := self.ranks():
+            assert time.monotonic() - began < 60, f"{left} are left: {self.said()}"
+            time.sleep(0.02)
+        seconds = time.monotonic() - began
+        self.process.wait(60)
+        return seconds
+
+    def last_step(self):
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+    def saved_step(self):
+        finished, unfinished = find_checkpoints(self.run / "checkpoints")
+        assert not unfinished, "a save was cut short"
+        return int(finished[-1].name.removeprefix("step-")) if finished else 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_tiny_dataset(tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("stopping")
+
+
+def stop(job, pid, number, record_property):
+    """Sends a signal; seconds until all are gone. What was logged is what was saved, so all ranks agreed."""
+    before = job.last_step()
+    os.kill(pid, number)
+    seconds = job.seconds_until_gone()
+    record_property("seconds", seconds)
+    print(f"all gone after {seconds:.2f} s")
+    assert seconds < LEAVE_SECONDS, job.said()
+    assert job.saved_step() == job.last_step() >= before, job.said()
+
+
+@pytest.mark.slow
+def test_told_to_stop_by_the_launcher_or_a_rank_everybody_saves_and_leaves(folder, data, record_property):
+    with Job(folder, data) as job:
+        stop(job, job.rank(1), signal.SIGUSR1, record_property)
+        assert job.process.returncode == STOPPED
+        first = job.saved_step()
+    with Job(folder, data) as job:
+        stop(job, job.process.pid, signal.SIGTERM, record_property)
+        assert job.saved_step() > first, "it went on from there"
+    with Job(folder, data) as job:
+        stop(job, job.pids("deepspeed.launcher.launch")[0], signal.SIGTERM, record_property)
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_a_killed_launcher(folder, data, record_property):
+    with Job(folder, data) as job:
+        stop(job, job.process.pid, signal.SIGKILL, record_property)
+    with Job(folder, data, launcher="torchrun") as job:
+        assert len(job.ranks()) == 2
+        stop(job, job.process.pid, signal.SIGKILL, record_property)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_ends_the_job_and_is_named(tmp_path, data, record_property):
+    with Job(tmp_path, data, "--safety.watchdog_minutes", "0.1") as job:
+        pid = job.rank(1)
+        os.kill(pid, signal.SIGSTOP)
+        seconds = job.seconds_until_gone()
+        record_property("seconds", seconds)
+        print(f"all gone after {seconds:.2f} s")
+        assert seconds < 6 + 30
+        said = job.said()
+        assert job.process.returncode == HUNG, said
+        assert "watchdog: no rank has come further for 6 s." in said
+        assert f"No answer from rank 1 on {socket.gethostname()} (process {pid})" in said
+        stacks = (job.run / "stacks" / "rank-00000.txt").read_text()
+        assert "rank 0 on" in stacks
+        assert "train_phase" in stacks, "where the loop waits"
+        assert not (job.run / "stacks" / "rank-00001.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/venv/bin/python3 /venv/bin/deepspeed --num_gpus 2 --module trainer", True),
+        ("/venv/bin/python -u -m deepspeed.launcher.launch --world_info=e30=", True),
+        ("/venv/bin/python -m torch.distributed.run --nproc_per_node 2", True),
+        ("/venv/bin/python3 /venv/bin/torchrun --nproc_per_node 2", True),
+        ("/bin/bash -c deepspeed --num_gpus 2", False),
+        ("/venv/bin/python -m pytest tests", False),
+        ("/venv/bin/python -u -m trainer --local_rank=0 pretrain", False),
+        ("", False),
+    ],
+)
+def test_which_parents_are_launchers(line, expected):
+    words = line.split(" ", 2) if "-c" in line else line.split()
+    assert is_launcher(words) is expected
+
+
+def test_without_a_launcher_nothing_is_watched():
+    assert find_launchers() == {}

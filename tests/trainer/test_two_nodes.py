@@ -1,0 +1,89 @@
+"""One run started in three ways: two nodes by `deepspeed --no_ssh`, one node by torchrun, one process by nothing.
+
+The two nodes are real ones but for their address: each has a launcher of its own and they meet over TCP.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.trainer.tiny_dataset import write_tiny_dataset
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+CONFIG = {
+    "phases": [{"seq_len": 16, "global_batch": 12, "steps": 6, "peak_lr": 0.02, "warmup_steps": 2}],
+    "model": {
+        "preset": "tiny",
+        "overrides": {
+            "num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40,
+            "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        },
+    },
+    "micro_tokens": 48,
+}  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start(command, folder, name):
+    """A process whose output goes to a file, so that no pipe fills up; without any launcher's environment."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    with (folder / f"{name}.log").open("w") as log:
+        return subprocess.Popen(list(map(str, command)), cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+
+def wait(processes, folder):
+    """Waits for all of them; every one must end well."""
+    try:
+        codes = {name: process.wait(timeout=600) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+    assert set(codes.values()) == {0}, {name: (folder / f"{name}.log").read_text()[-3000:] for name in codes}
+
+
+def losses(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["loss"], row["grad_norm"]) for row in rows if row["split"] == "train"]
+
+
+@pytest.mark.slow
+def test_two_nodes_train_as_one(tmp_path):
+    data = write_tiny_dataset(tmp_path / "data", instances=120)
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "hosts").write_text("node-a slots=1\nnode-b slots=1\n")
+
+    def pretrain(name):
+        return ["trainer", "pretrain", "--config", config, "--data", data, "--output", tmp_path / name]
+
+    port = free_port()
+    nodes = {}
+    for rank in range(2):
+        place = ["--node_rank", rank, "--master_addr", "127.0.0.1", "--master_port", port]
+        launcher = [BIN / "deepspeed", "--hostfile", tmp_path / "hosts", "--no_ssh", *place]
+        nodes[f"node{rank}"] = start([*launcher, "--module", *pretrain("two-nodes")], tmp_path, f"node{rank}")
+    wait(nodes, tmp_path)
+    torchrun = [BIN / "torchrun", "--nproc_per_node", 2, "--master_port", free_port(), "-m"]
+    wait({"torchrun": start([*torchrun, *pretrain("one-node")], tmp_path, "torchrun")}, tmp_path)
+    wait({"alone": start([sys.executable, "-m", *pretrain("alone")], tmp_path, "alone")}, tmp_path)
+
+    two, one, alone = (losses(tmp_path / name) for name in ("two-nodes", "one-node", "alone"))
+    assert len(two) == 6
+    assert two == one, "to the last bit"
+    assert two == [pytest.approx(pair, rel=1e-5) for pair in alone]
+    facts = json.loads((tmp_path / "two-nodes" / "run.json").read_text())
+    assert facts["launches"][0]["world_size"] == 2

@@ -1,0 +1,256 @@
+"""Checkpoints on their way to a URL and back, in one process: what is there and kept, what damage and faults do."""
+
+import json
+import shutil
+import time
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+import torch
+from torch.nn import Linear
+
+from pipeline.shards import storage
+from pipeline.shards.storage import StorageError
+from trainer.checkpoint import find_checkpoints, load_checkpoint, newest_checkpoint, read_state
+from trainer.checkpoint_saver import CheckpointSaver
+from trainer.checkpoint_store import RUN_FILES, CheckpointStore
+from trainer.optim.adamw import AdamW
+from trainer.ranks import start_ranks, stop_ranks
+from trainer.resume import choose_checkpoint, discard_from, restore_run
+from trainer.run_folder import RunFolder
+from trainer.safety_settings import CheckpointSettings
+from trainer.saving import superseded
+
+URL = "memory://bucket/run"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            patch.delenv(name, raising=False)
+        yield start_ranks()
+        stop_ranks()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    monkeypatch.setattr(storage, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+class Trained:
+    """A model of one layer with its optimizer, a run's folder and its saver."""
+
+    def __init__(self, ranks, folder, url=URL, **settings):
+        torch.manual_seed(0)
+        self.ranks, self.said = ranks, []
+        self.engine = SimpleNamespace(module=Linear(8, 4))
+        self.optimizer = AdamW(self.engine.module.named_parameters())
+        self.optimizer.set_learning_rate(0.01)
+        self.run = RunFolder(folder)
+        folder.mkdir(exist_ok=True)
+        for name in RUN_FILES:
+            (folder / name).write_text(json.dumps({"id": "abc", "datasets": []}) if name == "run.json" else name)
+        self.store = CheckpointStore(url) if url else None
+        self.saver = CheckpointSaver(self.run, CheckpointSettings(**settings), ranks, self.store, self.said.append)
+
+    def train(self, step):
+        for parameter in self.engine.module.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1 * step)
+        self.optimizer.step()
+        with self.run.metrics.open("a") as file:
+            file.write(json.dumps({"step": step}) + "\n")
+
+    def save(self, *steps):
+        for step in steps:
+            self.train(step)
+            self.saver.save({"step": step}, self.engine, self.optimizer)
+        self.saver.finish()
+
+    def choose(self, skip_damaged=False, **more):
+        return choose_checkpoint(self.run, self.store, self.ranks, skip_damaged, self.said.append, **more)
+
+    def weights(self):
+        return self.engine.module.weight.detach().clone()
+
+
+def names_in(bucket):
+    found = bucket.find("/bucket/run/checkpoints")
+    return sorted({path.split("/")[4] for path in found if path.endswith("COMMITTED")})
+
+
+def test_a_wiped_disk_comes_back_from_the_url(ranks, bucket, tmp_path):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1, 2)
+    expected, moments = trained.weights(), trained.optimizer.tensors("exp_avg")[0].clone()
+    shutil.rmtree(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    store = CheckpointStore(URL)
+    restore_run(run, store)
+    assert sorted(path.name for path in run.path.iterdir()) == sorted(RUN_FILES)
+    again = Trained(ranks, tmp_path / "run")
+    path = again.choose()
+    assert path == run.checkpoints / "step-00000002"
+    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [1, 2]
+    state = load_checkpoint(path, again.engine, again.optimizer, ranks)
+    assert (state["step"], again.optimizer.num_updates) == (2, 2)
+    assert torch.equal(again.weights(), expected)
+    assert torch.equal(again.optimizer.tensors("exp_avg")[0], moments)
+
+
+def test_the_newer_of_folder_and_url_is_taken(ranks, bucket, tmp_path):
+    trained = Trained(ranks, tmp_path / "run", keep=0)
+    trained.save(1, 2, 3)
+    shutil.rmtree(trained.run.checkpoints / "step-00000003")
+    assert trained.choose().name == "step-00000003"
+    trained.store.disown("step-00000003")
+    shutil.rmtree(trained.run.checkpoints / "step-00000003")
+    assert trained.choose().name == "step-00000002"
+    assert any("step-00000003 was never uploaded whole" in said for said in trained.said)
+    assert trained.choose(before=2).name == "step-00000001"
+    assert trained.choose(before=1) is None
+
+
+@pytest.mark.parametrize(
+    ("keep", "keep_every", "gone"),
+    [(0, 0, []), (2, 0, [3, 6, 9]), (2, 6, [3, 9]), (1, 3, []), (9, 0, [])],
+)
+def test_what_is_superseded(keep, keep_every, gone):
+    assert superseded([3, 6, 9, 12, 15], keep, keep_every) == gone
+
+
+def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_path):
+    bucket.pipe_file("/bucket/run/checkpoints/step-00000099/state.json", b"{}")
+    trained = Trained(ranks, tmp_path / "run", keep=2, keep_every=3)
+    trained.save(1, 2, 3, 4, 5, 6, 7)
+    kept = ["step-00000003", "step-00000006", "step-00000007"]
+    assert names_in(bucket) == kept
+    assert sorted(path.name for path in trained.run.checkpoints.iterdir()) == kept
+    assert not bucket.exists("/bucket/run/checkpoints/step-00000099")
+    discard_from(trained.run, trained.store, 6)
+    assert names_in(bucket) == kept[:1]
+    assert [path.name for path in find_checkpoints(trained.run.checkpoints)[0]] == kept[:1]
+
+
+def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(ranks, bucket, tmp_path, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    order, write = [], storage.write_atomic
+
+    def write_or_crash(filesystem, path, data):
+        order.append(path.rsplit("/", 1)[1])
+        if path.endswith("step-00000002/COMMITTED"):
+            raise KeyboardInterrupt  # as a kill: nothing that follows is done
+        write(filesystem, path, data)
+
+    monkeypatch.setattr("trainer.checkpoint_store.write_atomic", write_or_crash)
+    with pytest.raises(KeyboardInterrupt):
+        trained.save(2)
+    assert order[-1] == "COMMITTED"
+    assert {"state.json", "model.safetensors", "run.json", "metrics.jsonl"} <= set(order[:-1])
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "run")
+    again = Trained(ranks, tmp_path / "run")
+    assert again.choose().name == "step-00000001"
+    assert read_state(newest_checkpoint(again.run.checkpoints))["step"] == 1
+
+
+def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_path, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    refuse = lambda *_, **__: (_ for _ in ()).throw(TimeoutError("no answer"))  # noqa: E731
+    monkeypatch.setattr(type(bucket), "put_file", refuse)
+    trained.train(2)
+    trained.saver.save({"step": 2}, trained.engine, trained.optimizer)
+    while not trained.saver.has_failed:
+        time.sleep(0.01)
+    message = (
+        r"memory:///bucket/run/checkpoints/step-00000002/\S+: gave up after 6 attempt\(s\) in .*: no answer; .*"
+        r"step-00000002 was not uploaded, those before it are untouched"
+    )
+    with pytest.raises(StorageError, match=message):
+        trained.save(3)
+    assert names_in(bucket) == ["step-00000001"]
+    assert newest_checkpoint(trained.run.checkpoints).name == "step-00000002", "it lies on this disk"
+
+
+def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_path):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1, 2, 3)
+    shutil.rmtree(trained.run.checkpoints / "step-00000003")
+    weights = "/bucket/run/checkpoints/step-00000003/model.safetensors"
+    data = bytearray(bucket.cat_file(weights))
+    data[-3] ^= 4
+    bucket.pipe_file(weights, bytes(data))
+    local = trained.run.checkpoints / "step-00000002" / "state.json"
+    local.write_text(local.read_text() + " ")
+    with pytest.raises(ValueError, match=r"state\.json: bytes is .* or give --checkpoint\.skip_damaged true"):
+        read_state(trained.run.checkpoints / "step-00000002")
+    assert trained.choose().name == "step-00000003", "the load finds the damage and names the file"
+    assert trained.choose(skip_damaged=True).name == "step-00000001"
+    skipped = [said for said in trained.said if said.startswith("skipped: ")]
+    assert "step-00000003/model.safetensors: sha256 is" in skipped[0]
+    assert "step-00000002/state.json: bytes is" in skipped[1]
+    assert names_in(bucket) == ["step-00000001"], "damaged ones do not count any more"
+    assert trained.choose().name == "step-00000001"
+
+
+def test_a_file_missing_at_the_url_is_damage(ranks, bucket, tmp_path):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1, 2)
+    shutil.rmtree(trained.run.checkpoints)
+    bucket.rm_file("/bucket/run/checkpoints/step-00000002/state.json")
+    with pytest.raises(ValueError, match=r"step-00000002 is damaged, a file is missing: .*state"):
+        trained.choose()
+    assert trained.choose(skip_damaged=True).name == "step-00000001"
+
+
+def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    shutil.rmtree(trained.run.checkpoints)
+    refuse = lambda *_, **__: (_ for _ in ()).throw(TimeoutError("no answer"))  # noqa: E731
+    monkeypatch.setattr(type(bucket), "get_file", refuse)
+    with pytest.raises(StorageError, match="gave up after 6"):
+        trained.choose(skip_damaged=True)
+    assert names_in(bucket) == ["step-00000001"]
+
+
+def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
+    Trained(ranks, tmp_path / "one").save(1)
+    other = Trained(ranks, tmp_path / "two")
+    other.run.facts.write_text(json.dumps({"id": "def", "datasets": []}))
+    with pytest.raises(ValueError, match=r"run\.json is of another run \(abc\) than .*two \(def\)"):
+        restore_run(other.run, other.store)
+
+
+def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, tmp_path, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    write = storage.write_atomic
+
+    def write_slowly(filesystem, path, data):
+        time.sleep(0.3)
+        write(filesystem, path, data)
+
+    monkeypatch.setattr("trainer.checkpoint_store.write_atomic", write_slowly)
+    began = time.monotonic()
+    trained.train(2)
+    trained.saver.save({"step": 2}, trained.engine, trained.optimizer)
+    assert time.monotonic() - began < 0.5
+    at_save = trained.weights()
+    trained.train(3)  # while it is being written
+    assert names_in(bucket) == ["step-00000001"]
+    trained.saver.save({"step": 3}, trained.engine, trained.optimizer)
+    assert time.monotonic() - began > 1.0
+    assert names_in(bucket) == ["step-00000001", "step-00000002"]
+    assert any(said.startswith("waited ") and "step-00000002" in said for said in trained.said)
+    trained.saver.finish()
+    load_checkpoint(trained.run.checkpoints / "step-00000002", trained.engine, trained.optimizer, ranks)
+    assert torch.equal(trained.weights(), at_save)

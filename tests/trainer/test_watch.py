@@ -1,0 +1,229 @@
+"""What a run shows of itself, without a run: columns, lines, curves, Weights & Biases, profile."""
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.trainer.two_ranks import random_micro_batch
+from trainer.engine import StepCounts, forward_sums
+from trainer.flops import batch_flops
+from trainer.gpus import peak_tflops_of
+from trainer.metrics import MetricsFile
+from trainer.model.bert import build_model
+from trainer.model.config import preset
+from trainer.ranks import Ranks
+from trainer.settings import Phase
+from trainer.watch.curves import curves
+from trainer.watch.gauge import Gauge
+from trainer.watch.profile import Profile, parse_steps
+from trainer.watch.recorder import Recorder
+from trainer.watch.tensorboard import TensorBoard
+from trainer.watch.terminal import Progress, format_seconds, format_step
+from trainer.watch.wandb import WeightsAndBiases
+
+CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
+COUNTS = StepCounts(
+    num_micro_batches=1, instances=4, masked=8, tokens=100, squared_tokens=3000, most_tokens=60, wait_seconds=0.5,
+    must_stop=False, memory_bytes=1, drawn=(),
+)  # fmt: skip
+ROW = {
+    "step": 1200, "split": "train", "phase": 0, "position": 9, "loss": 6.3682, "mlm_loss": 5.637, "mlm_accuracy": 0.154,
+    "nsp_loss": 0.7312, "nsp_accuracy": 0.627, "grad_norm": 1.234, "learning_rate": 1e-4, "tokens": 100, "instances": 4,
+    "tokens_per_second": 21000.4, "max_over_mean_tokens": 1.031, "data_wait_share": 0.021,
+    "model_tflops_per_rank": 412.3, "mfu": 0.417, "peak_memory_bytes": 3.2e9, "eta_seconds": 8075.0,
+    "epochs": {"wiki": 0.5}, "seconds": 0.4,
+}  # fmt: skip
+
+
+def test_operations_of_mixed_lengths_are_those_torch_counts():
+    config = preset("mini", vocab_size=3_000, attention_backend="padded")
+    model, lengths = build_model(config, 0), [17, 128, 64, 101, 33, 128]
+    counted = tokens = squared = masked = 0
+    for length in lengths:  # one at a time, so that nothing is padded
+        batch = random_micro_batch([length], 3_000, seed=length)
+        with FlopCounterMode(display=False) as counter:
+            sums = forward_sums(model, batch, torch.device("cpu"))
+            (sums.mlm_nll + sums.nsp_nll).backward()
+        counted += counter.get_total_flops()
+        tokens, squared, masked = tokens + length, squared + length**2, masked + len(batch.masked_labels)
+    assert counted == pytest.approx(batch_flops(config, len(lengths), tokens, squared, masked), rel=0.02)
+
+
+def test_columns_of_a_step():
+    config, phases = preset("tiny"), [Phase(128, 4, 10, 1e-3), Phase(512, 2, 5, 1e-3)]
+    found = Gauge(config, phases, CPU_RANKS, peak_tflops=0.001).columns(COUNTS, 2.0, phase=0, steps_left=9)
+    flops = batch_flops(config, 4, 100, 3000, 8)
+    assert found["tokens_per_second"] == 50.0
+    assert found["max_over_mean_tokens"] == 1.2
+    assert found["data_wait_share"] == 0.25
+    assert found["model_tflops_per_rank"] == pytest.approx(flops / 4e12)
+    assert found["mfu"] == pytest.approx(flops / 4e9)
+    assert found["peak_memory_bytes"] > 10e6
+    # 9 steps as this one, then 5 steps that have twice its tokens.
+    assert found["eta_seconds"] == pytest.approx(2.0 * (9 + 10), rel=0.01)
+
+
+def test_a_cpu_has_no_mfu_of_its_own():
+    gauge = Gauge(preset("tiny"), [Phase(128, 4, 10, 1e-3)], CPU_RANKS)
+    assert gauge.peak_tflops is None
+    assert gauge.columns(COUNTS, 2.0, 0, 9)["mfu"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA A100-SXM4-40GB", 312), ("Tesla V100-SXM2-32GB", 125), ("NVIDIA L4", 121), ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)  # fmt: skip
+def test_peaks_of_gpus_by_the_name_torch_gives(name, tflops):
+    assert peak_tflops_of(name) == tflops
+
+
+def test_a_line_has_units():
+    assert format_step(ROW, 90_000) == (
+        "step 1,200/90,000: loss 6.368 nats; MLM 5.637 (accuracy 0.154); NSP 0.731 (accuracy 0.627); "
+        "gradient norm 1.23, learning rate 0.0001; 21,000 tok/s, data wait 2%; fullest rank 1.03 x mean; "
+        "412 TFLOP/s a rank (MFU 41.7%); memory 3.20 GB, ETA 2 h 14 min"
+    )
+    assert "MFU" not in format_step(ROW | {"mfu": None}, 90_000)
+    without_nsp = {key: value for key, value in ROW.items() if not key.startswith("nsp")}
+    assert format_step(without_nsp, None).startswith("step 1,200: loss 6.368 nats; MLM 5.637 (accuracy 0.154); grad")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3_600, "1 h 0 min"), (273_600, "3 d 4 h")]
+)
+def test_durations(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_a_log_takes_a_line_now_and_then_and_the_last_step(capsys):
+    now = [0.0]
+    progress = Progress(4, 0, shown=True, clock=lambda: now[0])
+    for step, time in [(1, 0.0), (2, 9.0), (3, 11.0), (4, 12.0)]:
+        now[0] = time
+        progress.advance(ROW | {"step": step})
+    progress.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" step ")[1].partition(":")[0] for line in lines] == ["1/4", "3/4", "4/4"]
+
+
+def test_other_ranks_say_nothing(capsys):
+    progress = Progress(1, 0, shown=False)
+    progress.advance(ROW | {"step": 1})
+    progress.say("hello")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_numbers_of_a_row_become_curves():
+    found = curves(
+        {"step": 3, "split": "train", "loss": 1.5, "mfu": None, "seconds": 2, "trust": {"a.b": 0.5}, "x": []}
+    )
+    assert found == {"train/loss": 1.5, "speed/seconds": 2, "train/trust/a.b": 0.5}
+
+
+class FakeWandbRun:
+    def __init__(self, step):
+        self.step, self.rows, self.is_finished = step, [], False
+
+    def log(self, row, step):
+        self.rows.append((step, row))
+
+    def finish(self):
+        self.is_finished = True
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the package, which notes how it was called."""
+    fake = types.ModuleType("wandb")
+    fake.Error = type("Error", (Exception,), {})
+    fake.run = FakeWandbRun(step=0)
+
+    def init(**arguments):
+        fake.arguments = arguments
+        return fake.run
+
+    fake.init = init
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    shown = [TensorBoard(tmp_path / "tensorboard", 0), WeightsAndBiases("berts", tmp_path, FACTS, {})]
+    recorder = Recorder(metrics, shown)
+    for step in (1, 2, 3):
+        recorder.add({"step": step, "split": "train", "loss": float(step)})
+        wandb.run.step = step + 1
+    recorder.restart_after(1)
+    for step in (2, 3, 4):
+        recorder.add({"step": step, "split": "train", "loss": 10.0 * step})
+    recorder.close()
+    expected = [(1, 1.0), (2, 20.0), (3, 30.0), (4, 40.0)]
+    rows = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == expected
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == expected
+    assert [step for step, _ in wandb.run.rows] == [1, 2, 3, 4]
+
+
+FACTS = {"id": "0123456789abcdef"}
+
+
+def test_weights_and_biases_gets_the_curves(wandb, tmp_path):
+    shown = WeightsAndBiases("berts", tmp_path / "run", FACTS, {"seed": 3})
+    recorder = Recorder(MetricsFile(tmp_path / "metrics.jsonl"), [shown])
+    recorder.add(ROW)
+    recorder.close()
+    assert wandb.arguments == {
+        "project": "berts", "id": "0123456789abcdef", "name": "run", "config": {"seed": 3},
+        "dir": str(tmp_path / "run"), "resume": "allow",
+    }  # fmt: skip
+    [(step, row)] = wandb.run.rows
+    assert (step, row["train/mlm_loss"], row["speed/mfu"]) == (1200, 5.637, 0.417)
+    assert wandb.run.is_finished
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_weights_and_biases_never_gets_a_step_again(wandb, tmp_path):
+    wandb.run.step = 6  # an earlier launch logged up to step 5
+    shown = WeightsAndBiases("berts", tmp_path, FACTS, {})
+    for step in (4, 5, 6, 7):
+        shown.add(ROW | {"step": step})
+    assert [step for step, _ in wandb.run.rows] == [6, 7]
+
+
+def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypatch):
+    def refuse(**_):
+        raise wandb.Error("no API key")
+
+    wandb.init = refuse
+    with pytest.raises(ValueError, match=r"--wandb berts: no API key; `wandb login`"):
+        WeightsAndBiases("berts", tmp_path, FACTS, {})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="--wandb needs the package wandb, which cannot be imported"):
+        WeightsAndBiases("berts", tmp_path, FACTS, {})
+
+
+@pytest.mark.parametrize("text", ["20..25", "steps=0..3", "steps=5..4", "steps=a..b"])
+def test_steps_to_profile_that_are_none(text):
+    with pytest.raises(ValueError, match=r"give steps=FIRST\.\.LAST"):
+        parse_steps(text)
+
+
+def test_a_run_that_ends_before_the_steps_to_profile_says_so(tmp_path, capsys):
+    profile = Profile("steps=2..9", tmp_path / "profile", CPU_RANKS)
+    for step in (1, 2, 3):
+        with profile.step(step):
+            torch.ones(3).sum()
+    profile.close()
+    assert "the run ended before step 9, there is no profile" in capsys.readouterr().out

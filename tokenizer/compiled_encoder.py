@@ -1,0 +1,115 @@
+"""Text to arrays of ids by the compiled matcher: the ids of `tokenizer.encode`'s numpy path, sooner.
+
+How it goes:
+1. `Matcher.find_new` looks for characters that are not ASCII and were never met. What each becomes (its form) is asked
+   of the library, whose Unicode tables are the standard here, and told to the matcher: "é" is "e", "中" is " 中 ", a
+   space on each side since it is a word of its own.
+2. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their forms, words by a trie
+   with failure links (LinMaxMatch), in one go and without the interpreter's lock.
+3. A chunk with a character of which no form can be told, since its neighbours decide, comes back with its place:
+   `chunk_matcher` finds its ids, as the numpy path has it do for every such chunk.
+
+May import the standard library, numpy, tokenizers, and this room's modules.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from functools import cached_property
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenizer.chunk_matcher import ChunkMatcher, is_usable
+from tokenizer.export import build_normalizer, build_pre_tokenizer
+from tokenizer.numpy_encoder import KINDS, PART, byte_table
+from tokenizer.vocab import CONTINUATION, IdArray, Vocabulary
+from tokenizer.wordpiece import MAX_WORD_CHARACTERS
+
+_NEIGHBOUR, _SEPARATOR = "a", "|"  # no form holds ASCII punctuation but as the only character
+
+
+class CompiledEncoder:
+    """Encodes sentences with one vocabulary."""
+
+    def __init__(self, module: ModuleType, vocab: Vocabulary, lower_case: bool) -> None:
+        """Builds the trie.
+
+        Args:
+            module: `tokenizer._matcher`.
+            vocab: The vocabulary.
+            lower_case: As in `tokenizer.encode.Encoder`.
+
+        Raises:
+            OverflowError: The trie would be too large, which takes a vocabulary made for that.
+        """
+        self._vocab = vocab
+        self._lower_case = lower_case
+        self._matcher = module.Matcher(
+            *_sort_pieces(vocab, continuing=False),
+            *_sort_pieces(vocab, continuing=True),
+            _kinds(lower_case),
+            vocab.unk_id,
+            MAX_WORD_CHARACTERS,
+        )
+        self._normalize = build_normalizer(lower_case).normalize_str
+        self._split_words = build_pre_tokenizer().pre_tokenize_str
+
+    def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
+        """As `tokenizer.encode.Encoder` has it."""
+        if new := self._matcher.find_new(sentences):
+            self._matcher.learn(new, self._find_forms(new))
+        id_bytes, length_bytes, left = self._matcher.encode(sentences, self._vocab.dtype.itemsize)
+        ids, lengths = np.frombuffer(id_bytes, self._vocab.dtype), np.frombuffer(length_bytes, np.uint32)
+        return self._insert(ids, lengths, left) if left else (ids, lengths)
+
+    @cached_property
+    def _chunk_matcher(self) -> ChunkMatcher:
+        return ChunkMatcher(self._vocab, self._lower_case)
+
+    def _find_forms(self, characters: str) -> list[bytes | None]:
+        """What each character is among letters; None where its neighbours matter."""
+        joined = _SEPARATOR.join(f"{_NEIGHBOUR}{character}{_NEIGHBOUR}" for character in characters)
+        words = [word for word, _ in self._split_words(self._normalize(joined))]
+        forms = [form.strip(" ") for form in " ".join(words).split(_SEPARATOR)]
+        assert len(forms) == len(characters), "the normaliser made a separator"
+        return [
+            None if self._is_contextual(character, form) else form[1:-1].encode()
+            for character, form in zip(characters, forms, strict=True)
+        ]
+
+    def _is_contextual(self, character: str, form: str) -> bool:
+        """Whether canonical ordering may move what is left of a character, or this Python cannot know.
+
+        Once a character is assigned its decomposition and its combining class never change, so of an assigned one
+        this Python's tables say what those of the library say.
+        """
+        if not self._lower_case:
+            return False
+        return unicodedata.category(character) == "Cn" or any(map(unicodedata.combining, form))
+
+    def _insert(
+        self, ids: IdArray, lengths: NDArray[np.uint32], left: Sequence[tuple[int, int, bytes]]
+    ) -> tuple[IdArray, NDArray[np.uint32]]:
+        """Puts the ids of chunks where they belong; `left` says before which id, in which sentence, and the chunk."""
+        places, numbers, chunks = zip(*left, strict=True)
+        added = self._chunk_matcher.match(chunks)
+        counts = np.array([len(each) // ids.itemsize for each in added])
+        np.add.at(lengths, list(numbers), counts.astype(np.uint32))
+        return np.insert(ids, np.repeat(places, counts), np.frombuffer(b"".join(added), ids.dtype)), lengths
+
+
+def _sort_pieces(vocab: Vocabulary, *, continuing: bool) -> tuple[list[bytes], NDArray[np.uint32]]:
+    """Pieces that begin a word, or those that continue one without their prefix, in order of their bytes; and ids."""
+    prefix = CONTINUATION if continuing else ""
+    pieces = sorted(
+        (token.removeprefix(prefix).encode(), index)
+        for index, token in enumerate(vocab.tokens)
+        if token.startswith(CONTINUATION) == continuing and token != CONTINUATION and is_usable(token)
+    )
+    return [piece for piece, _ in pieces], np.array([index for _, index in pieces], np.uint32)
+
+
+def _kinds(lower_case: bool) -> bytes:
+    """Of each byte its kind; of one of an ASCII word, the byte that is matched."""
+    return bytes(byte if KINDS[byte] == PART and byte < 0x80 else KINDS[byte] for byte in byte_table(lower_case))

@@ -1,0 +1,226 @@
+/* Sentences to ids: bytes go one by one through their kinds, the forms of characters and the trie.
+ *
+ * A chunk is what stands between ASCII spaces and ASCII punctuation. One with a character that has no form is left to
+ * the caller, with the place its ids belong to. */
+
+#include "characters.h"
+#include "trie.h"
+
+/* Kinds of bytes, as tokenizer/numpy_encoder.py has them; of a byte of an ASCII word, the byte that is matched. */
+enum { SPACE, MARK, DROPPED, PART, FIRST_WORD_BYTE };
+
+typedef struct {
+    uint8_t kinds[256];
+    uint32_t mark_ids[256];
+    uint32_t unknown_id;
+    size_t max_characters; /* of a word; a longer one is unknown */
+    Trie trie;
+    Characters characters;
+} Matcher;
+
+typedef struct {
+    const uint8_t *bytes;
+    size_t length;
+} Text;
+
+typedef struct {
+    size_t place; /* ids before those of the chunk */
+    size_t sentence;
+    Text text;
+} Left;
+
+typedef struct {
+    uint32_t *ids;
+    size_t num_ids, ids_capacity;
+    Left *left;
+    size_t num_left, left_capacity;
+    int no_memory; /* from then on nothing is added */
+} Output;
+
+/* The word that is being read: NO_STATE once it is unknown, FIRST_ROOT between words. */
+typedef struct {
+    uint32_t state;
+    size_t start; /* ids before the word's */
+    size_t num_characters;
+} Word;
+
+typedef struct {
+    uint8_t *bytes;
+    size_t num_bytes, capacity;
+    int no_memory;
+} NewCharacters;
+
+static void *grow(void *items, size_t *capacity, size_t needed, size_t item_bytes) {
+    size_t wanted = 2 * needed;
+    if (wanted < needed || wanted > SIZE_MAX / item_bytes) return NULL;
+    void *grown = realloc(items, wanted * item_bytes);
+    if (grown != NULL) *capacity = wanted;
+    return grown;
+}
+
+static int reserve_ids(Output *output, size_t count) {
+    uint32_t *ids = grow(output->ids, &output->ids_capacity, output->num_ids + count, sizeof *ids);
+    if (ids == NULL) output->no_memory = 1;
+    else output->ids = ids;
+    return ids != NULL;
+}
+
+static inline void push_ids(Output *output, const uint32_t *ids, size_t count) {
+    if (output->ids_capacity - output->num_ids < count && !reserve_ids(output, count)) return;
+    for (size_t index = 0; index < count; index++) output->ids[output->num_ids + index] = ids[index];
+    output->num_ids += count;
+}
+
+static inline void push_pops(Output *output, const Trie *trie, uint32_t pops) {
+    if (pops & MANY_POPS) {
+        const uint32_t *found = trie->pops + (pops & ~MANY_POPS);
+        push_ids(output, found + 1, found[0]);
+    } else {
+        push_ids(output, &pops, 1);
+    }
+}
+
+/* The state after a byte; NO_STATE where no pieces match. */
+static inline uint32_t advance(const Trie *trie, uint32_t state, uint8_t byte, Output *output) {
+    for (;;) {
+        uint32_t child = find_child(trie, state, byte);
+        if (child != NO_STATE) return child;
+        Failure failure = trie->failures[state];
+        if (failure.next == NO_STATE) return NO_STATE;
+        push_pops(output, trie, failure.pops);
+        state = failure.next;
+    }
+}
+
+static inline void end_word(const Matcher *matcher, Word *word, Output *output) {
+    uint32_t state = word->state;
+    if (state != FIRST_ROOT) {
+        while (state != OTHER_ROOT && state != NO_STATE) {
+            Failure failure = matcher->trie.failures[state];
+            if (failure.next != NO_STATE) push_pops(output, &matcher->trie, failure.pops);
+            state = failure.next;
+        }
+        if (state == NO_STATE) {
+            output->num_ids = word->start;
+            push_ids(output, &matcher->unknown_id, 1);
+        }
+    }
+    *word = (Word){FIRST_ROOT, output->num_ids, 0};
+}
+
+/* A run of ASCII word bytes; returns where it ends. */
+static inline const uint8_t *read_ascii(
+    const Matcher *matcher, const uint8_t *text, const uint8_t *end, Word *word, Output *output
+) {
+    const uint8_t *start = text, *limit = end;
+    uint32_t state = word->state;
+    if (state != NO_STATE) {
+        size_t rest = matcher->max_characters - word->num_characters;
+        if ((size_t)(end - text) > rest) limit = text + rest;
+        for (uint8_t byte; text < limit && (byte = matcher->kinds[*text]) >= FIRST_WORD_BYTE; text++) {
+            state = advance(&matcher->trie, state, byte, output);
+            if (state == NO_STATE) break;
+        }
+        word->num_characters += (size_t)(text - start);
+    }
+    if (text < end && matcher->kinds[*text] >= FIRST_WORD_BYTE) {
+        state = NO_STATE;
+        do text++;
+        while (text < end && matcher->kinds[*text] >= FIRST_WORD_BYTE);
+    }
+    word->state = state;
+    return text;
+}
+
+static inline void read_form(const Matcher *matcher, uint32_t place, Word *word, Output *output) {
+    const uint8_t *form = matcher->characters.forms + place + 1, *end = form + form[-1];
+    for (; form < end; form++) {
+        if (*form == ' ') {
+            end_word(matcher, word, output);
+        } else if (word->state != NO_STATE) {
+            if ((*form & 0xC0) != 0x80 && word->num_characters++ == matcher->max_characters) word->state = NO_STATE;
+            else word->state = advance(&matcher->trie, word->state, *form, output);
+        }
+    }
+}
+
+/* Leaves the chunk around a character to the caller; returns where it ends. */
+static const uint8_t *leave_chunk(
+    const Matcher *matcher, Text sentence, size_t number, const uint8_t *text, size_t place, Output *output
+) {
+    const uint8_t *start = text, *end = sentence.bytes + sentence.length;
+    while (start > sentence.bytes && matcher->kinds[start[-1]] >= DROPPED) start--;
+    while (text < end && matcher->kinds[*text] >= DROPPED) text++;
+    if (output->num_left == output->left_capacity) {
+        Left *left = grow(output->left, &output->left_capacity, output->num_left + 1, sizeof *left);
+        if (left == NULL) {
+            output->no_memory = 1;
+            return end;
+        }
+        output->left = left;
+    }
+    output->left[output->num_left++] = (Left){place, number, {start, (size_t)(text - start)}};
+    return text;
+}
+
+static void encode_sentence(const Matcher *matcher, Text sentence, size_t number, Output *output) {
+    const uint8_t *text = sentence.bytes, *end = text + sentence.length;
+    size_t chunk_ids = output->num_ids;
+    Word word = {FIRST_ROOT, output->num_ids, 0};
+    while (text < end) {
+        uint8_t kind = matcher->kinds[*text];
+        if (kind >= FIRST_WORD_BYTE) {
+            text = read_ascii(matcher, text, end, &word, output);
+        } else if (kind <= MARK) {
+            end_word(matcher, &word, output);
+            if (kind == MARK) push_ids(output, &matcher->mark_ids[*text], 1);
+            word.start = chunk_ids = output->num_ids;
+            text++;
+        } else if (kind == DROPPED) {
+            text++;
+        } else {
+            uint32_t code_point;
+            size_t length = decode(text, end, &code_point);
+            uint32_t form = find_form(&matcher->characters, code_point);
+            if (form > NO_FORM) {
+                read_form(matcher, form, &word, output);
+                text += length;
+            } else {
+                output->num_ids = chunk_ids;
+                word = (Word){FIRST_ROOT, chunk_ids, 0};
+                text = leave_chunk(matcher, sentence, number, text, chunk_ids, output);
+            }
+        }
+    }
+    end_word(matcher, &word, output);
+}
+
+static inline int is_ascii_at(const uint8_t *text) {
+    uint64_t eight;
+    memcpy(&eight, text, 8);
+    return (eight & 0x8080808080808080u) == 0;
+}
+
+/* Appends the characters that were never met, and takes their surroundings to decide until their forms are learned. */
+static void find_new_characters(Matcher *matcher, Text sentence, NewCharacters *found) {
+    const uint8_t *text = sentence.bytes, *end = text + sentence.length;
+    while (text < end && !found->no_memory) {
+        if (*text < 0x80) {
+            text += end - text >= 8 && is_ascii_at(text) ? 8 : 1;
+            continue;
+        }
+        uint32_t code_point;
+        size_t length = decode(text, end, &code_point);
+        if (find_form(&matcher->characters, code_point) == UNKNOWN_FORM) {
+            if (found->capacity - found->num_bytes < length) {
+                uint8_t *bytes = grow(found->bytes, &found->capacity, found->num_bytes + length, 1);
+                if (bytes == NULL) found->no_memory = 1;
+                else found->bytes = bytes;
+            }
+            if (!set_form(&matcher->characters, code_point, NO_FORM)) found->no_memory = 1;
+            if (!found->no_memory) memcpy(found->bytes + found->num_bytes, text, length);
+            if (!found->no_memory) found->num_bytes += length;
+        }
+        text += length;
+    }
+}

@@ -1,0 +1,153 @@
+"""A run's copy at a URL: its checkpoints, and the files that a wiped node needs besides. Imports no torch.
+
+    URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
+    URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
+
+Objects appear whole, their size is checked, and passing errors are tried again (`pipeline.shards.storage`).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.shards.storage import (
+    StorageError,
+    call_patiently,
+    file_size,
+    list_files,
+    locate,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
+from trainer.checkpoint import COMMITTED, read_marker
+from trainer.run_folder import CONFIG, RUN_FACTS, VOCABULARY_FILES, RunFolder
+from trainer.saving import remove_folders, superseded
+
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_FILES)
+
+
+class CheckpointStore:
+    """Where a run's checkpoints are uploaded to and come back from."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Asks the store nothing.
+
+        Args:
+            url: Folder at any fsspec URL, of this run alone.
+            storage_options: Of its filesystem.
+        """
+        self.url = url.rstrip("/")
+        self._filesystem, self._path = open_filesystem(url, storage_options)
+
+    def locate(self, name: str) -> str:
+        """The URL of a file."""
+        return str(locate(self._filesystem, f"{self._path}/{name}"))
+
+    def list_checkpoints(self) -> tuple[list[str], list[str]]:
+        """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
+        found = list_files(self._filesystem, f"{self._path}/{CHECKPOINTS}")
+        names = sorted({name.partition("/")[0] for name in found})
+        finished = [name for name in names if re.fullmatch(r"step-\d{8,}", name) and f"{name}/{COMMITTED}" in found]
+        return finished, [name for name in names if name not in finished]
+
+    def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
+        """Uploads files of a checkpoint.
+
+        Args:
+            folder: Where they lie.
+            checkpoint: Its name, step-00000600.
+            names: Of the files.
+
+        Raises:
+            StorageError: The store did not take one; names its URL and the cause.
+            PermissionError: It refused.
+        """
+        for name in names:
+            try:
+                write_atomic(self._filesystem, f"{self._path}/{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
+            except StorageError as error:
+                raise StorageError(
+                    f"{error}; the checkpoint {checkpoint} was not uploaded, those before it are untouched"
+                ) from error
+
+    def upload_run(self, run: RunFolder) -> None:
+        """Uploads the files a wiped node needs besides a checkpoint: what the run is, and its rows up to now."""
+        for name in RUN_FILES:
+            write_atomic(self._filesystem, f"{self._path}/{name}", (run.path / name).read_bytes())
+        if run.metrics.exists():
+            rows = run.metrics.read_bytes()  # the loop may be adding to it
+            write_atomic(self._filesystem, f"{self._path}/{METRICS}", rows[: rows.rfind(b"\n") + 1])
+
+    def read_facts(self) -> dict[str, Any] | None:
+        """run.json; None where the URL holds no run.
+
+        Raises:
+            StorageError: It is not JSON.
+        """
+        try:
+            facts: dict[str, Any] = json.loads(read_file(self._filesystem, f"{self._path}/{RUN_FACTS}"))
+        except FileNotFoundError:
+            return None
+        except json.JSONDecodeError as error:
+            raise StorageError(f"{self.locate(RUN_FACTS)} is not JSON ({error}); give another URL") from error
+        return facts
+
+    def fetch_files(self, names: Sequence[str], folder: Path) -> None:
+        """Downloads files of the run, named relative to it, to a folder."""
+        for name in names:
+            write_atomic(*open_filesystem(str(folder / name)), read_file(self._filesystem, f"{self._path}/{name}"))
+
+    def fetch_checkpoint(self, name: str, checkpoints: Path) -> Path:
+        """Downloads a committed checkpoint; its folder appears when every file is there.
+
+        Raises:
+            ValueError: It is damaged.
+            StorageError: The store did not give one of its files.
+        """
+        folder = checkpoints / f"{name}.tmp"
+        remove_folders(checkpoints / name, folder)
+        folder.mkdir(parents=True)
+        try:
+            self._fetch(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
+            for file in read_marker(folder):
+                self._fetch(f"{CHECKPOINTS}/{name}/{file}", folder / file)
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{self.locate(f'{CHECKPOINTS}/{name}')} is damaged, a file is missing: {error}; restore it, or give "
+                "--checkpoint.skip_damaged true to go back to the one before"
+            ) from error
+        return folder.rename(checkpoints / name)
+
+    def remove_checkpoints(self, names: Iterable[str]) -> None:
+        """Deletes checkpoints, the marker of each first."""
+        for name in names:
+            folder = f"{self._path}/{CHECKPOINTS}/{name}"
+            remove_files(self._filesystem, folder, [COMMITTED])
+            remove_files(self._filesystem, folder, list(list_files(self._filesystem, folder)))
+
+    def remove_old(self, keep: int, keep_every: int) -> None:
+        """Deletes superseded checkpoints and uploads that never ended."""
+        finished, unfinished = self.list_checkpoints()
+        names = {int(name.removeprefix("step-")): name for name in finished}
+        self.remove_checkpoints([*unfinished, *(names[step] for step in superseded(list(names), keep, keep_every))])
+
+    def disown(self, name: str) -> None:
+        """Takes a damaged checkpoint's marker away, so that it does not count any more."""
+        remove_files(self._filesystem, f"{self._path}/{CHECKPOINTS}/{name}", [COMMITTED])
+
+    def _fetch(self, name: str, target: Path) -> None:
+        path = f"{self._path}/{name}"
+
+        def attempt() -> None:
+            expected = file_size(self._filesystem, path)
+            self._filesystem.get_file(path, str(target))
+            if (found := target.stat().st_size) != expected:
+                raise ConnectionError(f"got {found} of {expected} bytes")
+
+        call_patiently(self.locate(name), attempt)

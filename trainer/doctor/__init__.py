@@ -1,0 +1,1 @@
+"""`python -m trainer doctor`: whether every node of a job is fit to train (docs/watching.md)."""

@@ -1,0 +1,1 @@
+"""`python -m trainer report RUN ...`: the curves of runs as one page (docs/watching.md)."""

@@ -1,0 +1,214 @@
+"""Runs as one page: curves over one another, settings that differ, hardware. Imports the stdlib and pipeline.look.
+
+The page has no script; steps or tokens on the x axis are chosen by two buttons that only the style knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.look.cards import card, whole_page
+from pipeline.look.text import escape, short_number
+from trainer.report.charts import (
+    LEARNING,
+    Chart,
+    draw,
+    extreme,
+    median,
+    other_charts,
+    recent_mean,
+    speed_charts,
+)
+from trainer.report.read import ReadRun, Row, flatten, number
+from trainer.report.style import STYLE
+from trainer.watch.terminal import format_seconds
+
+_MOST_EVENTS = 50
+_NO_SETTING = ("output",)
+
+
+def render_page(runs: Sequence[ReadRun]) -> str:
+    """The whole page; all text from the runs is escaped."""
+    legend = "".join(f'<span class="key run{index % 6}">{escape(run.name)}</span>' for index, run in enumerate(runs))
+    body = [
+        f"<h1>{'Training run' if len(runs) == 1 else f'{len(runs)} training runs'}</h1>"
+        f'<p class="soft">{escape(", ".join(str(run.path) for run in runs))}</p>',
+        _problems(runs),
+        _summary(runs),
+        '<input type="radio" name="x" id="by-step" checked><label for="by-step">over steps</label>'
+        '<input type="radio" name="x" id="by-tokens"><label for="by-tokens">over tokens</label>'
+        f'<div class="legend">{legend}<span class="soft small">dots: validation; bands: range of the steps that a '
+        "point stands for; values on hover</span></div>",
+        _charts("Learning", LEARNING, runs),
+        _charts("Speed and memory", speed_charts(runs), runs),
+        _charts("More", other_charts(runs), runs),
+        _settings(runs),
+        _launches(runs),
+        _events(runs),
+    ]
+    title = f"Training: {', '.join(run.name for run in runs)}"
+    return whole_page(title, "\n".join(body), STYLE)
+
+
+def _problems(runs: Sequence[ReadRun]) -> str:
+    lines = [
+        f'<li><span class="mark warn">!</span><span><b>{escape(run.name)}</b> {escape(problem)}</span></li>'
+        for run in runs
+        for problem in run.problems
+    ]
+    return f'<div class="card"><ul class="checks">{"".join(lines)}</ul></div>' if lines else ""
+
+
+def _summary(runs: Sequence[ReadRun]) -> str:
+    """A row for each run with its last and best numbers."""
+    rows = [_summary_cells(run) for run in runs]
+    names = [name for name in rows[0] if any(cells[name] for cells in rows)]
+    head = "".join(f'<th class="n">{escape(name)}</th>' for name in names)
+    body = "".join(
+        f'<tr><td><span class="key run{index % 6}">{escape(run.name)}</span></td>'
+        + "".join(f'<td class="n">{escape(cells[name])}</td>' for name in names)
+        + "</tr>"
+        for index, (run, cells) in enumerate(zip(runs, rows, strict=True))
+    )
+    note = (
+        '<p class="small soft">Training numbers are means over the last twentieth of the steps, speeds medians over '
+        "all of them; time is that of the steps alone, without validation, saving and starts.</p>"
+    )
+    table = f'<table class="summary"><tr><th>run</th>{head}</tr>{body}</table>'
+    return f'<div class="card"><div class="scroll">{table}</div>{note}</div>'
+
+
+def _summary_cells(run: ReadRun) -> dict[str, str]:
+    train, validation = run.train, run.validation
+    tokens = sum(number(row, "tokens") or 0 for row in train)
+    seconds = sum(number(row, "seconds") or 0 for row in train)
+    memory = extreme(train, "peak_memory_bytes", largest=True)
+    return {
+        "steps": f"{train[-1]['step']:,}" if train else "0",
+        "tokens": short_number(tokens) if tokens else "",
+        "time": format_seconds(seconds) if seconds else "",
+        "MLM loss": _number(recent_mean(train, "mlm_loss")),
+        "MLM accuracy": _share(recent_mean(train, "mlm_accuracy")),
+        "NSP accuracy": _share(recent_mean(train, "nsp_accuracy")),
+        "validation loss": _number(number(validation[-1], "mlm_loss") if validation else None),
+        "best of it": _number(extreme(validation, "mlm_loss", largest=False)),
+        "tokens/s": _text(median(train, "tokens_per_second"), short_number),
+        "MFU": _share(median(train, "mfu")),
+        "data wait": _share(median(train, "data_wait_share")),
+        "memory GB": _number(memory / 1e9 if memory else None),
+    }
+
+
+def _text(value: float | None, write: Any) -> str:
+    return "" if value is None else str(write(value))
+
+
+def _number(value: float | None) -> str:
+    return _text(value, lambda each: f"{each:.4g}")
+
+
+def _share(value: float | None) -> str:
+    return _text(value, lambda each: f"{100 * each:.1f} %")
+
+
+def _charts(title: str, charts: Sequence[Chart], runs: Sequence[ReadRun]) -> str:
+    cards = {by: "".join(_chart_card(chart, runs, by) for chart in charts) for by in ("step", "tokens")}
+    if not any(cards.values()):
+        return ""
+    grids = "".join(f'<div class="grid by-{by}">{drawn}</div>' for by, drawn in cards.items())
+    return f"<section><h2>{escape(title)}</h2>{grids}</section>"
+
+
+def _chart_card(chart: Chart, runs: Sequence[ReadRun], by: str) -> str:
+    drawn = draw(chart, runs, by)
+    return card(chart.title, drawn) if drawn else ""
+
+
+def _settings(runs: Sequence[ReadRun]) -> str:
+    """The settings that differ between runs; of a single run all of them."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.config if key not in _NO_SETTING))
+    read = [run for run in runs if run.config]
+    if len(runs) > 1:
+        keys = [key for key in keys if len({repr(run.config.get(key)) for run in read}) > 1]
+    if not keys:
+        said = "No settings could be read." if not read else "The runs have the same settings."
+        return f'<section><h2>Settings</h2><p class="soft">{said}</p></section>'
+    title = "Settings" if len(runs) == 1 else "Settings that differ"
+    return f"<section><h2>{title}</h2>{_comparison(keys, [run.config for run in runs], runs)}</section>"
+
+
+def _launches(runs: Sequence[ReadRun]) -> str:
+    """Of every run its last launch, side by side; then all launches of each."""
+    last = [dict(flatten(_launches_of(run)[-1] if _launches_of(run) else {})) for run in runs]
+    keys = list(dict.fromkeys(key for facts in last for key in facts if key != "argv"))
+    if not keys:
+        return ""
+    datasets = "".join(_datasets(run) for run in runs)
+    table = _comparison(keys, last, runs)
+    return f"<section><h2>Hardware, software and data</h2>{datasets}{table}{_all_launches(runs)}</section>"
+
+
+def _launches_of(run: ReadRun) -> list[Mapping[str, Any]]:
+    launches = run.facts.get("launches")
+    return [each for each in launches if isinstance(each, dict)] if isinstance(launches, list) else []
+
+
+def _all_launches(runs: Sequence[ReadRun]) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(run.name)}</td><td class="time">{escape(each.get("time", ""))}</td>'
+        f'<td>{escape(each.get("host", ""))}</td><td class="n">{escape(each.get("world_size", ""))}</td>'
+        f"<td><code>{_arguments(each)}</code></td></tr>"
+        for run in runs
+        for each in _launches_of(run)
+    )
+    head = '<tr><th>run</th><th>started</th><th>host of rank 0</th><th class="n">ranks</th><th>arguments</th></tr>'
+    return card("Launches", f'<div class="scroll"><table>{head}{rows}</table></div>')
+
+
+def _arguments(launch: Mapping[str, Any]) -> str:
+    arguments = launch.get("argv")
+    return escape(" ".join(map(str, arguments[1:]))) if isinstance(arguments, list) else ""
+
+
+def _datasets(run: ReadRun) -> str:
+    datasets = run.facts.get("datasets")
+    lines = [
+        f"{each.get('name')}: {each.get('url')}, root hash {each.get('root_hash')}"
+        for each in (datasets if isinstance(datasets, list) else [])
+        if isinstance(each, dict)
+    ]
+    return "".join(f'<p class="small soft">{escape(run.name)} reads {escape(line)}</p>' for line in lines)
+
+
+def _comparison(keys: Sequence[str], columns: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> str:
+    """A table with a row for each key and a column for each run."""
+    head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td>" + "".join(f"<td>{_cell(values.get(key))}</td>" for values in columns) + "</tr>"
+        for key in keys
+    )
+    table = f'<table class="pairs"><tr><th></th>{head}</tr>{rows}</table>'
+    return f'<div class="card"><div class="scroll">{table}</div></div>'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return '<span class="soft">—</span>'
+    return escape((", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
+
+
+def _events(runs: Sequence[ReadRun]) -> str:
+    """Rows that are neither steps nor validations, the newest last."""
+    rows = [(run, row) for run in runs for row in run.events]
+    if not rows:
+        return ""
+    body = "".join(
+        f'<tr><td>{escape(run.name)}</td><td class="n">{row["step"]:,}</td><td>{escape(_event(row))}</td></tr>'
+        for run, row in rows[-_MOST_EVENTS:]
+    )
+    said = f'<p class="small soft">the last {_MOST_EVENTS} of {len(rows)}</p>' if len(rows) > _MOST_EVENTS else ""
+    table = f'<table><tr><th>run</th><th class="n">step</th><th>what</th></tr>{body}</table>'
+    return f'<section><h2>Events</h2><div class="card"><div class="scroll">{table}</div>{said}</div></section>'
+
+
+def _event(row: Row) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("step", "instances"))

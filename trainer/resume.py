@@ -1,0 +1,147 @@
+"""From which checkpoint a run goes on: the newest whole one in its folder or at its URL. Imports torch.
+
+Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs a URL.
+"""
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+
+from trainer.checkpoint import COMMITTED, find_checkpoints, verify_checkpoint
+from trainer.checkpoint_store import METRICS, RUN_FILES, CheckpointStore
+from trainer.ranks import Ranks, together
+from trainer.run_folder import RUN_FACTS, RunFolder
+from trainer.saving import remove_folders
+
+
+def restore_run(run: RunFolder, store: CheckpointStore) -> None:
+    """Brings back what a wiped node needs before settings can be compared. Rank 0 only.
+
+    Raises:
+        ValueError: The URL holds another run than the folder.
+    """
+    facts = store.read_facts()
+    if facts is None or run.is_foreign:
+        return
+    if run.facts.exists() and (own := run.read_facts().get("id")) != facts.get("id"):
+        raise ValueError(
+            f"{store.locate(RUN_FACTS)} is of another run ({facts.get('id')}) than {run.path} ({own}); give every run "
+            "a --checkpoint.url of its own"
+        )
+    store.fetch_files([name for name in RUN_FILES if not (run.path / name).exists()], run.path)
+
+
+def choose_checkpoint(
+    run: RunFolder,
+    store: CheckpointStore | None,
+    ranks: Ranks,
+    skip_damaged: bool,
+    say: Callable[[str], None],
+    before: int | None = None,
+) -> Path | None:
+    """The checkpoint to load, on this node's disk; None where there is none. Called by all ranks.
+
+    Args:
+        run: Where checkpoints lie and downloads go.
+        store: Where they were uploaded to.
+        ranks: This rank and the others.
+        skip_damaged: Go back to the newest one that is whole.
+        say: Tells the user something.
+        before: Only those of earlier steps.
+
+    Raises:
+        ValueError: A node sees neither rank 0's folder nor a URL; or a checkpoint at the URL is damaged.
+    """
+    is_shared = _see_same_folder(run, ranks)
+    with together(ranks):
+        if not is_shared and store is None:
+            raise ValueError(
+                f"{platform.node()} does not see the run's folder {run.path} of rank 0; give an --output that all "
+                "nodes see, or a --checkpoint.url"
+            )
+    everywhere = all(_gather(is_shared, ranks))
+    name: str | None = None
+    with together(ranks):
+        if ranks.rank == 0:
+            local, remote = _list_checkpoints(run, store, say)
+            found = local | remote if everywhere else remote
+            names = sorted((each for each in found if before is None or _step(each) < before), reverse=True)
+            name = _choose(run, store, names, local, skip_damaged, say)
+    name = _gather(name, ranks)[0]
+    if name is None:
+        return None
+    with together(ranks):
+        if not is_shared and store is not None and int(os.environ["LOCAL_RANK"]) == 0:
+            store.fetch_checkpoint(name, run.checkpoints)
+    return run.checkpoints / name
+
+
+def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> None:
+    """Deletes checkpoints of this step and later ones, which the run goes back from. Rank 0 only."""
+    finished, _ = find_checkpoints(run.checkpoints)
+    remove_folders(*(path for path in finished if _step(path.name) >= step))
+    if store is not None:
+        store.remove_checkpoints([name for name in store.list_checkpoints()[0] if _step(name) >= step])
+
+
+def _choose(
+    run: RunFolder,
+    store: CheckpointStore | None,
+    names: list[str],
+    local: set[str],
+    skip_damaged: bool,
+    say: Callable[[str], None],
+) -> str | None:
+    """The first of the checkpoints that is whole, once it lies in rank 0's folder."""
+    for name in names:
+        try:
+            if store is not None and name not in local:
+                store.fetch_files([METRICS], run.path)  # first: where the checkpoint is, its rows are
+                store.fetch_checkpoint(name, run.checkpoints)
+            if skip_damaged:
+                verify_checkpoint(run.checkpoints / name)
+        except ValueError as damage:
+            if not skip_damaged or isinstance(damage, OSError):  # an OSError: the store did not answer
+                raise
+            say(f"skipped: {damage}")
+            (run.checkpoints / name / COMMITTED).unlink(missing_ok=True)
+            if store is not None:
+                store.disown(name)
+        else:
+            return name
+    return None
+
+
+def _list_checkpoints(
+    run: RunFolder, store: CheckpointStore | None, say: Callable[[str], None]
+) -> tuple[set[str], set[str]]:
+    """Names of committed checkpoints in the folder and at the URL."""
+    finished, unfinished = find_checkpoints(run.checkpoints)
+    for path in unfinished:
+        say(f"{path} was never finished and is not used")
+    if store is None:
+        return {path.name for path in finished}, set()
+    remote, torn = store.list_checkpoints()
+    for name in torn:
+        say(f"{store.locate(f'checkpoints/{name}')} was never uploaded whole and is not used")
+    return {path.name for path in finished}, set(remote)
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))
+
+
+def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
+    """Whether this rank sees the run.json that rank 0 has just written."""
+    mine = run.facts.read_bytes() if run.facts.is_file() else b""
+    return bool(mine == _gather(mine if ranks.rank == 0 else None, ranks)[0])
+
+
+def _gather(value: Any, ranks: Ranks) -> list[Any]:
+    values: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(values, value, group=ranks.counts_group)
+    return values

@@ -1,0 +1,38 @@
+"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts."""
+
+import fcntl
+import time
+from typing import IO
+
+from trainer.run_folder import RunFolder
+
+PATIENCE_SECONDS = 60.0
+
+_held: list[IO[bytes]] = []  # kept open: the system lets go when the process ends, however it does
+
+
+def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until no other job trains in the folder, and keeps others out until this process ends.
+
+    Raises:
+        FileExistsError: Another job is still there after so many seconds.
+    """
+    if run.is_foreign:
+        return  # `prepare_run` refuses it
+    run.path.mkdir(parents=True, exist_ok=True)
+    file = run.lock.open("wb")
+    began = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() - began > patience_seconds:
+                file.close()
+                raise FileExistsError(
+                    f"{run.path} is in use by another job for {patience_seconds:.0f} s; wait for it, stop it, or give "
+                    "another --output"
+                ) from error
+            time.sleep(0.2)
+        else:
+            _held.append(file)
+            return

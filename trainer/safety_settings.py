@@ -1,0 +1,59 @@
+"""Settings of what keeps work from being lost: checkpoints, and guards against what goes wrong. Stdlib only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When the run is saved.
+
+    Attributes:
+        interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
+        keep: Newest checkpoints that stay; 0 keeps all.
+        keep_every: Checkpoints of steps that are multiples of this stay as well; 0 keeps none besides the newest.
+        url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints are uploaded to while training goes
+            on, and that a run whose disk is lost continues from; of one run alone. None keeps them in `output` only.
+        skip_damaged: Go back to the newest checkpoint that is whole where newer ones are damaged; else they stop the
+            run.
+    """
+
+    interval: int = 1_000
+    keep: int = 3
+    keep_every: int = 0
+    url: str | None = None
+    skip_damaged: bool = False
+
+
+@dataclass(frozen=True)
+class SafetySettings:
+    """What is done about bad gradients, hung ranks and corrupted memory.
+
+    Attributes:
+        spike_factor: A step whose gradient norm is this many times the running median, or not finite, is not taken:
+            weights and moments stay as they are. 0 takes all that are finite.
+        spike_window: Steps that the running median looks back on.
+        max_skipped: So many steps in a row that were not taken send the run back to the checkpoint before them; it
+            then leaves their instances out.
+        max_rollbacks: Times the run may go back; then it stops with an error.
+        weights_interval: Steps between two comparisons of all ranks' weights, which find flipped bits; 1 also finds
+            those that the next update would heal or spread, at some 4 % of a small model's step. 0 never compares.
+        watchdog_minutes: Longest time a step, a validation or a wait for a checkpoint may take; then the job ends
+            with the stacks of all ranks. The first step of a launch and of a phase may take three times as long, and
+            waiting for a build is not counted. 0 waits for ever.
+    """
+
+    spike_factor: float = 10.0
+    spike_window: int = 64
+    max_skipped: int = 5
+    max_rollbacks: int = 3
+    weights_interval: int = 10
+    watchdog_minutes: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.spike_factor and self.spike_factor <= 1:
+            raise ValueError(f"safety.spike_factor is {self.spike_factor}; it must be above 1, or 0 for none")
+        for name, least in (("spike_window", 16), ("max_skipped", 1), ("max_rollbacks", 0), ("weights_interval", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"safety.{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.watchdog_minutes < 0:
+            raise ValueError(f"safety.watchdog_minutes is {self.watchdog_minutes}; it must be at least 0")

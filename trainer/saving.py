@@ -1,0 +1,189 @@
+"""Writing a checkpoint: copied in memory while training waits, then written, hashed and committed. Imports torch.
+
+The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see rank 0's folder keeps
+its own ranks' pieces in a folder of the same temporary name until they are uploaded (`trainer.checkpoint_saver`).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeline.shards.storage import StorageError
+from trainer.checkpoint import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
+from trainer.optim.sharded import ShardedOptimizer
+from trainer.ranks import Ranks, together
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes of a checkpoint, in memory that training no longer changes.
+
+    Attributes:
+        position: JSON values that a resume needs beside tensors; "step", the optimizer steps made, names the folder.
+        num_updates: Of the optimizer.
+        files: Tensors by name, of every file this rank writes.
+        pieces: {file: {parameter: [start, numel]}} of this rank's fragments.
+    """
+
+    position: Mapping[str, Any]
+    num_updates: int
+    files: Mapping[str, Mapping[str, Tensor]]
+    pieces: Mapping[str, Mapping[str, list[int]]]
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint's folder."""
+        return step_folder(Path(), self.position["step"]).name
+
+
+class HostCopies:
+    """Copies of tensors in memory that is kept from save to save: new memory costs several times the copying."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor's copy, which holds until the next of this name."""
+        kept = self._kept.get(name)
+        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._kept[name] = kept
+        return kept.copy_(tensor.detach())
+
+
+def take_snapshot(
+    position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer, ranks: Ranks, copies: HostCopies
+) -> Snapshot:
+    """Copies what this rank writes of a checkpoint; no communication.
+
+    Args:
+        position: See Snapshot.
+        engine: DeepSpeed engine of the model.
+        optimizer: The optimizer the engine was given.
+        ranks: This rank and the others.
+        copies: Where the copies are kept.
+    """
+    files: dict[str, dict[str, Tensor]] = {}
+    pieces: dict[str, dict[str, list[int]]] = {}
+    if optimizer.is_partitioned or ranks.rank == 0:  # otherwise every rank holds everything
+        num_files = ranks.world_size if optimizer.is_partitioned else 1
+        name = f"fragments-{ranks.rank:05d}-of-{num_files:05d}.safetensors"
+        kinds = {kind: optimizer.tensors(kind) for kind in ("fp32", *optimizer.state_names)}
+        files[name] = {
+            f"{kind}/{piece.name}": copies.copy(f"{kind}/{piece.name}", piece.of(owned))
+            for kind, owned in kinds.items()
+            for piece in optimizer.fragments
+        }
+        pieces[name] = {piece.name: [piece.start, piece.numel] for piece in optimizer.fragments}
+    if ranks.rank == 0:
+        files[MODEL] = {key: copies.copy(f"{MODEL}/{key}", each) for key, each in engine.module.state_dict().items()}
+    return Snapshot(dict(position), optimizer.num_updates, files, pieces)
+
+
+def save_checkpoint(
+    checkpoints: Path, position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer, ranks: Ranks
+) -> Path:
+    """Writes a checkpoint while training waits; called by all ranks, which share the folder."""
+    return write_snapshot(checkpoints, take_snapshot(position, engine, optimizer, ranks, HostCopies()), ranks)
+
+
+def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
+    """Writes and commits a checkpoint; called by all ranks.
+
+    Args:
+        checkpoints: The run's folder of checkpoints.
+        snapshot: This rank's part.
+        ranks: This rank and the others; their group must be free for this alone.
+
+    Returns:
+        The folder where this rank's files lie.
+
+    Raises:
+        OSError, ValueError: What any rank could not write, on all of them.
+    """
+    final = checkpoints / snapshot.name
+    folder = final.with_suffix(".tmp")
+    with together(ranks):
+        if ranks.rank == 0:
+            remove_folders(final, folder)
+            folder.mkdir(parents=True)
+    with together(ranks):
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = {name: _write_tensors(folder / name, tensors) for name, tensors in snapshot.files.items()}
+    parts: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(parts, (mine, dict(snapshot.pieces)), group=ranks.counts_group)
+    with together(ranks):
+        if ranks.rank == 0:
+            described = {name: facts for files, _ in parts for name, facts in files.items()}
+            pieces = {name: piece for _, each in parts for name, piece in each.items()}
+            _commit(folder, final, snapshot, described, pieces)
+    return final if final.is_dir() else folder
+
+
+def superseded(steps: list[int], keep: int, keep_every: int) -> list[int]:
+    """Steps whose checkpoints may go: all but the newest `keep` and the multiples of `keep_every`.
+
+    Args:
+        steps: Of committed checkpoints, ascending.
+        keep: 0 keeps all.
+        keep_every: 0 keeps none besides the newest.
+    """
+    old = steps[:-keep] if keep else []
+    return [step for step in old if not (keep_every and step % keep_every == 0)]
+
+
+def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
+    """Deletes superseded checkpoints and what older saves left. Rank 0 only."""
+    finished, unfinished = find_checkpoints(checkpoints)
+    folders = {int(path.name.removeprefix("step-")): path for path in finished}
+    remove_folders(*unfinished, *(folders[step] for step in superseded(list(folders), keep, keep_every)))
+
+
+def remove_folders(*folders: Path) -> None:
+    """Deletes checkpoints; the marker goes first: a deletion cut short must not leave one that looks whole."""
+    for folder in folders:
+        (folder / COMMITTED).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    try:
+        save_file(dict(tensors), path, {"format": "pt"})
+    except SafetensorError as error:
+        raise StorageError(
+            f"{path}: cannot be written: {error}; free some space, then run the command again"
+        ) from error
+    _make_durable(path)
+    return describe_file(path)
+
+
+def _commit(
+    folder: Path, final: Path, snapshot: Snapshot, files: dict[str, dict[str, Any]], pieces: Mapping[str, Any]
+) -> None:
+    """Writes state.json, then COMMITTED, makes everything durable and gives the folder its name."""
+    state = {"format": FORMAT, **snapshot.position, "num_updates": snapshot.num_updates, "fragments": pieces}
+    (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
+    files = dict(sorted({**files, STATE: describe_file(folder / STATE)}.items()))
+    (folder / COMMITTED).write_text(json.dumps({"files": files}, indent=1) + "\n")
+    for path in (folder / STATE, folder / COMMITTED, folder):
+        _make_durable(path)
+    folder.rename(final)
+    _make_durable(final.parent)
+
+
+def _make_durable(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

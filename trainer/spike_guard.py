@@ -1,0 +1,116 @@
+"""Which gradients are taken: not those that are not finite, nor those far above the running median. Imports the stdlib.
+
+All ranks see the same norms in the same order, so they decide alike; the state goes into checkpoints, so that a
+continued run decides as an undisturbed one.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from trainer.safety_settings import SafetySettings
+from trainer.stream.order import Stretch
+
+FEWEST_NORMS = 16
+"""Norms that must be known before any counts as a spike."""
+
+
+@dataclass(frozen=True)
+class Streak:
+    """Steps in a row whose gradient was not taken.
+
+    Attributes:
+        length: Of the streak.
+        first_step: Number of its first step.
+        phase: They belong to.
+        start: Stream position of the first step's first instance.
+        stop: Stream position after the last step.
+    """
+
+    length: int
+    first_step: int
+    phase: int
+    start: int
+    stop: int
+
+
+class SpikeGuard:
+    """Judges the norm of every step's gradient.
+
+    Attributes:
+        streak: Steps just now not taken; None after one that was.
+        num_skipped: Steps not taken in the whole run.
+        num_rollbacks: Times the run went back to an earlier checkpoint.
+        left_out: (phase, start, stop) of positions that no step takes since.
+    """
+
+    def __init__(self, settings: SafetySettings, state: Mapping[str, Any]) -> None:
+        """Goes on from what `to_dict` returned; empty at the beginning of a run."""
+        self._settings = settings
+        self._norms: deque[float] = deque(state.get("norms", ()), maxlen=settings.spike_window)
+        self.streak = Streak(**state["streak"]) if state.get("streak") else None
+        self.num_skipped: int = state.get("num_skipped", 0)
+        self.num_rollbacks: int = state.get("num_rollbacks", 0)
+        self.left_out = [(phase, start, stop) for phase, start, stop in state.get("left_out", ())]
+
+    @property
+    def limit(self) -> float:
+        """Norms from here on are not taken."""
+        if not self._settings.spike_factor or len(self._norms) < FEWEST_NORMS:
+            return math.inf
+        return float(self._settings.spike_factor * median(self._norms))
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether so many steps in a row were not taken that the run must go back."""
+        return self.streak is not None and self.streak.length >= self._settings.max_skipped
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether the run may go back once more."""
+        return self.num_rollbacks < self._settings.max_rollbacks
+
+    def note(self, norm: float, step: int, phase: int, positions: Stretch) -> bool:
+        """Takes in a step's norm; whether the step was taken.
+
+        Args:
+            norm: Of the gradient, before clipping.
+            step: Number of the step.
+            phase: It belongs to.
+            positions: Stream positions of the step's instances.
+        """
+        if norm < self.limit:  # false for NaN
+            self._norms.append(norm)
+            self.streak = None
+            return True
+        self.num_skipped += 1
+        start, stop = positions
+        if self.streak is None or self.streak.phase != phase:
+            self.streak = Streak(1, step, phase, start, stop)
+        else:
+            self.streak = Streak(self.streak.length + 1, self.streak.first_step, phase, self.streak.start, stop)
+        return False
+
+    def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
+        """The guard after going back to where it was `then`, with the streak's positions left out."""
+        assert self.streak is not None, "there is a reason to go back"
+        then.left_out = [*self.left_out, (self.streak.phase, self.streak.start, self.streak.stop)]
+        then.num_rollbacks, then.num_skipped = self.num_rollbacks + 1, self.num_skipped
+        return then
+
+    def skipped(self, phase: int) -> list[Stretch]:
+        """Positions of a phase's stream that no step takes."""
+        return [(start, stop) for index, start, stop in self.left_out if index == phase]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            "norms": list(self._norms),
+            "streak": vars(self.streak) if self.streak else None,
+            "num_skipped": self.num_skipped,
+            "num_rollbacks": self.num_rollbacks,
+            "left_out": [list(each) for each in self.left_out],
+        }

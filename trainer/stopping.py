@@ -1,0 +1,113 @@
+"""When a rank is told to stop: by a signal, or because its launcher is gone. Imports the stdlib; Linux's /proc.
+
+The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that ends the former alone
+reaches nobody else, so every rank watches both (torchrun and others likewise) and leaves when one of them is gone.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a run that was told to stop and saved."""
+
+LAUNCHER_PROGRAMS = {"deepspeed", "ds", "torchrun"}
+LAUNCHER_MODULES = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch")
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 8.0
+
+
+class LauncherWatch:
+    """Notices that the launcher is gone; then ranks have GRACE_SECONDS to save and leave by themselves.
+
+    Attributes:
+        on_loss: Called once; None, as before there is something to save, leaves at once.
+    """
+
+    def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Watches the launchers among this process's parents; without one, as under a plain shell, nothing."""
+        self.on_loss: Callable[[], None] | None = None
+        self._grace_seconds = grace_seconds
+        self._launchers = find_launchers()
+        if self._launchers:
+            threading.Thread(target=self._watch, name="launcher watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        while all(_started(pid) == started for pid, started in self._launchers.items()):
+            time.sleep(POLL_SECONDS)
+        if self.on_loss is not None:
+            self.on_loss()
+            time.sleep(self._grace_seconds)
+        os._exit(STOPPED)
+
+
+def find_launchers() -> dict[int, str]:
+    """Process ids of this process's parents that are launchers, up to the first that is not, and when each began."""
+    found: dict[int, str] = {}
+    pid = os.getppid()
+    while (started := _started(pid)) and is_launcher(_arguments(pid)):
+        found[pid] = started
+        pid = int(_stat(pid)[1])
+    return found
+
+
+def is_launcher(arguments: list[str]) -> bool:
+    """Whether a command line starts a launcher: `python .../deepspeed ...`, `python -m deepspeed.launcher.launch`."""
+    for index, argument in enumerate(arguments[:5]):
+        if argument == "-m":
+            return arguments[index + 1 : index + 2] != [] and arguments[index + 1].startswith(LAUNCHER_MODULES)
+        if not argument.startswith("-") and Path(argument).name in LAUNCHER_PROGRAMS:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def stops_requested(watch: LauncherWatch, request: Callable[[], None]) -> Iterator[None]:
+    """While this holds, a stop signal or the loss of the launcher calls `request` instead of ending the process."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        request()
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    watch.on_loss = request
+    try:
+        yield
+    finally:
+        watch.on_loss = None
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave_at_once(code: int) -> None:
+    """Ends this process without the interpreter's own end, which takes torch and DeepSpeed seconds of CPU."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's ticks; empty where it is gone or only waits to be reaped."""
+    stat = _stat(pid)
+    return stat[19] if stat and stat[0] != "Z" else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on: state, parent, ...; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []

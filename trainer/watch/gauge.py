@@ -1,0 +1,86 @@
+"""How well a step used the machine: throughput, MFU, memory, time left (docs/watching.md). Imports stdlib and torch."""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainer.engine import StepCounts
+from trainer.flops import batch_flops
+from trainer.gpus import peak_tflops_of
+from trainer.model.config import BertConfig
+from trainer.ranks import Ranks
+from trainer.settings import Phase
+
+REMEMBERED_STEPS = 100
+
+
+class Gauge:
+    """Turns the counts of a step and its time into columns of metrics.jsonl.
+
+    Attributes:
+        peak_tflops: Of one rank's device, which MFU is a share of; None where it is not known.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        phases: Sequence[Phase],
+        ranks: Ranks,
+        peak_tflops: float | None = None,
+    ) -> None:
+        """Starts with nothing measured.
+
+        Args:
+            config: Of the model.
+            phases: Of the run.
+            ranks: That share a step; this one's device stands for all of them.
+            peak_tflops: As the person gave it; without it a GPU's data sheet is asked.
+        """
+        if ranks.device.type == "cuda" and peak_tflops is None:
+            peak_tflops = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
+        self.peak_tflops = peak_tflops
+        self._config, self._phases, self._ranks = config, phases, ranks
+        self._recent: deque[float] = deque(maxlen=REMEMBERED_STEPS)  # whole seconds from step to step, saving included
+        self._phase, self._last = -1, 0.0
+
+    def columns(self, counts: StepCounts, seconds: float, phase: int, steps_left: int) -> dict[str, Any]:
+        """What the step that has just been made adds to its row.
+
+        Args:
+            counts: Of the global batch.
+            seconds: From asking for the batch until its update was made.
+            phase: Index of the step's phase.
+            steps_left: Of that phase.
+
+        Returns:
+            tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu (None without a
+            peak), peak_memory_bytes, eta_seconds.
+        """
+        flops = batch_flops(self._config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked)
+        tflops = flops / seconds / self._ranks.world_size / 1e12
+        return {
+            "tokens_per_second": counts.tokens / seconds,
+            "max_over_mean_tokens": counts.most_tokens * self._ranks.world_size / counts.tokens,
+            "data_wait_share": min(1.0, counts.wait_seconds / seconds),
+            "model_tflops_per_rank": tflops,
+            "mfu": tflops / self.peak_tflops if self.peak_tflops else None,
+            "peak_memory_bytes": max(counts.memory_bytes, self._ranks.peak_memory_bytes()),
+            "eta_seconds": self._eta(seconds, phase, steps_left),
+        }
+
+    def _eta(self, seconds: float, phase: int, steps_left: int) -> float:
+        """Seconds until the run ends: those of a recent step, for other phases in proportion to their tokens."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._recent.clear()
+            self._phase, self._last = phase, now - seconds
+        self._recent.append(now - self._last)
+        self._last = now
+        a_step = statistics.fmean(self._recent)
+        tokens = self._phases[phase].global_batch * self._phases[phase].seq_len
+        later = sum(each.steps * each.global_batch * each.seq_len for each in self._phases[phase + 1 :])
+        return a_step * (steps_left + later / tokens)

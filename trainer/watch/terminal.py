@@ -1,0 +1,78 @@
+"""Rank 0's terminal: a progress bar for a person, lines with units and host for a log. Imports the stdlib and tqdm."""
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from tqdm import tqdm
+
+TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
+"""Between two lines above a bar, and where there is no bar."""
+
+
+class Progress:
+    """The bar on rank 0's terminal, and lines of what a step was; on other ranks nothing.
+
+    Where standard error is no terminal there is no bar, and a line every ten seconds in its place.
+    """
+
+    def __init__(
+        self, num_steps: int | None, step: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        is_terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.5,
+            disable=not (shown and is_terminal),
+        )  # fmt: skip
+        self._shown, self._num_steps, self._clock = shown, num_steps, clock
+        self._pause = TERMINAL_SECONDS if is_terminal else LOG_SECONDS
+        self._next_line = 0.0
+
+    def advance(self, row: Mapping[str, Any]) -> None:
+        """One more step."""
+        names = (("mlm", "mlm_loss"), ("nsp", "nsp_loss"))
+        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in names if key in row)
+        speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
+        self._bar.set_postfix_str(f"loss {row['loss']:.3f} {losses} {speed}", refresh=False)
+        self._bar.update()
+        if self._clock() >= self._next_line or row["step"] == self._num_steps:
+            self._next_line = self._clock() + self._pause
+            self.say(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {platform.node()} {format_step(row, self._num_steps)}")
+
+    def say(self, text: str) -> None:
+        """A line above the bar, from rank 0 only."""
+        if self._shown:
+            tqdm.write(text)
+            sys.stdout.flush()  # a log file would show it only with the next 8 kB
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        self._bar.close()
+
+
+def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
+    """A row of metrics.jsonl as one line with units; num_steps is None where their number is not known."""
+    parts = [
+        f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
+        f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
+        *([f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})"] if "nsp_loss" in row else []),
+        f"gradient norm {row['grad_norm']:.3g}, learning rate {row['learning_rate']:.3g}",
+        f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}",
+        f"fullest rank {row['max_over_mean_tokens']:.2f} x mean",
+        f"{row['model_tflops_per_rank']:.3g} TFLOP/s a rank"
+        + ("" if row["mfu"] is None else f" (MFU {row['mfu']:.1%})"),
+        f"memory {row['peak_memory_bytes'] / 1e9:.2f} GB, ETA {format_seconds(row['eta_seconds'])}",
+    ]
+    return "; ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """Such as 12 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
+    whole = round(seconds)
+    for size, unit, smaller, smaller_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller} {smaller_unit}"
+    return f"{whole} s"

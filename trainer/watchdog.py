@@ -1,0 +1,170 @@
+"""Ends a job in which a rank hangs, names it, and leaves all stacks in RUN/stacks. Imports the stdlib and torch.
+
+Ranks wait for each other in every step, so one that hangs stops all. Each rank notes when its loop last came by; where
+that is too long ago its watchdog thread writes down all stacks. The first rank that is alive then asks the others over
+sockets of their own: who does not answer is stopped or gone, who answers from an earlier place holds the others up.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+from tqdm import tqdm
+
+from trainer.ranks import Ranks
+
+HUNG = 75
+"""Exit code of a job that the watchdog ended."""
+
+ANSWER_SECONDS = 5.0
+KILL_SECONDS = 3
+FIRST_STEP_FACTOR = 3
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where a rank answers.
+
+    Attributes:
+        rank: Its number.
+        host: Name of its machine.
+        pid: Its process there.
+        address: IP address and port.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    address: tuple[str, int]
+
+
+class Watchdog:
+    """Threads of one rank: one answers the others, one looks at the clock."""
+
+    def __init__(self, limit_seconds: float, folder: Path, ranks: Ranks) -> None:
+        """Exchanges addresses; called by all ranks.
+
+        Args:
+            limit_seconds: Longest time between two calls of `beat`; 0 watches nothing.
+            folder: Where stacks go.
+            ranks: This rank and the others.
+        """
+        self._limit, self._folder, self._rank = limit_seconds, folder, ranks.rank
+        self._beats, self._place = 0, "start"
+        self._deadline = float("inf")
+        self._closed = threading.Event()
+        if not limit_seconds:
+            return
+        self._listener = socket.create_server(("", 0), backlog=128)
+        mine = Peer(ranks.rank, platform.node(), os.getpid(), (_own_address(), self._listener.getsockname()[1]))
+        peers: list[Any] = [None] * ranks.world_size
+        torch.distributed.all_gather_object(peers, mine, group=ranks.counts_group)
+        self._peers: list[Peer] = peers
+        self.beat("start", FIRST_STEP_FACTOR)
+        for target in (self._answer, self._watch):
+            threading.Thread(target=target, name=f"watchdog {target.__name__}", daemon=True).start()
+
+    def beat(self, place: str, factor: float = 1.0) -> None:
+        """Says that the loop came by; what comes next may take `factor` times the limit."""
+        self._beats += 1
+        self._place = place
+        if self._limit:
+            self._deadline = time.monotonic() + factor * self._limit
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._closed.set()
+        if self._limit:
+            self._listener.close()
+
+    def _watch(self) -> None:
+        while time.monotonic() < self._deadline:
+            if self._closed.wait(min(1.0, self._limit / 10)):
+                return
+        self._write_stacks()
+        below = (peer for peer in self._peers if peer.rank < self._rank)
+        if next((peer for peer in below if _ask(peer)), None) is None:
+            self._report()
+        else:
+            time.sleep(3 * ANSWER_SECONDS)  # the reporter asks meanwhile
+        os._exit(HUNG)
+
+    def _report(self) -> None:
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(_ask, self._peers))
+        text = describe_hang(self._peers, answers)
+        message = f"watchdog: no rank has come further for {self._limit:.0f} s. {text} Stacks: {self._folder}"
+        tqdm.write(message, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            (self._folder / "report.txt").write_text(message + "\n")
+        here = [peer for peer in self._peers if peer.host == platform.node()]
+        _kill_later([peer.pid for peer in here if answers[peer.rank] is None])
+
+    def _write_stacks(self) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / f"rank-{self._rank:05d}.txt").open("w") as file:
+                file.write(f"rank {self._rank} on {platform.node()}, process {os.getpid()}: {self._place}\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+
+    def _answer(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(json.dumps({"beats": self._beats, "place": self._place}).encode())
+
+
+def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None]) -> str:
+    """Who is at fault, by who answered and from where."""
+    pairs = list(zip(peers, answers, strict=True))
+    silent = [f"rank {p.rank} on {p.host} (process {p.pid})" for p, answer in pairs if answer is None]
+    if silent:
+        return f"No answer from {', '.join(silent)}: stopped, or its machine is gone."
+    behind = min(answer["beats"] for answer in answers if answer)
+    if any(answer["beats"] > behind for answer in answers if answer):
+        slow = [f"rank {p.rank} on {p.host} (at {a['place']})" for p, a in pairs if a and a["beats"] == behind]
+        return f"All ranks answer; behind the others is {', '.join(slow)}."
+    place = answers[0]["place"] if answers[0] else "?"
+    return f"All ranks answer from the same place ({place}); their stacks tell where each waits."
+
+
+def _kill_later(pids: Sequence[int]) -> None:
+    """Launchers wait half a minute before they kill a stopped process; but they should see this one's code first."""
+    if pids:
+        command = f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"
+        subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)
+
+
+def _ask(peer: Peer) -> dict[str, Any] | None:
+    """A rank's answer; None where none comes."""
+    try:
+        with socket.create_connection(peer.address, timeout=ANSWER_SECONDS) as connection:
+            data = b"".join(iter(lambda: connection.recv(4096), b""))
+            answer: dict[str, Any] = json.loads(data)
+            return answer
+    except (OSError, ValueError):
+        return None
+
+
+def _own_address() -> str:
+    """This machine's address towards the others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        return str(probe.getsockname()[0])
