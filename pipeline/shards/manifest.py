@@ -19,6 +19,8 @@ from pipeline.shards.records import Group, Manifest, Shard, json_bytes
 from pipeline.shards.table_checks import check_manifest, check_parquet, check_shards
 
 FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""In version 1 every row group of blocks.parquet is one shard, which readers of 2 need not know."""
 MANIFEST = "manifest.json"
 SHARDS_TABLE = "shards.parquet"
 BLOCKS_TABLE = "blocks.parquet"
@@ -55,10 +57,10 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         version = fields["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error!r}") from error
-    if version != FORMAT_VERSION:
+    if version not in READABLE_VERSIONS:
         raise ValueError(
-            f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}; build the dataset again, or"
-            " read it with the version of this program that wrote it"
+            f"{where}: format_version is {version}, this program reads {' and '.join(map(str, READABLE_VERSIONS))};"
+            " build the dataset again, or read it with the version of this program that wrote it"
         )
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))

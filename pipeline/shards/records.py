@@ -78,7 +78,7 @@ class Manifest:
     """manifest.json.
 
     Attributes:
-        format_version: 2.
+        format_version: 1 or 2.
         software: Names and versions of what wrote the dataset.
         settings: Every setting that changes content.
         settings_hash: blake2b-256 of the settings.

@@ -1,4 +1,4 @@
-"""Training data from a real S3 store and from an emulator of Google's through every fault: the same batches or an error."""
+"""Training data from a real S3 store and an emulator of Google's, through every fault: the same batches or an error."""
 
 import os
 import threading
