@@ -19,7 +19,7 @@ from pipeline.build_shards import instance_rule, make_shards
 from pipeline.build_tokens import make_tokens, read_store, store_settings
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.choose_documents import choice_content
-from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
@@ -103,13 +103,17 @@ def find_corpus(settings: BuildSettings) -> Corpus:
     if not (settings.input or settings.sources):
         raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file")
     options = settings.filesystem_options()
-    files: list[InputFile] = []
+    files = [
+        replace(file, source=number)
+        for number, source in enumerate(settings.corpus)
+        for file in find_inputs(source.input, options)
+    ]
+    _refuse_shared_files(settings.corpus, files)
+    part_bytes = choose_part_bytes(files, settings.part_bytes)
     parts: list[Part] = []
     for number, source in enumerate(settings.corpus):
-        found = [replace(file, source=number) for file in find_inputs(source.input, options)]
-        parts += plan_parts(found, source.format, settings.part_bytes, options, source.wrapping)
-        files += found
-    _refuse_shared_files(settings.corpus, files)
+        own = [file for file in files if file.source == number]
+        parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
     return Corpus(files, parts)
 
 

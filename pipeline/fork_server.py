@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from pipeline import worker_guard
 
 LENGTH = struct.Struct("!I")
-NUM_DESCRIPTORS = 4  # standard input, output and error of the worker, and the pipe that says how it ended
+NUM_DESCRIPTORS = 3  # standard output and error of the worker, and the pipe that says how it ended
 # What would start threads when it is imported: numpy's BLAS and Arrow's allocator.
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
@@ -42,7 +42,7 @@ class Request:
         environment: All of its environment variables.
         folder: Its working directory.
         path: Its import path.
-        streams: Descriptors of its standard input, output and error.
+        streams: Descriptors of its standard output and error.
         pipe: Descriptor to write to how it ended.
     """
 
@@ -147,6 +147,8 @@ def _fork_worker(server: _Server, request: Request) -> None:
     if pid == 0:
         try:
             _become_worker(server, request, is_alone=is_alone)
+        except BaseException:  # noqa: BLE001  (the process ends with it)
+            traceback.print_exc()
         finally:
             os._exit(1)
     server.pipes[pid] = request.pipe
@@ -157,7 +159,7 @@ def _fork_worker(server: _Server, request: Request) -> None:
 def _become_worker(server: _Server, request: Request, *, is_alone: bool) -> NoReturn:
     """Turns this process, just forked, into a worker of Beam, and ends it when that has no more to do."""
     signal.signal(signal.SIGINT, server.on_interrupt)
-    for number, stream in enumerate(request.streams):
+    for number, stream in enumerate(request.streams, 1):
         os.dup2(stream, number)
     os.chdir(request.folder)
     if not is_alone:
@@ -169,6 +171,7 @@ def _become_worker(server: _Server, request: Request, *, is_alone: bool) -> NoRe
     os.environ.clear()
     os.environ.update(request.environment)
     sys.path[:] = request.path
+    importlib.invalidate_caches()
     if worker_guard.VARIABLE in os.environ:
         worker_guard.start_watching(os.environ[worker_guard.VARIABLE])
     os._exit(_run_worker())

@@ -1,6 +1,6 @@
 """The launcher's side of the fork server: starts it once, and has each local worker process forked from it.
 
-    launcher -- socket: a request for each worker, its standard streams and a pipe --> fork server -- fork --> worker
+    launcher -- socket: a request for each worker, its output streams and a pipe --> fork server -- fork --> worker
              <-- pipe: how the worker ended; closed without a word where the fork server is gone
 
 Called before the launcher itself imports Beam, so that both import at the same time. May import: stdlib,
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from pipeline.fork_server import LENGTH, SINGLE_THREADED
 
@@ -37,25 +36,28 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
+                stdout=None if _is_open(1) else subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
                 env=os.environ | SINGLE_THREADED,
             )
 
-    def run_worker(self, environment: Mapping[str, str]) -> int:
+    def run_worker(self, environment: Mapping[str, str], folder: str) -> int:
         """Runs a worker of Beam to its end and returns how it ended, as `subprocess.Popen.returncode` says it.
 
-        It has this process's standard streams, working directory and import path. Where the fork server was killed, so
-        is the worker.
+        It has this process's output streams and import path, and no input. Where the fork server was killed, so is the
+        worker.
 
         Args:
             environment: All environment variables of the worker.
+            folder: Its working directory.
         """
-        fields = {"environment": dict(environment), "folder": str(Path.cwd()), "path": sys.path}
+        fields = {"environment": dict(environment), "folder": folder, "path": sys.path}
+        output = 1 if _is_open(1) else 2
         request = json.dumps(fields).encode()
         ended, pipe = os.pipe()
         try:
             with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                socket.send_fds(self._socket, [LENGTH.pack(len(request))], [0, 1, 2, pipe])
+                socket.send_fds(self._socket, [LENGTH.pack(len(request))], [output, 2, pipe])
                 self._socket.sendall(request)
         finally:
             os.close(pipe)
@@ -68,6 +70,14 @@ class ForkServer:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

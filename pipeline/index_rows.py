@@ -14,6 +14,8 @@ from pipeline.grouped_rows import HEAD_BYTES, NUM_GROUPS, Rows, read_bounds, rea
 from pipeline.shards.storage import read_file
 from pipeline.token_parts import ID_BYTES, INDEX_DTYPE
 
+_ROWS_AT_ONCE = 1 << 18  # read of all parts together: some 10 MB, and few requests of a small corpus
+
 
 def iterate_index(
     filesystem: Any, folder: str, names: Sequence[str]
@@ -23,17 +25,29 @@ def iterate_index(
     The rows of a group, which may have none, are sorted by id, then by source.
     """
     paths = [f"{folder}/{name}.index" for name in names]
-    bounds = [read_bounds(filesystem, path) for path in paths]
-    for group in range(NUM_GROUPS):
-        found = [
-            read_rows(filesystem, path, INDEX_DTYPE, int(bound[group]), int(bound[group + 1]))
-            for path, bound in zip(paths, bounds, strict=True)
-        ]
-        rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
-        parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
-        order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
-        numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*bound[group : group + 2]) for bound in bounds)])
-        yield rows[order], parts[order], numbers[order]
+    bounds = np.array([read_bounds(filesystem, path) for path in paths], np.int64).reshape(len(paths), NUM_GROUPS + 1)
+    for first, last in _plan_reads(bounds.sum(axis=0)):
+        starts, stops = bounds[:, first].tolist(), bounds[:, last].tolist()
+        places = zip(paths, starts, stops, strict=True)
+        read = [read_rows(filesystem, path, INDEX_DTYPE, start, stop) for path, start, stop in places]
+        for group in range(first, last):
+            ranges = (bounds[:, group : group + 2] - bounds[:, first : first + 1]).tolist()
+            found = [rows[start:stop] for rows, (start, stop) in zip(read, ranges, strict=True)]
+            rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
+            parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
+            order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
+            within = (np.arange(*bound) for bound in bounds[:, group : group + 2])
+            yield rows[order], parts[order], np.concatenate([np.zeros(0, np.int64), *within])[order]
+
+
+def _plan_reads(bounds: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of groups, each of at most `_ROWS_AT_ONCE` rows or one group, from the first row of every group."""
+    first = 0
+    while first < NUM_GROUPS:
+        last = int(np.searchsorted(bounds, bounds[first] + _ROWS_AT_ONCE, side="right")) - 1
+        last = min(max(last, first + 1), NUM_GROUPS)
+        yield first, last
+        first = last
 
 
 def distinct_rows(rows: Rows) -> Rows:

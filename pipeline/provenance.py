@@ -192,7 +192,8 @@ def _find_in_range(
     with open_ranged(tokens.filesystem, path) as file:
         places = pq.ParquetFile(file)
         for number, row in matches:
-            group = places.read_row_group(number // _ROWS_PER_GROUP).slice(number % _ROWS_PER_GROUP, 1).to_pylist()
+            rows_around = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
+            group = rows_around.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
             document = join_id(row["high"], row["low"])
             if not group or group[0]["id"] != document:
                 raise ValueError(f"{path}: row {number} is not document {document.hex()}; delete the folder of tokens")

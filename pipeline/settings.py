@@ -60,7 +60,7 @@ class BuildSettings:
         validation_fraction: Share of documents held out, at least 2 and at most 1.28 M tokens; 0 for none.
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
-        part_bytes: Input that one task reads at a time; changes speed and memory, never content.
+        part_bytes: Most input that one task reads at a time; changes speed and memory, never content.
         plan: Say what the build will make and cost, from a sample of the input, and write nothing.
         training_instances: What the training will read of each of seq_lens, its steps x global_batch: plan then says
             which passes it never reaches.

@@ -208,7 +208,7 @@ def _read_ranges(
         groups = [
             n for n, own in enumerate(statistics) if bisect_left(prefixes, own.min) < bisect_right(prefixes, own.max)
         ]
-        found = table.read_row_groups(groups, columns=["prefix", *names])
+        found = table.read_row_groups(groups, columns=["prefix", *names], use_threads=False)
     wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
     return [found.column(name).to_numpy()[wanted] for name in names]
 

@@ -87,13 +87,13 @@ def counts_table(packed: PackedCounts) -> bytes:
 
 def join_tables(filesystem: Any, paths: Sequence[str]) -> bytes:
     """All words of tables that share none, ascending by code points, as one Parquet file."""
-    tables = [pq.read_table(pa.BufferReader(read_file(filesystem, path)), schema=_SCHEMA) for path in sorted(paths)]
+    tables = [_read_table(read_file(filesystem, path)) for path in sorted(paths)]
     return _write_table(pa.concat_tables([_SCHEMA.empty_table(), *tables]).sort_by("word"))
 
 
 def read_commonest(data: bytes) -> tuple[list[str], list[int]]:
     """Words and counts of the MAX_LEARNED_WORDS commonest words of a table sorted by word."""
-    table = pq.read_table(pa.BufferReader(data), schema=_SCHEMA)
+    table = _read_table(data)
     order = np.argsort(-table["count"].to_numpy(), kind="stable")[:MAX_LEARNED_WORDS]
     kept = table.take(np.sort(order))
     return kept["word"].to_pylist(), kept["count"].to_pylist()
@@ -105,6 +105,10 @@ def _starts_with_ones(document: bytes, num_bits: int) -> bool:
 
 def _bucket_of(word: str) -> int:
     return zlib.crc32(word.encode()) % NUM_WORD_BUCKETS
+
+
+def _read_table(data: bytes) -> pa.Table:
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
 def _write_table(table: pa.Table) -> bytes:

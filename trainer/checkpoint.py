@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trainer.optim.sharded import ShardedOptimizer
+from trainer.partitions import refresh_weights
 from trainer.ranks import Ranks, together
 
 FORMAT = 1
@@ -80,8 +81,7 @@ def load_checkpoint(path: Path, engine: Any, optimizer: ShardedOptimizer, ranks:
         state = read_state(path)
         _read_fragments(path, state["fragments"], optimizer)
     optimizer.num_updates = state["num_updates"]
-    if optimizer.is_partitioned:
-        engine.optimizer.update_lp_params()
+    refresh_weights(engine, optimizer)
     return state
 
 

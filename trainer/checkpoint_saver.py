@@ -55,6 +55,11 @@ class CheckpointSaver:
         self._in_flight = ""
 
     @property
+    def is_busy(self) -> bool:
+        """Whether something is being written or uploaded."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def has_failed(self) -> bool:
         """Whether the last save failed on this rank; the others learn of it in `finish`."""
         return self._failure is not None

@@ -19,6 +19,7 @@ from torch.nn import Module
 
 from trainer.model.heads import PretrainingSums, pretraining_sums
 from trainer.optim.sharded import ShardedOptimizer
+from trainer.partitions import adopt_partitions, check_partitions
 from trainer.ranks import Ranks, quiet_deepspeed
 from trainer.stream.packing import MicroBatch, empty_micro_batch, to_device
 
@@ -49,6 +50,7 @@ class StepCounts:
         most_tokens: Tokens of the rank that has most.
         wait_seconds: Longest wait for data on any rank.
         must_stop: Whether any rank was told to stop.
+        elapsed_seconds: Most seconds any rank has spent on the phase.
         memory_bytes: Most memory that any rank has held before the step.
         drawn: Instances and tokens of every dataset of the mixture, over all ranks.
     """
@@ -61,6 +63,7 @@ class StepCounts:
     most_tokens: int
     wait_seconds: float
     must_stop: bool
+    elapsed_seconds: float
     memory_bytes: int
     drawn: tuple[tuple[int, int], ...]
 
@@ -88,7 +91,7 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
 
     Args:
         chosen: What `read_deepspeed_file` returned.
-        zero_stage: 0, 1 or 2.
+        zero_stage: 0 to 3.
         precision: "fp32" or "bf16"; gradients are summed and reduced in fp32 either way, because bf16 sums, which
             are DeepSpeed's default, were off by 0.84 % over 64 micro-batches.
     """
@@ -97,6 +100,8 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
     zero = {**chosen.get("zero_optimization", {}), "stage": zero_stage}
     if zero.get("overlap_comm") and zero_stage != 2:
         raise ValueError(f"overlap_comm works with zero_stage 2 only, not {zero_stage}")
+    if zero_stage == 3:
+        zero["sub_group_size"] = 2**62  # one group, so that clipping sees all gradients at once
     if zero_stage == 2 or (zero_stage == 1 and precision == "fp32"):
         zero["compute_grad_norm"] = False  # ours comes with clipping, and theirs would be one more all-reduce
     return {
@@ -115,11 +120,17 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
 
 
 def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks) -> Any:
-    """A DeepSpeed engine around the model; the optimizer then updates this rank's partition of the weights."""
+    """A DeepSpeed engine around the model; the optimizer then updates this rank's partition of the weights.
+
+    Raises:
+        ValueError: DeepSpeed's partitions are not what the optimizer takes them for.
+    """
     with quiet_deepspeed():
         import deepspeed
 
         engine, *_ = deepspeed.initialize(model=model.to(ranks.device), optimizer=optimizer, config=config)
+    adopt_partitions(engine, optimizer)
+    check_partitions(engine, optimizer, ranks)
     return engine
 
 
@@ -129,6 +140,7 @@ def agree_on_step(
     wait_seconds: float,
     must_stop: bool,
     drawn: Sequence[tuple[int, int]] = (),
+    elapsed_seconds: float = 0.0,
 ) -> StepCounts:
     """Exchanges this rank's counts for those of the whole step, in one small collective on the CPU."""
     mine = [
@@ -140,12 +152,13 @@ def agree_on_step(
         wait_seconds,
         must_stop,
         ranks.peak_memory_bytes(),
+        elapsed_seconds,
         *(number for pair in drawn for number in pair),
     ]
     table = torch.zeros(ranks.world_size, len(mine), dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = list(table.unbind())
     torch.distributed.all_gather(rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group)
-    batches, instances, masked, tokens, squares, waits, stops, memory, *draws = torch.stack(rows).T
+    batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = torch.stack(rows).T
     sums = [int(column.sum()) for column in draws]
     return StepCounts(
         num_micro_batches=int(batches.max()),
@@ -156,6 +169,7 @@ def agree_on_step(
         most_tokens=int(tokens.max()),
         wait_seconds=float(waits.max()),
         must_stop=bool(stops.any()),
+        elapsed_seconds=float(elapsed.max()),
         memory_bytes=int(memory.max()),
         drawn=tuple(zip(sums[::2], sums[1::2], strict=True)),
     )
@@ -168,11 +182,14 @@ def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[boo
     return bool(both[0]), not both[1]
 
 
-def train_step(engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], counts: StepCounts) -> Tensor:
+def train_step(
+    engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], counts: StepCounts, has_nsp: bool = True
+) -> Tensor:
     """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
 
-    The loss is MLM sum / masked positions of the global batch + NSP sum / its instances. DeepSpeed averages over
-    ranks, hence the factor; every rank makes the same number of backward passes, or ZeRO-2 would stop.
+    The loss is MLM sum / masked positions of the global batch + NSP sum / its instances, the latter if the objective
+    has it. DeepSpeed averages over ranks, hence the factor; every rank makes the same number of backward passes, or
+    ZeRO-2 would stop.
 
     Returns:
         float64 [4] on the device, summed over ranks: MLM loss, NSP loss, MLM hits, NSP hits.
@@ -181,11 +198,16 @@ def train_step(engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], c
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     for batch in [*micro_batches, *[empty_micro_batch()] * missing]:
         sums = forward_sums(engine, batch, ranks.device)
-        loss = sums.mlm_nll / counts.masked + sums.nsp_nll / counts.instances
+        loss = sums.mlm_nll / counts.masked
+        if has_nsp:
+            loss = loss + sums.nsp_nll / counts.instances
         engine.backward(loss * ranks.world_size, scale_wrt_gas=False)
         totals += stack_sums(sums)
+    optimizer: ShardedOptimizer = engine.basic_optimizer
+    optimizer.carry(totals)
     engine.step()
-    torch.distributed.all_reduce(totals)
+    if not optimizer.has_arrived():
+        torch.distributed.all_reduce(totals)
     return totals
 
 

@@ -41,9 +41,11 @@ def open_mask_filler(folder: str) -> MaskFiller:
 
     Raises:
         FileNotFoundError: the folder lacks a file.
-        ValueError: it is no BERT, or was saved without its masked language model head.
+        ValueError: it is no BERT, was trained left to right, or saved without its masked language model head.
     """
     config, state = load_hf(folder)
+    if config.is_causal:
+        raise ValueError(f"{folder}: was trained left to right, so it predicts next tokens and cannot fill masks")
     if "mlm_head.bias" not in state:
         raise ValueError(f"{folder}: saved without the masked language model head, so it cannot fill masks")
     with torch.device("meta"):

@@ -13,16 +13,20 @@ import numpy.typing as npt
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
 
 
-def loss_columns(sums: list[float], masked: int, instances: int) -> dict[str, float]:
-    """Mean losses in nats and accuracies from sums over a global batch or a validation set."""
+def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool = True) -> dict[str, float]:
+    """Mean losses in nats and accuracies from sums over a global batch or a validation set.
+
+    Args:
+        sums: As `trainer.engine.train_step` returns them.
+        masked: Positions predicted; left to right they are in the columns called mlm as well.
+        instances: Instances.
+        has_nsp: Whether next sentences are predicted; there are no such columns otherwise.
+    """
     mlm_loss, nsp_loss = sums[MLM_LOSS] / masked, sums[NSP_LOSS] / instances
-    return {
-        "loss": mlm_loss + nsp_loss,
-        "mlm_loss": mlm_loss,
-        "mlm_accuracy": sums[MLM_HITS] / masked,
-        "nsp_loss": nsp_loss,
-        "nsp_accuracy": sums[NSP_HITS] / instances,
-    }
+    columns = {"loss": mlm_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums[MLM_HITS] / masked}
+    if not has_nsp:
+        return columns
+    return {**columns, "loss": mlm_loss + nsp_loss, "nsp_loss": nsp_loss, "nsp_accuracy": sums[NSP_HITS] / instances}
 
 
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:

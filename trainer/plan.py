@@ -5,7 +5,7 @@ first block; nothing is trained. May import numpy, pipeline.shards and this pack
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import parse_storage_options
 from trainer.flops import Lengths, num_parameters, training_flops
 from trainer.gpus import GPUS
-from trainer.model.config import BertConfig, preset
+from trainer.model.config import BertConfig
 from trainer.settings import Phase, resolve
 from trainer.stream.source import open_mixture
 from trainer.tool_settings import PlanSettings
@@ -85,7 +85,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options)) if settings.data else ()
     main = max(mixture, key=lambda each: each.weight) if mixture else None
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
-    config = preset(settings.model.preset, vocab_size=vocab_size, **settings.model.overrides)
+    config = settings.model_config(vocab_size)
     peak_tflops, memory_gb = GPUS[settings.gpu]
     rate = settings.gpus * (settings.peak_tflops or peak_tflops) * 1e12 * settings.mfu
     part = main.weight / sum(each.weight for each in mixture) if main else 1.0
@@ -98,6 +98,8 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
         yield "no --data: every instance counts as full, 15 % of it masked, which is the most there can be"
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
     yield from (_format_phase(index, each) for index, each in enumerate(phases))
+    if settings.budget_hours is not None:
+        yield f"steps are shares of the budget of {settings.budget_hours:g} hours, which decides how many are made"
     seconds = sum(each.seconds for each in phases)
     tokens = sum(each.instances * each.lengths.tokens for each in phases)
     share = f"{settings.mfu:.0%} of {settings.peak_tflops or peak_tflops:,.0f} TFLOP/s a GPU"
@@ -125,7 +127,7 @@ def plan_phase(
     Raises:
         ValueError: The dataset has no instances of this length.
     """
-    masked = phase.seq_len * _FULL_SHARE_MASKED
+    masked = phase.seq_len - 1 if config.is_causal else phase.seq_len * _FULL_SHARE_MASKED
     lengths, stored, a_pass, passes = Lengths(phase.seq_len, phase.seq_len**2, masked), 0.0, 0, 0
     if dataset is not None:
         passes = dataset.num_passes("train", phase.seq_len)
@@ -133,6 +135,8 @@ def plan_phase(
         a_pass = sum(shard.instances for shard in shards)
         stored = sum(shard.num_bytes for shard in shards) / a_pass
         lengths = measure_lengths(_first_block(dataset, phase.seq_len))
+        if config.is_causal:
+            lengths = replace(lengths, masked=lengths.tokens - 1)
     flops = training_flops(config, lengths)
     seconds = phase.steps * phase.global_batch * flops / flops_per_second
     return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, seconds)
@@ -155,11 +159,18 @@ def estimate_memory(config: BertConfig, settings: PlanSettings, zero_stage: int)
     is_master_apart = settings.precision == "bf16" or zero_stage > 0
     optimizer = (12 if is_master_apart else 8) * parameters
     gradients = value_bytes * parameters + (sums // ranks if zero_stage >= 2 else sums)
+    weights = value_bytes * parameters
+    if zero_stage == 3:
+        weights, gradients = weights // ranks, (value_bytes * parameters + sums) // ranks
     tokens, wide = settings.micro_tokens, value_bytes / 2
-    layers = _ACTIVATION_BYTES * config.hidden_size * config.num_layers * tokens * wide
-    logits = _LOGIT_BYTES * config.vocab_size * _FULL_SHARE_MASKED * tokens
+    a_layer = _ACTIVATION_BYTES * config.hidden_size * tokens * wide
+    layers = a_layer * config.num_layers
+    if settings.activation_checkpointing:  # inputs of all layers, and one layer's insides at a time
+        layers = a_layer + config.num_layers * config.hidden_size * tokens * value_bytes
+    predicted = 1.0 if config.is_causal else _FULL_SHARE_MASKED
+    logits = _LOGIT_BYTES * config.vocab_size * predicted * tokens
     return Memory(
-        weights=value_bytes * parameters,
+        weights=weights,
         gradients=gradients,
         optimizer=optimizer // ranks if zero_stage >= 1 else optimizer,
         activations=round(layers + logits),
@@ -202,9 +213,11 @@ def _format_phase(index: int, each: PhasePlan) -> str:
 def _describe_memory(settings: PlanSettings, config: BertConfig, memory_gb: int) -> Iterator[str]:
     yield f"memory of a GPU ({memory_gb} GB), {settings.precision}, micro_tokens {settings.micro_tokens:,}, estimated:"
     yield "  ZeRO   weights  gradients  optimizer  activations      total"
-    for stage in (0, 1, 2):
+    for stage in (0, 1, 2, 3):
         if settings.precision == "bf16" and stage == 0:
             continue  # refused by the trainer: DeepSpeed cannot sum bf16 gradients in fp32 there
+        if settings.optimizer.name == "lamb" and stage == 3:
+            continue  # refused as well
         found = estimate_memory(config, settings, stage)
         columns = (found.weights, found.gradients, found.optimizer, found.activations, found.total)
         texts = [_gigabytes(each).rjust(width) for each, width in zip(columns, (9, 10, 10, 12, 10), strict=True)]

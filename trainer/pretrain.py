@@ -23,6 +23,8 @@ from trainer.engine import (
     train_step,
 )
 from trainer.metrics import loss_columns
+from trainer.objectives import WITH_NSP, prepare_micro_batch
+from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -71,18 +73,22 @@ def train_phase(run: Run) -> None:
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
     run.weights_check.forget()
-    if run.position.phase_step == 0 and phase.optimizer_state == "reset":
-        run.optimizer.reset()
+    if run.position.phase_step == 0:
+        begin_phase(run.optimizer, phase)
+    clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step, loader in _steps_of_phase(run, phase):
-        stops = run.stop_requested or run.saver.has_failed
-        counts = agree_on_step(run.ranks, rank_step.micro_batches, rank_step.wait_seconds, stops, rank_step.drawn)
-        learning_rate = phase.schedule.learning_rate(run.position.phase_step)
+        stops, elapsed = run.stop_requested or run.saver.has_failed, clock.elapsed_seconds
+        counts = agree_on_step(
+            run.ranks, rank_step.micro_batches, rank_step.wait_seconds, stops, rank_step.drawn, elapsed
+        )
+        learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
         run.optimizer.norm_limit = run.guard.limit
         with run.profile.step(run.position.step + 1):
-            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts)
-        run.position = _advance(run.position, phase, counts, rank_step.state)
+            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts, settings.objective == WITH_NSP)
+        ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
+        run.position = _advance(run.position, ends, counts, rank_step.state)
         if not note_gradient(run, phase_index, rank_step, loader):
             return
         _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
@@ -123,7 +129,9 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoad
                 run.must_stop = True
                 return
             rank_step = next(loader)
-            yield dataclasses.replace(rank_step, wait_seconds=time.monotonic() - run.step_started), loader
+            batches = [prepare_micro_batch(batch, run.settings.objective) for batch in rank_step.micro_batches]
+            waited = time.monotonic() - run.step_started
+            yield dataclasses.replace(rank_step, micro_batches=batches, wait_seconds=waited), loader
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
@@ -136,18 +144,17 @@ def _have_step(run: Run, loader: StepLoader) -> bool:
         time.sleep(WAITING_SECONDS)
 
 
-def _advance(position: Position, phase: Phase, counts: StepCounts, stream: dict[str, Any]) -> Position:
+def _advance(position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]) -> Position:
     """The position after a step, at the beginning of the next phase where it was the last of this one."""
-    made = position.phase_step + 1
-    ends = made == phase.steps
     return Position(
         step=position.step + 1,
         phase=position.phase + ends,
-        phase_step=0 if ends else made,
+        phase_step=0 if ends else position.phase_step + 1,
         tokens=position.tokens + counts.tokens,
         instances=position.instances + counts.instances,
         drawn=_add_drawn(position.drawn, counts.drawn),
         stream=None if ends else stream,
+        phase_seconds=0.0 if ends else counts.elapsed_seconds,
     )
 
 
@@ -162,7 +169,7 @@ def _log_step(
 ) -> None:
     """Adds the step's row to metrics.jsonl and moves the bar."""
     norm = grad_norm(run.engine, run.optimizer)
-    columns = loss_columns(sums.tolist(), counts.masked, counts.instances)
+    columns = loss_columns(sums.tolist(), counts.masked, counts.instances, run.settings.objective == WITH_NSP)
     seconds = time.monotonic() - run.step_started
     steps_left = run.settings.phases[phase_index].steps - run.position.phase_step if run.position.phase_step else 0
     names = [each.name for each in run.mixture]
@@ -175,9 +182,11 @@ def _log_step(
         **columns,
         "grad_norm": norm,
         "learning_rate": learning_rate,
+        **run.optimizer.metrics(),
         "tokens": counts.tokens,
         "instances": counts.instances,
         **run.gauge.columns(counts, seconds, phase_index, steps_left),
+        **seconds_left(run.settings, phase_index, counts.elapsed_seconds),
         "steps_skipped": run.guard.num_skipped,
         "epochs": dict(zip(names, rank_step.epochs, strict=True)),
         "drawn": dict(zip(names, drawn, strict=True)),
@@ -199,6 +208,7 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
         return
     parts = {each.name: validate(run.engine, each, run.ranks) for each in validation_sets}
     row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
+    run.position = finish_at_accuracy(run.position, row["mlm_accuracy"], run.settings)
     if len(parts) > 1:
         row["datasets"] = parts
     run.recorder.add(row)

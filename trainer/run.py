@@ -15,11 +15,13 @@ from trainer.checkpoint import load_checkpoint, read_state
 from trainer.checkpoint_saver import CheckpointSaver
 from trainer.checkpoint_store import CheckpointStore
 from trainer.engine import start_engine
+from trainer.export import VOCAB
 from trainer.model.bert import build_model
-from trainer.model.config import BertConfig, preset
+from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
+from trainer.prepare_model import prepare_model
 from trainer.ranks import Ranks, device_name, together
 from trainer.resume import choose_checkpoint, restore_run
 from trainer.run_folder import RunFolder, prepare_run
@@ -47,6 +49,7 @@ class Position:
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
         stream: State of the phase's stream; None at its beginning.
+        phase_seconds: Spent on the phase, where time decides how long it is.
         guard: State of the spike guard, in checkpoints only.
     """
 
@@ -57,6 +60,7 @@ class Position:
     instances: int = 0
     drawn: Sequence[Sequence[int]] = ()
     stream: dict[str, Any] | None = None
+    phase_seconds: float = 0.0
     guard: dict[str, Any] = field(default_factory=dict)
 
 
@@ -149,6 +153,9 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         progress.say(f"{folder.path}: this run is finished, all {position.step} steps are made")
         return None
     model = build_model(model_config, settings.seed)
+    with together(ranks):
+        for line in prepare_model(model, settings, checkpoint, folder.path / VOCAB):
+            progress.say(line)
     optimizer = build_optimizer(model, settings)
     engine = start_engine(model, optimizer, deepspeed, ranks)
     if checkpoint is not None:
@@ -195,11 +202,7 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
     Raises:
         ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a vocabulary given twice.
     """
-    if "vocab_size" in settings.model.overrides:
-        raise ValueError("model.overrides sets vocab_size; the dataset's vocabulary decides it, leave it out")
-    config = preset(
-        settings.model.preset, vocab_size=mixture[0].dataset.manifest.vocab_size, **settings.model.overrides
-    )
+    config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
     for index, phase in enumerate(settings.phases):
         for each in mixture:
             each.dataset.num_passes("train", phase.seq_len)

@@ -22,7 +22,8 @@ import yaml
 
 from pipeline.shards.growing import UNKNOWN_HASH
 from trainer.model.config import BertConfig
-from trainer.settings import PretrainSettings, changes
+from trainer.settings import PretrainSettings
+from trainer.settings_changes import changes
 from trainer.stream.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"

@@ -21,6 +21,7 @@ from torch import Tensor
 from pipeline.shards.storage import StorageError
 from trainer.checkpoint import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
 from trainer.optim.sharded import ShardedOptimizer
+from trainer.partitions import iterate_weights
 from trainer.ranks import Ranks, together
 
 
@@ -64,7 +65,7 @@ class HostCopies:
 def take_snapshot(
     position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer, ranks: Ranks, copies: HostCopies
 ) -> Snapshot:
-    """Copies what this rank writes of a checkpoint; no communication.
+    """Copies what this rank writes of a checkpoint; called by all ranks, which ZeRO-3 lets gather the weights.
 
     Args:
         position: See Snapshot.
@@ -85,8 +86,9 @@ def take_snapshot(
             for piece in optimizer.fragments
         }
         pieces[name] = {piece.name: [piece.start, piece.numel] for piece in optimizer.fragments}
+    weights = {key: copies.copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)}
     if ranks.rank == 0:
-        files[MODEL] = {key: copies.copy(f"{MODEL}/{key}", each) for key, each in engine.module.state_dict().items()}
+        files[MODEL] = weights
     return Snapshot(dict(position), optimizer.num_updates, files, pieces)
 
 

@@ -1,54 +1,19 @@
-"""Settings of a pretraining run: every default, meaning and unit in one place. Imports the stdlib and the schedule.
+"""Settings of a pretraining run: every default, meaning and unit in one place.
+
+Imports the stdlib, the schedule and the model's config.
 
 Files in configs/pretrain state what differs from these defaults, and flags what differs from the file.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from trainer.model.config import BertConfig, preset
+from trainer.model_settings import ModelSettings, OptimizerSettings
 from trainer.optim.schedule import Schedule
 from trainer.safety_settings import CheckpointSettings, SafetySettings
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which BERT.
-
-    Attributes:
-        preset: A released size: tiny, mini, small, medium, base or large.
-        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout": 0.0}. The
-            vocabulary's size is the dataset's and cannot be set.
-    """
-
-    preset: str = "base"
-    overrides: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
-
-    Attributes:
-        name: adamw, or lamb for batches of many thousands: its steps are scaled to the norm of each tensor.
-        beta1: Decay rate of the running mean of gradients.
-        beta2: Decay rate of the running mean of their squares.
-        eps: Added to the root of the second mean; 1e-6 as in google-research/bert.
-        weight_decay: Decoupled: weights shrink by learning rate * weight_decay a step.
-        bias_correction: Whether both means are corrected for their start at 0. google-research/bert does not;
-            torch.optim.AdamW does.
-        max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
-    """
-
-    name: Literal["adamw", "lamb"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    bias_correction: bool = True
-    max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +29,10 @@ class Phase:
         warmup_steps: The same as a number of steps; give one of the two.
         end_lr: Learning rate reached at the end of the decay.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        optimizer_state: Whether the optimizer's running means carry over from the phase before or start at zero.
+        decay_from: Where the decay is drawn from: warmup, its end, as in Hugging Face's schedules; or start, the
+            phase's first step, as google-research/bert and NVIDIA do, so that the rate jumps where the warm-up ends.
+        optimizer_state: keep carries the optimizer's running means over from the phase before, reset starts them at
+            zero; zero_step carries them over and counts updates for the bias correction anew, as NVIDIA does.
     """
 
     seq_len: int
@@ -75,7 +43,8 @@ class Phase:
     warmup_steps: int | None = None
     end_lr: float = 0.0
     decay_power: float = 1.0
-    optimizer_state: Literal["keep", "reset"] = "keep"
+    decay_from: Literal["warmup", "start"] = "warmup"
+    optimizer_state: Literal["keep", "reset", "zero_step"] = "keep"
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "global_batch", "steps"):
@@ -96,7 +65,8 @@ class Phase:
     @property
     def schedule(self) -> Schedule:
         """The learning rate of each step of the phase."""
-        return Schedule(self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power)
+        start = self.num_warmup_steps if self.decay_from == "warmup" else 0
+        return Schedule(self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power, start)
 
 
 @dataclass(frozen=True)
@@ -106,10 +76,13 @@ class ValidationSettings:
     Attributes:
         interval: Optimizer steps between two measurements; 0 measures at the end of each phase only.
         num_instances: How many instances of the validation split, from its first on; 0 takes all.
+        stop_at_mlm_accuracy: The run is finished as soon as a measurement reaches this masked-LM accuracy, 0.72 in
+            MLPerf; the split must then hold num_instances. null trains all steps.
     """
 
     interval: int = 1_000
     num_instances: int = 10_000
+    stop_at_mlm_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +96,13 @@ class PretrainSettings:
         output: The run's folder: settings, metrics and checkpoints.
         phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
         steps: Optimizer steps of each phase, in place of the phases' own `steps`.
+        objective: mlm+nsp as in BERT, mlm alone, or left-to-right: causal attention, every token predicted from those
+            before it, no NSP. What trains no head leaves it as it was.
+        init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a released Google
+            checkpoint (bert_config.json, bert_model.ckpt), or an export of ours. Sizes and vocabulary must be equal.
+        init_from_pickle: Also take pytorch_model.bin in that folder, a pickle; only for a file you trust.
+        budget_hours: Hours of training; phases then take shares of them, in proportion to their steps, and the
+            learning rate follows the time instead of the steps. null trains by steps.
         model: Which BERT.
         optimizer: How weights are updated.
         validation: When and on what the validation loss is measured.
@@ -130,9 +110,12 @@ class PretrainSettings:
         safety: What is done about bad gradients, hung ranks and corrupted memory.
         precision: Of weights and activations in forward and backward passes, fp32 or bf16. Gradients are summed,
             and weights updated, in fp32 either way.
-        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well.
+        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3
+            weights as well (adamw only).
         deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
         micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
+        activation_checkpointing: Keep only each layer's input for the backward pass and compute the rest again.
+        compile: Compile what surrounds attention with torch.compile, once for all lengths; not with zero_stage 3.
         seed: Of weights, dropout and the order of instances.
         skip: Stream positions never to train on, `PHASE:START-STOP` each, such as 0:51200-51456: from START up to
             before STOP. For bad data: go back to a checkpoint before it, then continue with this.
@@ -155,15 +138,21 @@ class PretrainSettings:
     output: str
     phases: list[Phase]
     steps: list[int] = field(default_factory=list)
+    objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
+    init_from: str | None = None
+    init_from_pickle: bool = False
+    budget_hours: float | None = None
     model: ModelSettings = field(default_factory=ModelSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     safety: SafetySettings = field(default_factory=SafetySettings)
     precision: Literal["fp32", "bf16"] = "fp32"
-    zero_stage: Literal[0, 1, 2] = 1
+    zero_stage: Literal[0, 1, 2, 3] = 1
     deepspeed: str | None = None
     micro_tokens: int = 16_384
+    activation_checkpointing: bool = False
+    compile: bool = False
     seed: int = 0
     skip: list[str] = field(default_factory=list)
     follow: bool = False
@@ -177,9 +166,27 @@ class PretrainSettings:
     peak_tflops: float | None = None
 
     @property
-    def num_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return sum(phase.steps for phase in self.phases)
+    def num_steps(self) -> int | None:
+        """Optimizer steps of the whole run; None where time decides."""
+        return sum(phase.steps for phase in self.phases) if self.budget_hours is None else None
+
+    def budget_seconds(self, phase: int) -> float | None:
+        """A phase's share of the time budget; None where steps decide."""
+        if self.budget_hours is None:
+            return None
+        return 3_600 * self.budget_hours * self.phases[phase].steps / sum(each.steps for each in self.phases)
+
+    def model_config(self, vocab_size: int) -> BertConfig:
+        """The model, with the dataset's vocabulary.
+
+        Raises:
+            ValueError: An override that is decided elsewhere, or sizes that do not fit each other.
+        """
+        for name, decider in (("vocab_size", "the dataset's vocabulary"), ("is_causal", "objective")):
+            if name in self.model.overrides:
+                raise ValueError(f"model.overrides sets {name}; {decider} decides it, leave it out")
+        is_causal = self.objective == "left-to-right"
+        return preset(self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides)
 
     def skipped(self, phase: int) -> list[tuple[int, int]]:
         """Stretches of positions of one phase's stream to leave out.
@@ -193,14 +200,6 @@ class PretrainSettings:
                 raise ValueError(f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}")
         rows = [tuple(map(int, match.groups())) for match in matches.values() if match]
         return [(start, stop) for index, start, stop in rows if index == phase]
-
-
-# Settings that a continued run may change: they move work and files around, not what is learned.
-# The data and what was skipped are checked by content, in the run's folder and in the stream's state.
-FREE_ON_RESUME = (
-    "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes", "cache_dir", "cache_bytes", "tensorboard", "wandb", "profile", "peak_tflops",
-)  # fmt: skip
 
 
 def resolve(settings: PretrainSettings) -> PretrainSettings:
@@ -220,6 +219,7 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     if settings.micro_tokens < longest:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
     settings.skipped(0)
+    _check_training(settings)
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:
             raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
@@ -229,19 +229,17 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     return dataclasses.replace(settings, phases=phases, steps=[])
 
 
-def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Settings, as plain values, that differ between two runs and may not: (key, old value, new value)."""
-    for key in sorted({*old, *new}):
-        if not prefix and key in FREE_ON_RESUME:
-            continue
-        yield from _changes_of_value(f"{prefix}{key}", old.get(key), new.get(key))
-
-
-def _changes_of_value(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        yield from changes(old, new, f"{key}.")
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, pair in enumerate(zip(old, new, strict=True)):
-            yield from _changes_of_value(f"{key}.{index}", *pair)
-    elif old != new:
-        yield key, old, new
+def _check_training(settings: PretrainSettings) -> None:
+    """Refuses combinations that would train something else than was asked."""
+    if settings.zero_stage == 3 and settings.optimizer.name == "lamb":
+        raise ValueError(
+            "optimizer lamb cannot run under zero_stage 3: its trust ratios were held to single-process LAMB on the "
+            "partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or optimizer adamw"
+        )
+    if settings.zero_stage == 3 and settings.compile:
+        raise ValueError("compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2")
+    if settings.budget_hours is not None and settings.budget_hours <= 0:
+        raise ValueError(f"budget_hours is {settings.budget_hours}; it must be above 0, or null to train by steps")
+    target = settings.validation.stop_at_mlm_accuracy
+    if target is not None and not 0 < target <= 1:
+        raise ValueError(f"validation.stop_at_mlm_accuracy is {target}; an accuracy is above 0 and at most 1")

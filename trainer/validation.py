@@ -16,10 +16,11 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import Patience, wait_for_pass
 from trainer.engine import forward_sums, stack_sums
 from trainer.metrics import loss_columns, unigram_entropy
+from trainer.objectives import WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.ranks import Ranks, together
 from trainer.settings import PretrainSettings
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.packing import MicroBatch
+from trainer.stream.packing import MicroBatch, empty_micro_batch
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.source import Mixture, WeightedDataset
 
@@ -35,6 +36,7 @@ class ValidationSet:
         instances: Of all ranks.
         masked: Masked positions of all ranks.
         unigram_entropy: Of the text of all ranks, in nats; see `trainer.metrics`.
+        has_nsp: Whether next sentences are predicted.
     """
 
     name: str
@@ -43,6 +45,7 @@ class ValidationSet:
     instances: int
     masked: int
     unigram_entropy: float
+    has_nsp: bool = True
 
 
 def load_validation_sets(
@@ -54,12 +57,18 @@ def load_validation_sets(
 
     Raises:
         FileNotFoundError: Patience with a build that is still running ended; the same on every rank.
+        ValueError: The run is to stop at an accuracy, and too few instances are held out for it.
     """
     held_out = [
         each
         for each in mixture
         if ("validation", seq_len) in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
     ]
+    if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
+        raise ValueError(
+            f"no dataset holds out instances of {seq_len} tokens, and validation.stop_at_mlm_accuracy ends the run by "
+            "an accuracy on them; build with documents held out, or leave it away"
+        )
     with together(ranks):
         for each in held_out:
             wait_for_pass(each.dataset, "validation", seq_len, 0, patience)
@@ -69,7 +78,13 @@ def load_validation_sets(
 def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks) -> ValidationSet:
     dataset = source.dataset
     size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))
-    instances = min(size, settings.validation.num_instances or size)
+    wanted = settings.validation.num_instances or size
+    if settings.validation.stop_at_mlm_accuracy is not None and size < wanted:
+        raise ValueError(
+            f"{dataset.url} holds out {size} instances of {seq_len} tokens, validation.num_instances is {wanted} and "
+            "the run stops at an accuracy on all of them; build with more documents held out, or ask for fewer"
+        )
+    instances = min(size, wanted)
     share = iterate_validation(
         dataset,
         seq_len,
@@ -79,11 +94,17 @@ def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ran
         max_instances=instances,
         reading=ReadSettings(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
     )
-    micro_batches = list(share)
+    read = list(share)
+    entropy = unigram_entropy(_count_text(read, dataset, ranks))
+    micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in read]
     masked = torch.tensor(sum(len(batch.masked_labels) for batch in micro_batches))
     torch.distributed.all_reduce(masked, group=ranks.counts_group)
-    entropy = unigram_entropy(_count_text(micro_batches, dataset, ranks))
-    return ValidationSet(source.name, source.weight, micro_batches, instances, int(masked), entropy)
+    most = torch.tensor(len(micro_batches))
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=ranks.counts_group)
+    # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
+    micro_batches += [empty_micro_batch()] * (int(most) - len(micro_batches))
+    has_nsp = settings.objective == WITH_NSP
+    return ValidationSet(source.name, source.weight, micro_batches, instances, int(masked), entropy, has_nsp)
 
 
 @torch.no_grad()
@@ -96,7 +117,7 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
         totals += stack_sums(forward_sums(model, batch, ranks.device))
     model.train()
     torch.distributed.all_reduce(totals)
-    columns = loss_columns(totals.tolist(), validation_set.masked, validation_set.instances)
+    columns = loss_columns(totals.tolist(), validation_set.masked, validation_set.instances, validation_set.has_nsp)
     facts = {"instances": validation_set.instances, "masked": validation_set.masked}
     return {**columns, "unigram_entropy": validation_set.unigram_entropy, **facts}
 
@@ -114,8 +135,8 @@ def format_validation(columns: Mapping[str, Any]) -> str:
     """One line for people."""
     return (
         f"validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
-        f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}; NSP accuracy "
-        f"{columns['nsp_accuracy']:.3f}"
+        f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}"
+        + (f"; NSP accuracy {columns['nsp_accuracy']:.3f}" if "nsp_accuracy" in columns else "")
     )
 
 
@@ -123,8 +144,7 @@ def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -
     """How often each token [V] stands in the text as it was before masking, over all ranks; no [CLS], [SEP]."""
     counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for batch in batches:
-        text_T = batch.input_ids.long().index_copy(0, batch.masked_positions.long(), batch.masked_labels.long())
-        counts_V += torch.bincount(text_T, minlength=len(counts_V))
+        counts_V += torch.bincount(unmasked_text(batch), minlength=len(counts_V))
     special = dataset.manifest.special_ids
     counts_V[[special["cls"], special["sep"]]] = 0
     torch.distributed.all_reduce(counts_V, group=ranks.counts_group)

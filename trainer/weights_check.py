@@ -58,7 +58,9 @@ class WeightsCheck:
         if not self._interval:
             return
         has_drifted = self._left is not None and self._left != self._own()
-        mine = torch.tensor([int(checksum(self._parameters)), has_drifted], dtype=torch.int64)
+        # Under ZeRO-3 no two ranks hold the same weights.
+        bits = 0 if self._optimizer.has_partitioned_weights else int(checksum(self._parameters))
+        mine = torch.tensor([bits, has_drifted], dtype=torch.int64)
         rows = [torch.zeros_like(mine) for _ in range(self._ranks.world_size)]
         torch.distributed.all_gather(rows, mine, group=self._ranks.counts_group)
         suspects = find_suspects([(int(row[0]), bool(row[1])) for row in rows])

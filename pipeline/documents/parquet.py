@@ -31,7 +31,7 @@ def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOp
             table = ParquetFile(file)
             _check_column(table, text_field, file_range.url)
             for group, first_row in _own_groups(table.metadata, file_range):
-                batches = table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=[text_field])
+                batches = table.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[text_field], use_threads=False)
                 yield from _read_batches(batches, first_row)
         # Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
         except (ArrowException, OSError, RuntimeError, MemoryError, OverflowError, UnicodeError) as error:

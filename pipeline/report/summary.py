@@ -130,7 +130,9 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
     """sources.parquet; None where there is none."""
     if not file_exists(dataset.filesystem, f"{dataset.root}/{SOURCES}"):
         return None
-    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(dataset.read_file(SOURCES))).to_pylist()
+    rows: list[dict[str, Any]] = (
+        pq.ParquetFile(io.BytesIO(dataset.read_file(SOURCES))).read(use_threads=False).to_pylist()
+    )
     return rows
 
 

@@ -3,16 +3,16 @@
     python -m scripts.bench.mediawiki --input enwiki-pages-articles.xml.bz2 --vocab vocab.txt --copies 8
 
 The dump is written anew as a multistream .bz2, PAGES_A_STREAM pages a stream, as often as `--copies` says, each time
-with other titles and another first word in every article, so that none is a duplicate. Seconds are those of the tokens
-stage as the build reports them, without the start-up of Python; on a machine that others use, look at CPU seconds.
+with other titles and another first word in every article, so that none is a duplicate. Builds with one worker and with
+two take turns. Seconds are those of the tokens stage, sampled (scripts/bench/stages.py says what `path_seconds` is); on
+a machine that others use, look at these and at CPU seconds.
 """
 
 import argparse
 import bz2
 import json
+import os
 import re
-import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.wikitext import parse_wikitext
 from scripts.bench.measured import cpu_seconds, print_result, summarize
+from scripts.bench.stages import run_stages
 
 PAGES_A_STREAM = 25
 _PAGE = re.compile(rb"  <page>.*?</page>\n", re.DOTALL)
@@ -41,13 +42,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         dump = Path(folder, "dump-multistream.xml.bz2")
         dump.write_bytes(b"".join(write_streams(bz2.decompress(Path(config.input).read_bytes()), config.copies)))
-        runs = {
-            workers: [measure_build(str(dump), config.vocab, workers, folder) for _ in range(config.repeat)]
-            for workers in (1, 2)
-        }
+        runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
+        for _ in range(config.repeat):
+            for workers, found in runs.items():
+                found.append(measure_build(str(dump), config.vocab, workers, folder))
         wikitext = measure_wikitext(str(dump), config.repeat)
         size = dump.stat().st_size
-    seconds = {workers: summarize([run["seconds"] for run in found]) for workers, found in runs.items()}
+    times = {
+        name: {workers: summarize([run[name] for run in found]) for workers, found in runs.items()}
+        for name in ("load", "seconds", "cpu_seconds", "path_seconds")
+    }
     roots = {run["root_hash"] for found in runs.values() for run in found}
     assert len(roots) == 1, f"root hashes differ: {roots}"
     print_result(
@@ -55,9 +59,10 @@ def main() -> int:
         vars(config),
         ("apache-beam", "mwparserfromhell", "numpy"),
         stored_bytes=size,
-        seconds_of_tokens_stage=seconds,
-        cpu_seconds_of_build={w: summarize([run["cpu_seconds"] for run in found]) for w, found in runs.items()},
-        times_one_worker=round(seconds[1]["median"] / seconds[2]["median"], 2),
+        tokens_stage=times,
+        times_one_worker={
+            name: round(times[name][1]["median"] / times[name][2]["median"], 2) for name in ("seconds", "path_seconds")
+        },
         root_hash=roots.pop(),
         wikitext=wikitext,
     )
@@ -77,19 +82,15 @@ def write_streams(xml: bytes, copies: int) -> Iterator[bytes]:
 
 
 def measure_build(dump: str, vocab: str, workers: int, folder: str) -> dict[str, Any]:
-    """Seconds of the tokens stage and CPU seconds of the whole build, in a process of its own."""
+    """What the tokens stage of a build takes, in processes of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
         data = f"{output}/data"
         command = [sys.executable, "-m", "pipeline", "build", "--input", dump, "--vocab", vocab, "--output", data]
-        command += ["--workers", str(workers), "--passes", "1", "--part_bytes", str(2**20)]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        report = json.loads(Path(data, "report.json").read_text())
+        command += ["--workers", str(workers), "--passes", "1"]
+        load = os.getloadavg()[0]
+        stages = run_stages(command, Path(data)).stages
         manifest = json.loads(Path(data, "manifest.json").read_text())
-    cpu = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
-    seconds = report["build"]["seconds"]["tokens"]
-    return {"seconds": seconds, "cpu_seconds": cpu, "root_hash": manifest["root_hash"]}
+    return stages["tokens"] | {"load": load, "root_hash": manifest["root_hash"]}
 
 
 def measure_wikitext(dump: str, repeat: int) -> dict[str, Any]:

@@ -1,32 +1,22 @@
 """Calls the compiled loops of pairs and masks with arrays that fit and arrays that do not, under gcc's sanitizers.
 
-    python scripts/soak/fuzz_instances.py --seconds 60 --output scripts/soak/results/DATE-fuzz-instances.json
+    python -m scripts.soak.fuzz_instances --seconds 60 --output scripts/soak/results/DATE-fuzz-instances.json
 
-pipeline._instances is compiled anew with -fsanitize=address,undefined into a temporary folder and loaded from there.
 Random arrays that fit each other are changed now and then: cut, lengthened, single values replaced by extremes. A call
 must return or raise a ValueError; the first access outside an array, overflow or misaligned read ends the run.
 """
 
-import argparse
-import json
-import os
-import platform
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-ROOT = Path(__file__).parents[2]
+from scripts.soak.sanitized import run_sanitized
+
 CHANGED_SHARE = 0.06
 Array = npt.NDArray[Any]
 
@@ -113,58 +103,9 @@ class Draws:
         return values
 
 
-def main() -> int:
-    """Builds and starts the child that fuzzes, or is that child."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="JSON file for the result")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    own = parser.parse_args()
-    if own.child:
-        print(json.dumps(fuzz(load(own.child), own.seconds, own.seed)))
-        return 0
-    with tempfile.TemporaryDirectory(prefix="beambert-fuzz-") as folder:
-        module = compile_module(Path(folder))
-        command = [sys.executable, __file__, "--seconds", str(own.seconds), "--seed", str(own.seed)]
-        libraries = " ".join(_ask_compiler(f"-print-file-name=lib{name}.so") for name in ("asan", "ubsan"))
-        environment = os.environ | {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0"}
-        done = subprocess.run([*command, "--child", str(module)], env=environment, stdout=subprocess.PIPE, check=False)
-    calls = json.loads(done.stdout) if done.returncode == 0 else {}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    result = {
-        "soak": "fuzz_instances", "commit": commit.stdout.strip(), "python": platform.python_version(),
-        "seconds": own.seconds, "seed": own.seed, "findings": int(done.returncode != 0), "calls": calls,
-    }  # fmt: skip
-    print(json.dumps(result))
-    if own.output:
-        own.output.write_text(json.dumps(result) + "\n")
-    return done.returncode
-
-
-def compile_module(folder: Path) -> Path:
-    """pipeline._instances with sanitizers that end the process."""
-    module = folder / "_instances.abi3.so"
-    sources = [ROOT / "pipeline/_instances.c", *sorted(ROOT.glob("pipeline/native/*.c"))]
-    flags = ["-shared", "-fPIC", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined"]
-    include = f"-I{sysconfig.get_paths()['include']}"
-    command = ["gcc", *flags, "-fno-sanitize-recover=all", include, *map(str, sources), "-o", str(module)]
-    subprocess.run(command, check=True)
-    return module
-
-
-def load(path: Path) -> Any:
-    """The module in that file."""
-    spec = spec_from_file_location("pipeline._instances", loader=ExtensionFileLoader("pipeline._instances", str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def fuzz(loops: Any, seconds: float, seed: int) -> dict[str, int]:
+def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int]:
     """Calls, by loop and by whether the arrays were taken."""
+    loops = modules["pipeline._instances"]
     draws, calls = Draws(seed), Counter[str]()
     targets: list[tuple[Callable[[], tuple[Any, ...]], Any]] = [
         (draws.pairs, loops.make_pairs), (draws.gather, loops.gather_pairs), (draws.masks, loops.mask_instances)
@@ -185,9 +126,5 @@ def _offsets(lengths: Array) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def _ask_compiler(flag: str) -> str:
-    return subprocess.run(["gcc", flag], capture_output=True, text=True, check=True).stdout.strip()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sanitized(__file__, __doc__ or "", ["pipeline._instances"], fuzz))

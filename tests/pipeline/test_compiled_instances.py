@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline.compiled_instances as compiled
+from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
 from pipeline.gather import gather_pairs
 from pipeline.masking import MaskingRule, mask_run
 from pipeline.pairs import make_pairs
+from pipeline.shards.block import block_digest
+from pipeline.token_parts import TokenizedDocument
 from tokenizer.compiled import load
 
 CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
@@ -109,6 +112,24 @@ def test_masks_draw_as_often_from_their_generator():
         arguments = ids[: 8 * count], offsets[: count + 1], a_length[:count], rule
         one, other = both(lambda run: (mask_run(*run, rng := Random(5)), rng.random()), arguments)
         assert one[1] == other[1]
+
+
+@pytest.mark.parametrize("token_dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("weights", [(), (1_500_000, 300_000)])
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_the_blocks_of_a_bucket(token_dtype, weights, whole_words):
+    rng = np.random.default_rng(3)
+    documents = []
+    for _ in range(60):
+        lengths = rng.integers(1, 70, rng.integers(1, 40)).astype(np.uint16)
+        tokens = rng.integers(0, SIZE, lengths.sum(dtype=np.int64)).astype(token_dtype)
+        documents.append(TokenizedDocument(rng.bytes(16), 0, lengths, tokens, source=int(rng.integers(0, 2))))
+    masking = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS if whole_words else None)
+    rule = InstanceRule(128, 12345, 0.1, CLS, SEP, masking, "exact", weights)
+    bucket = gather_documents(documents)
+    one, other = both(lambda: [block_digest(block) for block in build_bucket(bucket, rule, 1, "train-0")])
+    assert one == other
+    assert len(one) > 0
 
 
 def call_pairs(**changes):

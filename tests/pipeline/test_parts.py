@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.documents.files import FileRange
-from pipeline.documents.parts import InputFile, Part, find_inputs, plan_parts
+from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 
 URL = "memory://cut/file"
@@ -77,6 +77,20 @@ def test_small_files_are_gathered_and_large_ones_cut():
     assert parts == plan_parts(files[::-1], "jsonl", 9)
     assert len({part.key for part in parts}) == 4
     assert len(plan_parts(files, "text", 1)) == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "expected"),
+    [
+        ({"/a.txt": 2**30}, 2**25, 2**25),
+        ({"/a.txt": 2**26}, 2**25, 2**21),
+        ({"/a.txt.zst": 2**24, "/b.txt": 2**26}, 2**25, 2**22),
+        ({"/a.txt": 9}, 2**25, 2**20),
+        ({"/a.txt": 9}, 2**14, 2**14),
+    ],
+)
+def test_a_small_corpus_has_small_parts(sizes, most, expected):
+    assert choose_part_bytes([InputFile(url, size) for url, size in sizes.items()], most) == expected
 
 
 def test_the_key_of_a_part_is_fixed():

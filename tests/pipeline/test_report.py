@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -157,6 +159,15 @@ def test_the_report_measures_what_the_shards_hold(built):
     assert train["masks"]["p"] > 0.001
     assert train["mask_positions"]["p"] > 0.001
     assert {each["is_random_next"] for each in train["sample_instances"]} == {False, True}
+
+
+def test_a_reader_of_the_report_may_leave(built):
+    """As `| head` does, whose exit code is its own; that of the command is the one shells know for SIGPIPE."""
+    command = [sys.executable, "-m", "pipeline", "report", built.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
 
 
 def test_the_page_is_the_report_and_nothing_else(built):

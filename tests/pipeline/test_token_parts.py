@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import index_rows
 from pipeline.buckets import plan_buckets, prefix_of
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_index import build_index, read_bucket
@@ -84,6 +85,23 @@ def test_copies_are_counted_once(tmp_path):
     totals = write_parts(tmp_path, [documents, documents[:7], documents[:2]])[3]
     assert (totals.documents, totals.duplicates) == (50, 9)
     assert totals.documents_hash == write_parts(tmp_path / "plain", [documents])[3].documents_hash
+
+
+def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
+    documents = [make_document(number) for number in range(900)]
+    filesystem, root, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
+
+    def read():
+        groups = index_rows.iterate_index(filesystem, root, names)
+        return [[values.tolist() for values in group] for group in groups]
+
+    expected = read()
+    assert len(expected) == 256
+    assert sum(len(rows) for rows, *_ in expected) == 1000
+    assert all(row[0] >> 56 == group for group, (rows, *_) in enumerate(expected) for row in rows)
+    for number in (1, 7, 100):
+        monkeypatch.setattr(index_rows, "_ROWS_AT_ONCE", number)
+        assert read() == expected
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 8])

@@ -133,7 +133,7 @@ def test_help_lists_the_commands(commands, capsys):
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
-@pytest.mark.parametrize("arguments", [["pipeline", "--help"], ["pipeline", "build", "--help"], ["trainer", "--help"]])
+@pytest.mark.parametrize("arguments", [["pipeline", "--help"], ["trainer", "--help"]])
 def test_a_reader_that_leaves_ends_a_command_without_a_word(arguments, closed):
     """As `| head` and `2>&1 | head` leave: the exit code is that of SIGPIPE, as shells say it."""
     arguments = arguments if closed == "stdout" else [arguments[0], "no-such-command"]

@@ -27,6 +27,7 @@ ALLOWED = {
     "trainer": {
         "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.look", "torch", "deepspeed",
         "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
+        "google_crc32c",
     },
 }  # fmt: skip
 OWN_ROOM = {

@@ -81,7 +81,9 @@ def test_sources_are_packaged_with_their_c(clean_checkout):
     with tarfile.open(build("sdist", clean_checkout)) as archive:
         packaged = {name.partition("/")[2] for name in archive.getnames()}
     sources = {
-        str(path.relative_to(ROOT)) for room in ("pipeline", "tokenizer") for path in (ROOT / room).rglob("*.[ch]")
+        str(path.relative_to(ROOT))
+        for room in ("pipeline", "tokenizer", "trainer")
+        for path in (ROOT / room).rglob("*.[ch]")
     }
     assert "tokenizer/_matcher.c" in sources
     assert sources <= packaged

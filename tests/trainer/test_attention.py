@@ -17,21 +17,24 @@ def random_qkv(num_tokens, *, heads=2, size=8, seed=0, dtype=torch.float32, devi
     return [draw.to(device=device, dtype=dtype).requires_grad_() for draw in draws]
 
 
-def oracle(q_TAD, k_TAD, v_TAD, lengths):
+def oracle(q_TAD, k_TAD, v_TAD, lengths, is_causal=False):
     """Softmax attention written out, one sequence at a time."""
     contexts = []
     for q, k, v in zip(q_TAD.split(lengths), k_TAD.split(lengths), v_TAD.split(lengths), strict=True):
         scores = torch.einsum("qad,kad->aqk", q, k) / q.shape[-1] ** 0.5
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(len(q), len(q)).triu(1).bool(), -torch.inf)
         contexts.append(torch.einsum("aqk,kad->qad", scores.softmax(-1), v))
     return torch.cat(contexts)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 7, 64, 33, 12], [32, 32, 64], [100, 2]])
-def test_padded_equals_attention_written_out(lengths):
+def test_padded_equals_attention_written_out(lengths, is_causal):
     q, k, v = random_qkv(sum(lengths))
     sequences = PackedSequences(cu_seqlens_of(lengths), max(lengths))
-    context = attention(q, k, v, sequences, 0.0, "padded")
-    expected = oracle(q, k, v, lengths)
+    context = attention(q, k, v, sequences, 0.0, "padded", is_causal)
+    expected = oracle(q, k, v, lengths, is_causal)
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-6)
     weights = torch.linspace(-1, 1, context.numel()).view_as(context)
     gradients = torch.autograd.grad((context * weights).sum(), (q, k, v))
@@ -118,25 +121,27 @@ def test_on_a_gpu_auto_follows_dropout(monkeypatch):
     assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "padded"
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("backend", ["varlen", "flash"])
-def test_kernels_are_called_as_this_torch_declares_them(backend, monkeypatch):
+def test_kernels_are_called_as_this_torch_declares_them(backend, is_causal, monkeypatch):
     """On meta tensors: shapes and a backward, without a GPU."""
     monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
     q, k, v = (torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3))
     sequences = PackedSequences(torch.empty(4, dtype=torch.int32, device="meta"), 5)
-    context = attention(q, k, v, sequences, 0.0 if backend == "varlen" else 0.1, backend)
+    context = attention(q, k, v, sequences, 0.0 if backend == "varlen" else 0.1, backend, is_causal)
     assert context.shape == q.shape
     context.sum().backward()
     assert q.grad.shape == k.grad.shape == v.grad.shape == q.shape
 
 
 @needs_gpu
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("backend", ["varlen", "flash"])
-def test_kernels_equal_padded_on_a_gpu(backend):
+def test_kernels_equal_padded_on_a_gpu(backend, is_causal):
     lengths = [5, 130, 64, 1, 512]
     sequences = PackedSequences(cu_seqlens_of(lengths).cuda(), max(lengths))
     q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
-    context, expected = (attention(q, k, v, sequences, 0.0, name) for name in (backend, "padded"))
+    context, expected = (attention(q, k, v, sequences, 0.0, name, is_causal) for name in (backend, "padded"))
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-2)
     gradients = torch.autograd.grad(context.float().square().sum(), (q, k, v))
     expected_gradients = torch.autograd.grad(expected.float().square().sum(), (q, k, v))

@@ -36,7 +36,7 @@ CONFIG = BertConfig(
 )
 WITHOUT_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
 GLOBAL_BATCH = [[7, 5], [9, 6], [12, 3], [8, 8], [11, 4], [6, 6]]
-STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (1, "bf16"), (2, "bf16")]
+STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
 
 
 def make_engine(config, stage, precision, ranks):
@@ -81,7 +81,7 @@ def main(launch, folder):
         results["1 to 2"] = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks)
     if launch == "load-on-one":
         path = folder / "elastic" / "step-00000003"
-        for stage in (0, 1, 2):
+        for stage in (0, 1, 2, 3):
             results[f"elastic {stage}"] = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
         engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
         load_checkpoint(path, engine, optimizer, ranks)
@@ -89,7 +89,8 @@ def main(launch, folder):
         results["faults"] = [fault_of(damaged, ranks) for damaged in make_damaged(path, folder)]
     if launch == "load-on-three":
         path = folder / "alone" / "step-00000003"
-        results["elastic 2"] = load_and_train(path, WITHOUT_DROPOUT, 2, "fp32", ranks)
+        for stage in (2, 3):
+            results[f"elastic {stage}"] = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
         results["faults"] = [fault_of(folder / "damaged-0" / "step-00000003", ranks)]
     (folder / f"{launch}-{ranks.rank}.json").write_text(json.dumps(results))
     stop_ranks()
@@ -143,7 +144,9 @@ def test_resume_on_the_same_ranks_is_exact_to_the_last_bit(launches, stage, prec
         ("load-on-one", "elastic 0"),
         ("load-on-one", "elastic 1"),
         ("load-on-one", "elastic 2"),
+        ("load-on-one", "elastic 3"),
         ("load-on-three", "elastic 2"),
+        ("load-on-three", "elastic 3"),
     ],
 )
 def test_any_number_of_ranks_and_any_stage_continues(launches, launch, key):
@@ -162,8 +165,9 @@ def test_a_damaged_file_is_named_on_every_rank(launches):
         assert "fragments-00001-of-00002.safetensors: sha256 is" in fault
 
 
-def test_files_say_what_they_are(launches):
-    path = launches / "1-fp32" / "step-00000003"
+@pytest.mark.parametrize("stage", [1, 3])
+def test_files_say_what_they_are(launches, stage):
+    path = launches / f"{stage}-fp32" / "step-00000003"
     assert sorted(file.name for file in path.iterdir()) == [
         "COMMITTED",
         "fragments-00000-of-00002.safetensors",

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -45,6 +46,34 @@ def test_transformers_opens_the_model_whole_and_computes_the_same(model, tmp_pat
         mlm_logits, nsp_logits = ours(model, batch["input_ids"][0].tolist())
     torch.testing.assert_close(output.prediction_logits[0], mlm_logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(output.seq_relationship_logits, nsp_logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"pre_norm": True}, transformers.MegatronBertForPreTraining),
+        ({"is_causal": True}, transformers.BertForPreTraining),
+        ({"pre_norm": True, "is_causal": True}, transformers.MegatronBertForPreTraining),
+    ],
+)
+def test_variants_open_as_what_transformers_calls_them(changes, kind, tmp_path):
+    config = dataclasses.replace(CONFIG, **changes)
+    model = build_model(config, seed=5).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
+    export_hf(model.state_dict(), config, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={})
+    theirs, loading = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    input_ids = [2, 5, 6, 4, 8, 9, 3, 7, 11]
+    with torch.no_grad():
+        output = theirs.eval()(torch.tensor([input_ids]), token_type_ids=torch.zeros(1, 9, dtype=torch.long))
+        mlm_logits, nsp_logits = ours(model, input_ids)
+    torch.testing.assert_close(output.prediction_logits[0], mlm_logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.seq_relationship_logits, nsp_logits, rtol=0, atol=1e-5)
+    again, state = load_hf(str(tmp_path / "out"))
+    assert again == config
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_auto_classes_open_it(model, tmp_path):

@@ -1,6 +1,11 @@
 """The optimizers without DeepSpeed: equal to torch.optim.AdamW and to the formulas written out."""
 
+import importlib
 import math
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,6 +81,26 @@ def test_lamb_follows_its_formula():
     torch.testing.assert_close(matrix.detach().double().flatten(), by_hand[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(bias.detach().double(), by_hand[1], rtol=0, atol=1e-6)
     assert optimizer.trust_ratios_P[1] == 1.0
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed (it comes with its own torchvision)")
+def test_lamb_equals_timms():
+    """bias_correction, grad_averaging, max_grad_norm 1; no trust_clip, always_adapt, caution or decoupled_decay."""
+    package = types.ModuleType("timm_optim")  # `import timm` would import torchvision
+    package.__path__ = [str(Path(find_spec("timm").submodule_search_locations[0], "optim"))]
+    sys.modules["timm_optim"] = package
+    peer = importlib.import_module("timm_optim.lamb").Lamb
+    ours, theirs = tiny_model(), tiny_model()
+    optimizer = Lamb(ours.named_parameters(), weight_decay=0.01, max_grad_norm=1.0)
+    optimizer.set_learning_rate(0.02)
+    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim == 2]
+    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    flags = {"bias_correction": True, "grad_averaging": True, "trust_clip": False, "always_adapt": False}
+    train(ours, optimizer, 20)
+    train(theirs, peer(groups, lr=0.02, eps=1e-6, max_grad_norm=1.0, **flags), 20)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
 
 
 def test_lambs_first_step_worked_by_hand():

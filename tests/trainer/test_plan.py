@@ -13,8 +13,9 @@ from trainer.engine import forward_sums
 from trainer.flops import Lengths, num_parameters, training_flops
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
+from trainer.model_settings import ModelSettings
 from trainer.plan import describe_plan, estimate_memory, measure_lengths, plan_phase
-from trainer.settings import ModelSettings, Phase
+from trainer.settings import Phase
 from trainer.stream.packing import pack_micro_batches
 from trainer.tool_settings import PlanSettings
 

@@ -23,10 +23,11 @@ from trainer.checkpoint import find_checkpoints
 from trainer.cli import COMMANDS, main
 from trainer.flops import num_parameters
 from trainer.model.config import preset
+from trainer.model_settings import ModelSettings
 from trainer.plan import checkpoint_bytes
 from trainer.run import check_mixture
 from trainer.run_folder import prepare_run
-from trainer.settings import ModelSettings, Phase, PretrainSettings, resolve
+from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.source import one_dataset
 from trainer.watch.curves import MEASURED
 
@@ -59,6 +60,7 @@ def suffer(accident, step):
     def log_and_suffer(run, *arguments):
         log_step(run, *arguments)
         if run.position.step == step and accident == "kill":
+            run.saver.finish()  # the checkpoint it goes back to must not depend on how busy the machine is
             os._exit(9)
         if run.position.step == step and accident == "stop" and run.ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)

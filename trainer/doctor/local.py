@@ -58,7 +58,7 @@ def find_versions() -> Mapping[str, str]:
 def existing_folder(path: str) -> Path:
     """The folder itself, or the nearest above it that exists."""
     folder = Path(path).absolute()
-    while not folder.is_dir():
+    while not os.path.isdir(folder):  # Path.is_dir() raises where there is no right to look
         folder = folder.parent
     return folder
 

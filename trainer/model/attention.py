@@ -11,7 +11,9 @@ Shapes: B sequences, T packed tokens, S length, A heads, D head size, P position
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +93,13 @@ def _groups(row_lengths_B: Tensor, lengths_B: Tensor, device: torch.device) -> t
 
 
 def attention(
-    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float, backend: str
+    q_TAD: Tensor,
+    k_TAD: Tensor,
+    v_TAD: Tensor,
+    sequences: PackedSequences,
+    dropout_p: float,
+    backend: str,
+    is_causal: bool = False,
 ) -> Tensor:
     """Every token attends to the tokens of its own sequence: softmax(q k / sqrt(D)) v, [T, A, D].
 
@@ -102,6 +110,7 @@ def attention(
         sequences: borders of the sequences.
         dropout_p: dropout of the attention probabilities in this call, 0 outside training.
         backend: see the table above.
+        is_causal: whether a token sees no later ones.
 
     Raises:
         ValueError: the back end cannot run on this device or dtype, or cannot drop out.
@@ -110,10 +119,10 @@ def attention(
         return q_TAD + k_TAD + v_TAD  # empty, and connected to all three: backward must reach every parameter
     chosen = choose_backend(backend, q_TAD.device, q_TAD.dtype, dropout_p)
     if chosen == "varlen":
-        return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences)
+        return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences, is_causal)
     if chosen == "flash":
-        return _flash_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p)
-    return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p)
+        return _flash_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
+    return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p, is_causal)
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropout_p: float) -> str:
@@ -148,9 +157,12 @@ def _has_flash_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _padded_attention(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, layout: PaddedLayout, dropout_p: float) -> Tensor:
+def _padded_attention(
+    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, layout: PaddedLayout, dropout_p: float, is_causal: bool
+) -> Tensor:
     q_PAD, k_PAD, v_PAD = (_pad(x_TAD, layout) for x_TAD in (q_TAD, k_TAD, v_TAD))
-    context_PAD = torch.cat([_group_attention(q_PAD, k_PAD, v_PAD, group, dropout_p) for group in layout.groups])
+    contexts = [_group_attention(q_PAD, k_PAD, v_PAD, group, dropout_p, is_causal) for group in layout.groups]
+    context_PAD = torch.cat(contexts)
     return context_PAD.index_select(0, layout.positions)
 
 
@@ -159,32 +171,48 @@ def _pad(x_TAD: Tensor, layout: PaddedLayout) -> Tensor:
     return buffer_PAD.index_copy(0, layout.positions, x_TAD)
 
 
-def _group_attention(q_PAD: Tensor, k_PAD: Tensor, v_PAD: Tensor, group: PaddedGroup, dropout_p: float) -> Tensor:
+def _group_attention(
+    q_PAD: Tensor, k_PAD: Tensor, v_PAD: Tensor, group: PaddedGroup, dropout_p: float, is_causal: bool
+) -> Tensor:
     """Attention of one group of rows, flat again: [num_rows * row_length, A, D]."""
     stop = group.start + group.num_rows * group.row_length
     q_BASD, k_BASD, v_BASD = (
         x_PAD[group.start : stop].view(group.num_rows, group.row_length, *x_PAD.shape[1:]).transpose(1, 2)
         for x_PAD in (q_PAD, k_PAD, v_PAD)
     )
-    context_BASD = F.scaled_dot_product_attention(q_BASD, k_BASD, v_BASD, group.key_mask, dropout_p)
+    # Padding comes last in a row, where no real token looks when none looks ahead.
+    mask = None if is_causal else group.key_mask
+    context_BASD = F.scaled_dot_product_attention(q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal)
     return context_BASD.transpose(1, 2).flatten(0, 1)
 
 
-def _varlen_attention(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences) -> Tensor:
+def _varlen_attention(
+    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, is_causal: bool
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # absent before torch 2.10
 
     borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    context_TAD = varlen_attn(q_TAD, k_TAD, v_TAD, borders, borders, length, length)
+    context_TAD = varlen_attn(q_TAD, k_TAD, v_TAD, borders, borders, length, length, **_varlen_causality(is_causal))
     assert isinstance(context_TAD, Tensor), "varlen_attn returns more than the context only when asked to"
     return context_TAD
 
 
+@cache
+def _varlen_causality(is_causal: bool) -> dict[str, Any]:
+    """How varlen_attn is told to be causal: torch 2.10 has a flag, later ones a window of -1 (all) and 0 (none)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if not is_causal:
+        return {}
+    return {"is_causal": True} if "is_causal" in signature(varlen_attn).parameters else {"window_size": (-1, 0)}
+
+
 def _flash_attention(
-    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float
+    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float, is_causal: bool
 ) -> Tensor:
     """The kernel under varlen_attn, which fixes dropout at 0 only in its Python wrapper (torch 2.10 to 2.13)."""
     borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    is_causal, return_debug_mask = False, False
+    return_debug_mask = False
     context_TAD: Tensor = torch.ops.aten._flash_attention_forward(
         q_TAD, k_TAD, v_TAD, borders, borders, length, length, dropout_p, is_causal, return_debug_mask
     )[0]

@@ -2,7 +2,8 @@
 
 Shapes: B sequences, T packed tokens, H hidden, A heads, D head size, V vocabulary, M masked positions.
 Sources: BERT paper, section 3 and appendix A.2; google-research/bert modeling.py. Residual sums are normalised
-after each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, the decoder is tied.
+after each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, the decoder is tied. With
+`pre_norm` sub-layers read normalised states and the sums are normalised once, at the end (Xiong et al. 2020).
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from trainer.model.attention import PackedSequences, attention
 from trainer.model.config import BertConfig
@@ -18,14 +20,14 @@ from trainer.model.heads import MaskedLmHead
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and token type embeddings, normalised."""
+    """Sum of word, position and token type embeddings, normalised unless the layers do it first."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = nn.Identity() if config.pre_norm else _layer_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, input_ids_T: Tensor, token_type_ids_T: Tensor, position_ids_T: Tensor) -> Tensor:
@@ -47,40 +49,57 @@ class Layer(nn.Module):
         self.num_heads = config.num_heads
         self.attention_dropout = config.attention_dropout
         self.attention_backend = config.attention_backend
+        self.is_causal = config.is_causal
+        self.pre_norm = config.pre_norm
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
         self.attention_output = nn.Linear(config.hidden_size, config.hidden_size)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = _layer_norm(config)
         self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
         self.output = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.output_norm = _layer_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, hidden_TH: Tensor, sequences: PackedSequences) -> Tensor:
         """Hidden states [T, H] after this layer."""
-        attended_TH = self.dropout(self.attention_output(self._attend(hidden_TH, sequences)))
-        hidden_TH = self.attention_norm(attended_TH + hidden_TH)
-        forward_TH = self.dropout(self.output(F.gelu(self.intermediate(hidden_TH))))
-        normalised_TH: Tensor = self.output_norm(forward_TH + hidden_TH)
-        return normalised_TH
+        q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
+        dropout_p = self.attention_dropout if self.training else 0.0
+        context_TAD = attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, self.attention_backend, self.is_causal)
+        return self.finish(hidden_TH, context_TAD)
 
-    def _attend(self, hidden_TH: Tensor, sequences: PackedSequences) -> Tensor:
+    def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [T, A, D]: what comes before attention."""
+        inputs_TH = self.attention_norm(hidden_TH) if self.pre_norm else hidden_TH
         q_TAD, k_TAD, v_TAD = (
-            projection(hidden_TH).unflatten(-1, (self.num_heads, -1))
+            projection(inputs_TH).unflatten(-1, (self.num_heads, -1))
             for projection in (self.query, self.key, self.value)
         )
-        dropout_p = self.attention_dropout if self.training else 0.0
-        return attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, self.attention_backend).flatten(-2)
+        return q_TAD, k_TAD, v_TAD
+
+    def finish(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
+        """Hidden states [T, H] after this layer: what comes after attention."""
+        hidden_TH = self.dropout(self.attention_output(context_TAD.flatten(-2))) + hidden_TH
+        if not self.pre_norm:
+            hidden_TH = self.attention_norm(hidden_TH)
+        inputs_TH = self.output_norm(hidden_TH) if self.pre_norm else hidden_TH
+        hidden_TH = self.dropout(self.output(F.gelu(self.intermediate(inputs_TH)))) + hidden_TH
+        return hidden_TH if self.pre_norm else self.output_norm(hidden_TH)
 
 
 class BertModel(nn.Module):
-    """The encoder with its pooler: what fine-tuning keeps."""
+    """The encoder with its pooler: what fine-tuning keeps.
+
+    Attributes:
+        recompute_layers: Whether training keeps only each layer's input and computes the rest again going backward.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.final_norm = _layer_norm(config) if config.pre_norm else nn.Identity()
+        self.recompute_layers = False
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
@@ -98,8 +117,12 @@ class BertModel(nn.Module):
         sequences = PackedSequences(cu_seqlens, max_seqlen)
         hidden_TH: Tensor = self.embeddings(input_ids, token_type_ids, position_ids)
         for layer in self.layers:
-            hidden_TH = layer(hidden_TH, sequences)
-        return hidden_TH
+            if self.recompute_layers and torch.is_grad_enabled():
+                hidden_TH = checkpoint(layer, hidden_TH, sequences, use_reentrant=False)
+            else:
+                hidden_TH = layer(hidden_TH, sequences)
+        normalised_TH: Tensor = self.final_norm(hidden_TH)
+        return normalised_TH
 
 
 class BertForPreTraining(nn.Module):
@@ -140,6 +163,10 @@ class BertForPreTraining(nn.Module):
         hidden_TH, pooled_BH = self.bert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
         masked_MH = hidden_TH.index_select(0, masked_positions)
         return self.mlm_head(masked_MH, self.bert.embeddings.word.weight), self.nsp_head(pooled_BH)
+
+
+def _layer_norm(config: BertConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 def build_model(config: BertConfig, seed: int) -> BertForPreTraining:

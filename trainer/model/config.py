@@ -27,6 +27,10 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     """Standard deviation of the truncated normal the weight matrices start from."""
+    pre_norm: bool = False
+    """LayerNorm before each sub-layer and after the last, not after each sum (transformers' MegatronBert)."""
+    is_causal: bool = False
+    """Whether a token attends to itself and those before it only, for models trained left to right."""
     attention_backend: str = "auto"
     """One of ATTENTION_BACKENDS; a matter of speed, not part of what the model is."""
 

@@ -1,6 +1,7 @@
 """Names and settings of Hugging Face's BertForPreTraining, to and from ours. May import torch.
 
-Pure: files are trainer.export's. Every tensor keeps its shape, so export and import are renames.
+Pure: files are trainer.export's. Every tensor keeps its shape, so export and import are renames. A model with
+`pre_norm` is transformers' MegatronBertForPreTraining, one that `is_causal` has its `is_decoder`.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ _LAYER = {
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
 }
+_PRE_NORM_LAYER = {"attention_norm": "attention.ln", "output_norm": "ln"}
+_PRE_NORM = {"bert.final_norm": "bert.encoder.ln"}
 _HEADS = {
     "bert.pooler": "bert.pooler.dense",
     "mlm_head.transform": "cls.predictions.transform.dense",
@@ -58,14 +61,27 @@ _SETTINGS = {
     "initializer_range": "initializer_range",
 }
 # Settings that would make it another model than ours, and what they must be if given.
-_FIXED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+_FIXED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+_MODEL_TYPES = {"bert": "BertForPreTraining", "megatron-bert": "MegatronBertForPreTraining"}
+# What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for the other model type.
+_MEGATRON_DEFAULTS = {
+    "vocab_size": 29_056,
+    "hidden_size": 1_024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4_096,
+}
 
 
-def hf_names(num_layers: int) -> dict[str, str]:
+def hf_names(num_layers: int, pre_norm: bool = False) -> dict[str, str]:
     """Our name of every parameter -> Hugging Face's."""
-    modules = dict(_EMBEDDINGS)
+    modules, in_layer = dict(_EMBEDDINGS), dict(_LAYER)
+    if pre_norm:
+        del modules["bert.embeddings.norm"]
+        modules |= _PRE_NORM
+        in_layer |= _PRE_NORM_LAYER
     for layer in range(num_layers):
-        modules |= {f"bert.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{hf}" for ours, hf in _LAYER.items()}
+        modules |= {f"bert.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{hf}" for ours, hf in in_layer.items()}
     names: dict[str, str] = {}
     for ours, theirs in (modules | _HEADS).items():
         leaves = ("",) if ours.endswith((".weight", ".bias")) else (".weight", ".bias")
@@ -75,7 +91,7 @@ def hf_names(num_layers: int) -> dict[str, str]:
 
 def to_hf_state(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
     """Our parameters under Hugging Face's names; the tied decoder is left out, as transformers does."""
-    names = hf_names(config.num_layers)
+    names = hf_names(config.num_layers, config.pre_norm)
     assert set(state) == set(names), f"parameters differ from BERT's: {sorted(set(state) ^ set(names))}"
     return {names[name]: tensor for name, tensor in state.items()}
 
@@ -91,7 +107,7 @@ def from_hf_state(tensors: Mapping[str, Tensor], config: BertConfig, where: str)
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
     _check_tied(found, where)
-    ours = {theirs: name for name, theirs in hf_names(config.num_layers).items()}
+    ours = {theirs: name for name, theirs in hf_names(config.num_layers, config.pre_norm).items()}
     unknown = sorted(set(found) - set(ours) - set(_TIED) - _IGNORED)
     missing = [
         theirs for theirs, name in ours.items() if theirs not in found and not name.startswith(OPTIONAL_PREFIXES)
@@ -118,10 +134,13 @@ def _check_shapes(state: Mapping[str, Tensor], config: BertConfig, where: str) -
 
 
 def to_hf_config(config: BertConfig, pad_id: int) -> dict[str, Any]:
-    """Content of config.json that opens as transformers' BertForPreTraining."""
+    """Content of config.json that opens as transformers' BertForPreTraining, or MegatronBertForPreTraining."""
+    model_type = "megatron-bert" if config.pre_norm else "bert"
     return {
-        "architectures": ["BertForPreTraining"],
+        "architectures": [_MODEL_TYPES[model_type]],
+        "model_type": model_type,
         **_FIXED,
+        "is_decoder": config.is_causal,
         **{theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()},
         "dtype": "float32",
         "pad_token_id": pad_id,
@@ -130,16 +149,22 @@ def to_hf_config(config: BertConfig, pad_id: int) -> dict[str, Any]:
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
-    """Our config from config.json; what it leaves out has BERT-BASE's value, in transformers as in ours.
+    """Our config from config.json.
 
     Raises:
         ValueError: it describes a model that ours is not, such as another activation.
     """
+    model_type = settings.get("model_type", "bert")
+    if model_type not in _MODEL_TYPES:
+        raise ValueError(f"{where}: model_type is {model_type!r}, expected one of {', '.join(_MODEL_TYPES)}")
     for name, expected in _FIXED.items():
         found = settings.get(name, expected)
         if found != expected:
             raise ValueError(f"{where}: {name} is {found!r}, expected {expected!r}; this model cannot be read here")
-    return BertConfig(**{ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings})
+    given = {**_MEGATRON_DEFAULTS, **settings} if model_type == "megatron-bert" else settings
+    sizes = {ours: given[theirs] for ours, theirs in _SETTINGS.items() if theirs in given}
+    is_causal = bool(settings.get("is_decoder", False))
+    return BertConfig(**sizes, pre_norm=model_type == "megatron-bert", is_causal=is_causal)
 
 
 def _modern_name(name: str) -> str:

@@ -3,6 +3,9 @@
 As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are bias-corrected, tensors
 without weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in
 one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt off.
+
+A step asks the other ranks twice: for the gradient's norms, and, once these have clipped it, for the norms of weights
+and updates. The direction is not linear in the clipped gradient, so the second cannot ride along with the first.
 """
 
 from collections.abc import Iterable
@@ -26,6 +29,12 @@ class Lamb(AdamW):
         """As AdamW."""
         super().__init__(named_parameters, **settings)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
+
+    def metrics(self) -> dict[str, float]:
+        """Smallest, middle and largest trust ratio among the tensors that decay."""
+        ratios = self.trust_ratios_P[self.decays_P.to(self.trust_ratios_P.device)]
+        values = torch.stack([ratios.min(), ratios.median(), ratios.max()]).tolist()
+        return dict(zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True))
 
     def _update(self, gradients: list[Tensor]) -> None:
         learning_rate: float = self.param_groups[0]["lr"]

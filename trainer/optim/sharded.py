@@ -1,9 +1,9 @@
 """One base for every optimizer here: it updates what this rank owns and knows which tensor each element belongs to.
 
 DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be split between
-ranks. Clipping, norms of single tensors and weight decay need the parameters back: a `Fragment` is the piece of one
-parameter that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once per group
-and a global norm must see all of them at once.
+ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of single tensors and weight decay
+need the parameters back: a `Fragment` is the piece of one parameter that lies in this rank's partition. All parameters
+form one group, because ZeRO calls `step` once per group and a global norm must see all of them at once.
 """
 
 import math
@@ -74,6 +74,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         self.decays_P = torch.tensor([decays(name, parameter) for name, parameter in self._parameters.items()])
         self._fragments: list[Fragment] | None = None
+        self._partitions: list[Tensor] | None = None
+        self._carried: Tensor | None = None
         self._index: Tensor | None = None  # fragment.index of each fragment, on the device
         self.max_grad_norm = max_grad_norm
         self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
@@ -88,7 +90,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def owned(self) -> list[Tensor]:
-        """What this rank updates, fp32: one flat partition under ZeRO-1 and 2, else every parameter."""
+        """What this rank updates, fp32: one flat partition under ZeRO-1 to 3, else every parameter."""
+        if self._partitions is not None:
+            return self._partitions
         assert len(self.param_groups) == 1, "clipping needs all parameters in one group"
         tensors: list[Tensor] = self.param_groups[0]["params"]
         return tensors
@@ -96,7 +100,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @property
     def is_partitioned(self) -> bool:
         """Whether ZeRO has replaced the parameters by this rank's partition of them."""
-        return any(hasattr(parameter, "_hp_mapping") for parameter in self._parameters.values())
+        parameters = self._parameters.values()
+        return self._partitions is not None or any(hasattr(each, "_hp_mapping") for each in parameters)
+
+    @property
+    def has_partitioned_weights(self) -> bool:
+        """Whether a rank's model holds only its part of each weight, as under ZeRO-3."""
+        return self._partitions is not None
+
+    def adopt(self, partitions: Sequence[Tensor]) -> None:
+        """Takes what ZeRO-3 lets this rank update, which is among `param_groups` during a step only."""
+        assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
+        self._partitions = list(partitions)
 
     @property
     def fragments(self) -> list[Fragment]:
@@ -120,6 +135,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.state.clear()
         self.num_updates = 0
 
+    def metrics(self) -> dict[str, float]:
+        """What the last update says of itself, for the log; equal on all ranks."""
+        return {}
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next update."""
         self.param_groups[0]["lr"] = learning_rate
@@ -129,6 +148,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Global L2 norm of the last gradient before clipping, a scalar tensor equal on all ranks."""
         assert self.grad_squared_norms_P is not None, "no step has been made"
         return self.grad_squared_norms_P.sum().sqrt()
+
+    def carry(self, sums: Tensor) -> None:
+        """Lets float64 sums, to be added up over ranks in place, ride along with the next step's all-reduce."""
+        self._carried = sums
+
+    def has_arrived(self) -> bool:
+        """Whether what was carried has been added up: not if no step came, or none that asked the other ranks."""
+        arrived, self._carried = self._carried is None, None
+        return arrived
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -166,7 +194,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for row, tensors in zip(norms, pieces, strict=True):
                 row[self._index] = torch.stack(torch._foreach_norm(list(tensors))).square()
         if self.is_partitioned and torch.distributed.get_world_size() > 1:
-            torch.distributed.all_reduce(norms)
+            carried = norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
+            everything = torch.cat([norms.double().flatten(), carried])
+            torch.distributed.all_reduce(everything)
+            norms.copy_(everything[: norms.numel()].view_as(norms))
+            carried.copy_(everything[norms.numel() :])
+            self._carried = None
         return norms[0] if len(pieces) == 1 else norms
 
     def _update(self, gradients: list[Tensor]) -> None:
@@ -176,8 +209,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _find_fragments(self) -> Iterable[Fragment]:
         owned = self.owned
         assert all(tensor.dtype == torch.float32 for tensor in owned), "the weights that are updated must be fp32"
+        if self._partitions is not None:
+            yield from self._find_zero3_fragments(owned[0])
+            return
         for index, (name, parameter) in enumerate(self._parameters.items()):
-            decay = decays(name, parameter)
+            decay = bool(self.decays_P[index])
             if not self.is_partitioned:
                 yield Fragment(name, index, 0, parameter.numel(), index, 0, decay)
                 continue
@@ -185,3 +221,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if mapping is not None:
                 whole, partition = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
                 yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)
+
+    def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
+        """Every parameter is cut into as many equal pieces as there are ranks, the last ones padded or empty."""
+        rank, offset = torch.distributed.get_rank(), 0
+        for index, (name, parameter) in enumerate(self._parameters.items()):
+            whole: Any = parameter
+            size, numel = whole.ds_tensor.ds_numel, whole.ds_numel
+            start = min(rank * size, numel)
+            length = min(size, numel - start)
+            if length:
+                yield Fragment(name, index, start, length, 0, offset, bool(self.decays_P[index]))
+            offset += size
+        assert offset == partition.numel(), "the pieces of all parameters fill the partition"

@@ -1,0 +1,290 @@
+"""CPU seconds of optimizer steps, ours and others' over the same instances in one process: a JSON line a comparison.
+
+    python -m scripts.bench.train_step --data DATASET [--only packing plain peer losses]
+
+`packing`: our model over packed instances, and over the same ones filled up with [PAD], at fill 0.5.
+`plain`: our step (DeepSpeed without ZeRO, counts agreed on) and a plain PyTorch loop over the same model and batches.
+`peer`: transformers.BertForPreTraining in a loop of its own, padded to the longest of a batch; ours; ours without
+packing; ours with a head over all tokens; at the dataset's natural fill and at 0.5.
+`losses`: 200 steps from the same weights over the same batches, fp32, no dropout: the largest difference from a
+transformers loop.
+
+Who is compared takes turns, so that ratios compare what ran under the same load; one thread.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from pipeline.shards.block import Block, concatenate_blocks, decode_block
+from pipeline.shards.dataset import Dataset, open_dataset
+from scripts.bench.measured import cpu_seconds, print_result, summarize
+from trainer.engine import agree_on_step, deepspeed_config, forward_sums, start_engine, train_step
+from trainer.model.bert import BertForPreTraining, build_model
+from trainer.model.config import preset
+from trainer.model.huggingface import to_hf_config, to_hf_state
+from trainer.optim.adamw import AdamW
+from trainer.ranks import Ranks, start_ranks, stop_ranks
+from trainer.stream.packing import MicroBatch, pack_micro_batches, pad_micro_batch, to_device
+
+PACKAGES = ("torch", "transformers", "deepspeed")
+LEARNING_RATE = 1e-4
+CPU = torch.device("cpu")
+
+
+def read_instances(dataset: Dataset, seq_len: int) -> Block:
+    """The train instances of the first shard of the first pass."""
+    [shard, *_] = dataset.shards("train", seq_len, 0)
+    data, table = dataset.read_file(shard.name), dataset.blocks(shard)
+    places = zip(table.offset.tolist(), table.size.tolist(), strict=True)
+    return concatenate_blocks([decode_block(data[start : start + size], shard.name) for start, size in places])
+
+
+def batches_of(block: Block, seq_len: int, size: int, count: int, fill: float | None) -> list[MicroBatch]:
+    """Batches of neighbours in the dataset, or of those among them whose mean length stays nearest to `fill`."""
+    lengths, chosen, total = np.diff(block.offsets), list[int](), 0
+    for index, length in enumerate(lengths.tolist()):
+        before, after = total / max(1, len(chosen)), (total + length) / (len(chosen) + 1)
+        if fill is None or not chosen or abs(after - fill * seq_len) <= max(abs(before - fill * seq_len), 8):
+            chosen.append(index)
+            total += length
+        if len(chosen) == size * count:
+            break
+    else:
+        raise ValueError(f"the first shard has {len(chosen)} instances of that fill, {size * count} are needed")
+    rows = concatenate_blocks([block.slice(index, index + 1) for index in chosen])
+    return pack_micro_batches(rows, [(start, start + size) for start in range(0, size * count, size)])
+
+
+def fill_up(batch: MicroBatch, seq_len: int) -> MicroBatch:
+    """The same instances, each as long as seq_len: padding that is computed, as in a padded model."""
+    rows = pad_micro_batch(batch, seq_len)
+    count = len(rows["input_ids"])
+    return MicroBatch(
+        input_ids=rows["input_ids"].flatten(),
+        cu_seqlens=torch.arange(0, (count + 1) * seq_len, seq_len, dtype=torch.int32),
+        token_type_ids=rows["token_type_ids"].flatten(),
+        position_ids=torch.arange(seq_len).repeat(count),
+        masked_positions=(rows["labels"].flatten() >= 0).nonzero().flatten(),
+        masked_labels=batch.masked_labels.long(),
+        is_random_next=batch.is_random_next.long(),
+        max_seqlen=seq_len,
+    )
+
+
+def predict_everywhere(batch: MicroBatch) -> MicroBatch:
+    """The head computes logits of all tokens, as transformers does."""
+    count = len(batch.input_ids)
+    every = torch.arange(count)
+    return dataclasses.replace(batch, masked_positions=every, masked_labels=batch.input_ids.long())
+
+
+def plain_step(model: BertForPreTraining, optimizer: torch.optim.Optimizer, batch: MicroBatch) -> Tensor:
+    """A plain loop's step over our model."""
+    sums = forward_sums(model, batch, CPU)
+    loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(batch.is_random_next)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def transformers_step(model: Any, optimizer: torch.optim.Optimizer, rows: dict[str, Tensor]) -> Tensor:
+    """A plain loop's step over transformers' model."""
+    loss: Tensor = model(**rows).loss
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def torch_adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+    """The optimizer of torch, with BERT's two groups."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-6)
+
+
+def twin_of(model: BertForPreTraining) -> Any:
+    """BertForPreTraining of transformers with the same weights, in training mode."""
+    settings = to_hf_config(model.config, 0)
+    twin = transformers.BertForPreTraining(transformers.BertConfig(**settings))
+    weights = to_hf_state(model.state_dict(), model.config)
+    weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
+    weights["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"]
+    twin.load_state_dict(weights)
+    return twin.train()
+
+
+class Ours:
+    """Our step as the loop makes it: counts agreed on, DeepSpeed around the model, our optimizer."""
+
+    def __init__(self, model: BertForPreTraining, ranks: Ranks, zero_stage: int = 0) -> None:
+        self._ranks, self._optimizer = ranks, AdamW(model.named_parameters())
+        self._optimizer.set_learning_rate(LEARNING_RATE)
+        self._engine = start_engine(model.train(), self._optimizer, deepspeed_config({}, zero_stage, "fp32"), ranks)
+
+    def step(self, batch: MicroBatch) -> float:
+        """Makes a step; its loss."""
+        counts = agree_on_step(self._ranks, [batch], 0.0, must_stop=False)
+        sums = train_step(self._engine, self._ranks, [batch], counts)
+        return float(sums[0] / counts.masked + sums[1] / counts.instances)
+
+
+def take_turns(steps: dict[str, Callable[[int], object]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each step in each round, after one round that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(-1, rounds):
+        for name, step in steps.items():
+            spent = cpu_seconds(lambda step=step, number=number: step(max(0, number)))  # type: ignore[misc]
+            if number >= 0:
+                seconds[name].append(spent)
+    return seconds
+
+
+def ratios(seconds: dict[str, list[float]], over: str, under: str) -> dict[str, Any]:
+    """Of one round each: the same batch, one after the other."""
+    return summarize([a / b for a, b in zip(seconds[over], seconds[under], strict=True)], 3)
+
+
+def histogram(batches: Sequence[MicroBatch], seq_len: int) -> dict[str, Any]:
+    """How long the instances are, in eighths of seq_len."""
+    lengths = torch.cat([batch.cu_seqlens.diff() for batch in batches]).numpy()
+    counts, _ = np.histogram(lengths, bins=8, range=(1, seq_len + 1))
+    return {"fill": round(float(lengths.mean()) / seq_len, 3), "lengths_in_eighths": counts.tolist()}
+
+
+def compare_packing(block: Block, options: argparse.Namespace, vocab_size: int) -> None:
+    """Goal: packed / padded at most 0.65 at fill 0.5."""
+    batches = batches_of(block, options.seq_len, options.batch, options.rounds, 0.5)
+    padded = [fill_up(batch, options.seq_len) for batch in batches]
+    model = build_model(preset(options.model, vocab_size=vocab_size), 0).train()
+    optimizer = torch_adamw(model)
+    seconds = take_turns(
+        {
+            "packed": lambda number: plain_step(model, optimizer, batches[number]),
+            "padded": lambda number: plain_step(model, optimizer, padded[number]),
+        },
+        options.rounds,
+    )
+    found = {name: summarize(each, 3) for name, each in seconds.items()}
+    facts = histogram(batches, options.seq_len)
+    report("packing", options, cpu_seconds=found, packed_over_padded=ratios(seconds, "packed", "padded"), **facts)
+
+
+def compare_plain(block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks) -> None:
+    """Goal: our step at most 1.05 of a plain loop's."""
+    batches = batches_of(block, options.seq_len, options.batch, options.rounds, None)
+    config = preset(options.model, vocab_size=vocab_size)
+    plain = build_model(config, 0).train()
+    optimizer = torch_adamw(plain)
+    ours = Ours(build_model(config, 0), ranks)
+    seconds = take_turns(
+        {
+            "ours": lambda number: ours.step(batches[number]),
+            "plain": lambda number: plain_step(plain, optimizer, batches[number]),
+        },
+        options.rounds,
+    )
+    found = {name: summarize(each, 3) for name, each in seconds.items()}
+    report("plain", options, cpu_seconds=found, ours_over_plain=ratios(seconds, "ours", "plain"))
+
+
+def compare_peer(block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks, fill: float | None) -> None:
+    """Goal: at least 1.5 times the real tokens of transformers at natural fill."""
+    batches = batches_of(block, options.seq_len, options.batch, options.rounds, fill)
+    config = preset(options.model, vocab_size=vocab_size)
+    twin = twin_of(build_model(config, 0))
+    theirs = torch_adamw(twin)
+    rows = [pad_micro_batch(batch, int(batch.max_seqlen)) for batch in batches]
+    ours = Ours(build_model(config, 0), ranks)
+    padded = [fill_up(batch, int(batch.max_seqlen)) for batch in batches]
+    everywhere = [predict_everywhere(to_device(batch, CPU)) for batch in batches]
+    seconds = take_turns(
+        {
+            "transformers": lambda number: transformers_step(twin, theirs, rows[number]),
+            "ours": lambda number: ours.step(batches[number]),
+            "ours_padded": lambda number: ours.step(padded[number]),
+            "ours_head_everywhere": lambda number: ours.step(everywhere[number]),
+        },
+        options.rounds,
+    )
+    tokens = [len(batch.input_ids) for batch in batches]
+    rates = {
+        name: summarize([count / spent for count, spent in zip(tokens, each, strict=True)], 1)
+        for name, each in seconds.items()
+    }
+    gains = {
+        "ours_over_transformers": ratios(seconds, "transformers", "ours"),
+        "gain_of_packing": ratios(seconds, "ours_padded", "ours"),
+        "gain_of_masked_head": ratios(seconds, "ours_head_everywhere", "ours"),
+    }
+    report("peer", options, real_tokens_per_cpu_second=rates, **gains, **histogram(batches, options.seq_len))
+
+
+def compare_losses(dataset: Dataset, options: argparse.Namespace, vocab_size: int, ranks: Ranks) -> None:
+    """Goal: no loss of 200 steps farther than 1e-3 from the other loop's."""
+    block, size, steps = read_instances(dataset, 128), 8, 200
+    batches = batches_of(block, 128, size, steps, None)
+    config = preset("tiny", vocab_size=vocab_size, hidden_dropout=0.0, attention_dropout=0.0)
+    model = build_model(config, 0)
+    twin, ours = twin_of(model), Ours(model, ranks, zero_stage=1)
+    theirs = torch_adamw(twin)
+    pairs = [
+        (ours.step(batch), float(transformers_step(twin, theirs, pad_micro_batch(batch, 128)))) for batch in batches
+    ]
+    differences = [abs(one - other) for one, other in pairs]
+    ends = {"first_loss": pairs[0], "last_loss": pairs[-1]}
+    report("losses", options, steps=steps, largest_difference=max(differences), **ends)
+
+
+def report(comparison: str, options: argparse.Namespace, **found: Any) -> None:
+    """One line."""
+    config = {"model": options.model, "seq_len": options.seq_len, "batch": options.batch, "comparison": comparison}
+    print_result("train_step", config, PACKAGES, **found)
+    sys.stdout.flush()
+
+
+def comparisons(options: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What can be compared, by name."""
+    dataset = open_dataset(options.data)
+    vocab_size, block = dataset.manifest.vocab_size, read_instances(dataset, options.seq_len)
+    yield "packing", lambda: compare_packing(block, options, vocab_size)
+    yield "plain", lambda: compare_plain(block, options, vocab_size, ranks)
+    yield "peer", lambda: compare_peer(block, options, vocab_size, ranks, None)
+    yield "peer", lambda: compare_peer(block, options, vocab_size, ranks, 0.5)
+    yield "losses", lambda: compare_losses(dataset, options, vocab_size, ranks)
+
+
+def main() -> None:
+    """Compares."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", required=True, help="dataset with lengths 128 and --seq_len")
+    parser.add_argument("--seq_len", type=int, default=512)
+    parser.add_argument("--model", default="small")
+    parser.add_argument("--batch", type=int, default=8, help="instances of a step")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=("packing", "plain", "peer", "losses"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ranks = start_ranks()
+    try:
+        for name, compare in comparisons(options, ranks):
+            if not options.only or name in options.only:
+                compare()
+    finally:
+        stop_ranks()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Runs a fuzzer of compiled modules in a process of its own, with these compiled anew under gcc's sanitizers.
+
+-fsanitize=address,undefined: the first access outside memory, overflow or misaligned read ends that process, and so
+counts as a finding.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+Fuzzer = Callable[[Mapping[str, Any], float, int], dict[str, int]]
+
+
+def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer) -> int:
+    """The main function of a fuzzer.
+
+    Args:
+        script: Its `__file__`.
+        description: The first line of its help.
+        names: Of the modules, as in pyproject.toml.
+        fuzz: Takes the modules by name, seconds and a seed; gives what was called how often. A difference that it finds
+            is to be raised.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    own = parser.parse_args()
+    if own.child:
+        modules = {name: _load(name, own.child / f"{name}.so") for name in names}
+        print(json.dumps(fuzz(modules, own.seconds, own.seed)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="beambert-fuzz-") as folder:
+        for name in names:
+            _compile(name, Path(folder, f"{name}.so"))
+        command = [sys.executable, script, "--seconds", str(own.seconds), "--seed", str(own.seed), "--child", folder]
+        libraries = " ".join(_ask_compiler(f"-print-file-name=lib{name}.so") for name in ("asan", "ubsan", "stdc++"))
+        environment = os.environ | {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0"}
+        # Python's own allocator would hide what lies beside an object.
+        environment |= {"PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    calls = json.loads(done.stdout) if done.returncode == 0 else {}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    result = {
+        "soak": Path(script).stem, "commit": commit.stdout.strip(), "python": platform.python_version(),
+        "seconds": own.seconds, "seed": own.seed, "findings": int(done.returncode != 0), "calls": calls,
+    }  # fmt: skip
+    print(json.dumps(result))
+    if own.output:
+        own.output.write_text(json.dumps(result) + "\n")
+    return done.returncode
+
+
+def _compile(name: str, path: Path) -> None:
+    """A module of pyproject.toml, by its sources and flags and the sanitizers."""
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    (module,) = (module for module in modules if module["name"] == name)
+    flags = [*module["extra-compile-args"], "-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+    include = f"-I{sysconfig.get_paths()['include']}"
+    command = ["gcc", "-shared", "-fPIC", *flags, "-fno-sanitize-recover=all", include, *module["sources"]]
+    subprocess.run([*command, "-o", str(path)], cwd=ROOT, check=True)
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = spec_from_file_location(name, loader=ExtensionFileLoader(name, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _ask_compiler(flag: str) -> str:
+    return subprocess.run(["gcc", flag], capture_output=True, text=True, check=True).stdout.strip()

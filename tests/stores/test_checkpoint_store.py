@@ -1,0 +1,36 @@
+"""Checkpoints on a real S3 store: there, back on a wiped disk, and refused by name."""
+
+import shutil
+
+import fsspec
+import pytest
+import torch
+
+from tests.trainer.test_uploads import Trained, ranks  # noqa: F401 - a fixture
+from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint_store import CheckpointStore
+from trainer.resume import restore_run
+
+URL = "s3://corpus/checkpointed"
+
+
+def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):  # noqa: F811
+    trained = Trained(ranks, tmp_path / "run", url=None, keep=1, keep_every=2)
+    trained.store = trained.saver._store = CheckpointStore(URL, s3)
+    trained.save(1, 2, 3)
+    expected = trained.weights()
+    names = {path.split("/")[3] for path in fsspec.filesystem("s3", **s3).find("corpus/checkpointed/checkpoints")}
+    assert names == {"step-00000002", "step-00000003"}
+    shutil.rmtree(tmp_path / "run")
+    again = Trained(ranks, tmp_path / "run", url=None)
+    again.store = CheckpointStore(URL, s3)
+    restore_run(again.run, again.store)
+    load_checkpoint(again.choose(), again.engine, again.optimizer, ranks)
+    assert torch.equal(again.weights(), expected)
+
+
+def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):  # noqa: F811
+    trained = Trained(ranks, tmp_path / "run", url=None)
+    trained.saver._store = CheckpointStore(URL, {**s3, "secret": "wrong"})
+    with pytest.raises(PermissionError, match=r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"):
+        trained.save(1)

@@ -1,0 +1,126 @@
+"""torch.compile and activation checkpointing: the same loss and gradients, and few graphs for many lengths."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+import torch._dynamo.utils
+
+from tests.trainer.two_ranks import random_micro_batch
+from trainer.engine import forward_sums
+from trainer.model.bert import build_model
+from trainer.model.compiled import compile_model
+from trainer.model.config import BertConfig
+from trainer.stream.step import empty_micro_batch
+
+# torch itself looks at it while it compiles, and hides the warning but where warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+CONFIG = BertConfig(
+    vocab_size=60, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, max_position_embeddings=128,
+    hidden_dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def lengths_of(step):
+    """One to nine sequences of 8 to 128 tokens, most of them short."""
+    generator = torch.Generator().manual_seed(step)
+    count = int(torch.randint(1, 10, (1,), generator=generator))
+    return (8 + 120 * torch.rand(count, generator=generator).square()).long().tolist()
+
+
+def gradients_of(model, batch):
+    sums = forward_sums(model, batch, CPU)
+    loss = sums.mlm_nll / max(1, len(batch.masked_labels)) + sums.nsp_nll
+    model.zero_grad()
+    loss.backward()
+    return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.fixture
+def compile_for_tests(monkeypatch):
+    """Graphs are captured and differentiated as for any back end, and run by torch instead of generated code."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_function = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_function(f, backend="aot_eager", **options))
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_200_steps_of_real_lengths_compile_at_most_4_graphs(compile_for_tests, pre_norm):
+    config = dataclasses.replace(CONFIG, pre_norm=pre_norm, hidden_dropout=0.1)
+    model, plain = build_model(config, seed=1).train(), build_model(CONFIG, seed=1)
+    compile_model(model)
+    num_shapes = set()
+    for step in range(200):
+        batch = random_micro_batch(lengths_of(step), 60, step) if step % 20 else empty_micro_batch()
+        num_shapes.add(len(batch.input_ids))
+        gradients_of(model, batch)
+        if step % 50 == 0:
+            with torch.no_grad():
+                forward_sums(model.eval(), batch, CPU)
+                model.train()
+    assert len(num_shapes) > 100
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()
+
+
+def test_compiled_passes_equal_plain_ones(compile_for_tests):
+    plain, compiled = build_model(CONFIG, seed=1).train(), build_model(CONFIG, seed=1).train()
+    compile_model(compiled)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    for seed in range(3):
+        batch = random_micro_batch(lengths_of(seed), 60, seed)
+        torch.testing.assert_close(gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
+def test_generated_code_equals_plain_passes():
+    torch.compiler.reset()
+    plain, compiled = build_model(CONFIG, seed=1).train(), build_model(CONFIG, seed=1).train()
+    compile_model(compiled)
+    for seed in range(3):
+        batch = random_micro_batch(lengths_of(seed), 60, seed)
+        torch.testing.assert_close(gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recomputed_layers_give_equal_gradients(dropout):
+    config = dataclasses.replace(CONFIG, hidden_dropout=dropout, attention_dropout=dropout)
+    plain, thrifty = build_model(config, seed=1).train(), build_model(config, seed=1).train()
+    thrifty.bert.recompute_layers = True
+    for batch in (random_micro_batch([30, 7, 90], 60, 0), empty_micro_batch()):
+        results = []
+        for model in (plain, thrifty):
+            torch.manual_seed(4)
+            results.append(gradients_of(model, batch))
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_recomputed_layers_are_not_kept():
+    """Bytes kept for the backward pass, the weights aside."""
+    model, kept = build_model(CONFIG, seed=1).train(), []
+    batch = random_micro_batch([100, 90, 80], 60, 0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    sizes = []
+    for recompute in (False, True):
+        model.bert.recompute_layers = recompute
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            forward_sums(model, batch, CPU)
+        sizes.append(sum(kept))
+    assert sizes[1] < sizes[0] / 4

@@ -1,0 +1,176 @@
+"""Starting from models trained elsewhere.
+
+google-checkpoint/ was written by TensorFlow 2.21's tf.compat.v1.train.Saver: the variables of google-research/bert's
+model, a slot of its optimizer and the step, each element 0.3 sin(its number + crc32(name) mod 1000) in float32.
+"""
+
+import json
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from trainer.export import export_hf, load_hf
+from trainer.initial_weights import read_initial_weights
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig, preset
+from trainer.model.huggingface import hf_names
+from trainer.model_settings import ModelSettings
+from trainer.prepare_model import prepare_model
+from trainer.settings import Phase, PretrainSettings
+
+GOOGLE = Path(__file__).with_name("google-checkpoint")
+CONFIG = BertConfig(
+    vocab_size=30, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_position_embeddings=16
+)
+VOCAB = "".join(f"{token}\n" for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])
+
+
+def written(name, shape):
+    start = zlib.crc32(name.encode()) % 1000
+    values = 0.3 * np.sin(np.arange(np.prod(shape), dtype=np.float64) + start)
+    return torch.from_numpy(values.astype(np.float32).reshape(shape))
+
+
+def test_a_google_checkpoint_is_read_without_tensorflow():
+    found = read_initial_weights(str(GOOGLE))
+    assert found.config == CONFIG
+    assert found.state.keys() == build_model(CONFIG, 0).state_dict().keys()
+    for ours, name, shape in [
+        ("bert.embeddings.word.weight", "bert/embeddings/word_embeddings", (30, 8)),
+        ("bert.embeddings.norm.weight", "bert/embeddings/LayerNorm/gamma", (8,)),
+        ("bert.layers.1.attention_norm.bias", "bert/encoder/layer_1/attention/output/LayerNorm/beta", (8,)),
+        ("bert.pooler.bias", "bert/pooler/dense/bias", (8,)),
+        ("mlm_head.bias", "cls/predictions/output_bias", (30,)),
+        ("nsp_head.weight", "cls/seq_relationship/output_weights", (2, 8)),
+    ]:
+        assert torch.equal(found.state[ours], written(name, shape)), ours
+    kernel = written("bert/encoder/layer_0/intermediate/dense/kernel", (8, 12))
+    assert torch.equal(found.state["bert.layers.0.intermediate.weight"], kernel.T)
+
+
+def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
+    found = read_initial_weights(str(GOOGLE))
+    export_hf(found.state, found.config, VOCAB.encode(), str(tmp_path / "hf"), lower_case=True, provenance={})
+    again = read_initial_weights(str(tmp_path / "hf"))
+    assert again.config == found.config
+    assert again.vocab == VOCAB.encode()
+    assert all(torch.equal(again.state[name], tensor) for name, tensor in found.state.items())
+    theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf").state_dict()
+    names = hf_names(2)
+    assert all(torch.equal(theirs[names[name]], tensor) for name, tensor in found.state.items())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "position", "message"),
+    [
+        (".data-00000-of-00001", 40, r"is damaged: \d+ bytes of \d+, or another crc32c"),
+        (".index", 100, "a block is cut short or has another crc32c"),
+        (".index", -1, "does not end as a TensorFlow checkpoint's index does"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(tmp_path, suffix, position, message):
+    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
+    path = folder / f"bert_model.ckpt{suffix}"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        read_initial_weights(str(folder))
+
+
+def test_a_checkpoint_of_more_layers_than_its_config_says_is_refused(tmp_path):
+    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
+    settings = json.loads((folder / "bert_config.json").read_text())
+    (folder / "bert_config.json").write_text(json.dumps(settings | {"num_hidden_layers": 1}))
+    with pytest.raises(ValueError, match=r"bert/encoder/layer_1/attention/output/LayerNorm/beta.* no BERT of 1 layers"):
+        read_initial_weights(str(folder))
+
+
+@pytest.fixture
+def pickled(tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    model = transformers.BertForPreTraining(config)
+    model.config.save_pretrained(tmp_path / "bin")
+    torch.save(model.state_dict(), tmp_path / "bin" / "pytorch_model.bin")
+    return tmp_path / "bin", model
+
+
+def test_a_pickle_needs_permission(pickled):
+    folder, model = pickled
+    with pytest.raises(ValueError, match=r"is a pickle, .* give --init_from_pickle true"):
+        read_initial_weights(str(folder))
+    state = read_initial_weights(str(folder), allow_pickle=True).state
+    assert torch.equal(state["nsp_head.weight"], model.cls.seq_relationship.weight)
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("touched"),))
+
+
+def test_a_pickle_that_runs_code_is_refused_even_then(pickled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"bert.pooler.dense.weight": Evil()}, pickled[0] / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="not a file of tensors alone"):
+        read_initial_weights(str(pickled[0]), allow_pickle=True)
+    assert not Path("touched").exists()
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(FileNotFoundError, match=r"holds notes\.txt; expected config\.json"):
+        read_initial_weights(str(tmp_path))
+
+
+def settings_for(**changes):
+    phases = [Phase(16, 8, 1, 0.1)]
+    return PretrainSettings(data=["d"], output="o", phases=phases, model=ModelSettings("tiny"), **changes)
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_text(VOCAB)
+    return tmp_path / "vocab.txt"
+
+
+def test_a_run_starts_from_them_and_says_so(vocabulary):
+    model = build_model(CONFIG, 0)
+    said = list(prepare_model(model, settings_for(init_from=str(GOOGLE)), None, vocabulary))
+    assert torch.equal(model.mlm_head.bias, written("cls/predictions/output_bias", (30,)))
+    assert said == [
+        f"weights are those of {GOOGLE}",
+        "  it has no vocab.txt: nothing but the size says that its vocabulary is the dataset's",
+    ]
+
+
+def test_heads_that_are_not_there_begin_as_new(vocabulary, tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "mlm")
+    model = build_model(CONFIG, 0)
+    before = model.nsp_head.weight.detach().clone()
+    said = "".join(prepare_model(model, settings_for(init_from=str(tmp_path / "mlm")), None, vocabulary))
+    assert "lacks bert.pooler.bias, bert.pooler.weight, nsp_head.bias, nsp_head.weight, which begin as new" in said
+    assert torch.equal(model.nsp_head.weight, before)
+    assert torch.equal(model.mlm_head.bias, load_hf(str(tmp_path / "mlm"))[1]["mlm_head.bias"])
+
+
+def test_weights_of_another_model_or_vocabulary_are_refused(vocabulary, tmp_path):
+    with pytest.raises(ValueError, match=r"num_layers 2 \(this run: 3\); choose the model preset"):
+        list(prepare_model(build_model(preset("tiny", vocab_size=30, hidden_size=8, num_heads=2, num_layers=3,
+            intermediate_size=12, max_position_embeddings=16), 0), settings_for(init_from=str(GOOGLE)), None,
+            vocabulary))  # fmt: skip
+    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
+    (folder / "vocab.txt").write_text(VOCAB.replace("[MASK]\na", "[MASK]\nz"))
+    with pytest.raises(ValueError, match="differs from the dataset's vocabulary, so ids mean other words"):
+        list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=str(folder)), None, vocabulary))

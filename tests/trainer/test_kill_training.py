@@ -1,0 +1,70 @@
+"""Training killed at random moments under its supervisor, from scripts/soak; and the supervisor alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scripts.soak.kill_training import Soak
+from tests.trainer.two_ranks import ROOT
+
+SUPERVISE = [sys.executable, str(ROOT / "scripts/supervise"), "--pause_seconds", "0.05"]
+
+
+@pytest.mark.slow
+def test_killed_runs_end_like_the_undisturbed_one_to_the_last_bit(tmp_path):
+    """Seeds 2, 3 and 4 kill a rank, the node with its disk, and the launcher."""
+    soak = Soak(tmp_path, steps=100)
+    outcomes = [soak.run_seed(seed) for seed in (2, 3, 4)]
+    assert [outcome.findings for outcome in outcomes] == [[], [], []]
+    victims = [outcome.kills[0].split()[0].strip(",") for outcome in outcomes]
+    assert victims == ["rank", "node", "launcher"]
+    assert all(outcome.restarts >= 1 for outcome in outcomes)
+
+
+def supervise(tmp_path, script, *flags, name="job"):
+    """Runs `script` under the supervisor; it may count its runs in the file $1."""
+    program = tmp_path / name
+    program.write_text(f"#!/bin/sh\necho x >>{tmp_path}/runs\nruns=$(wc -l <{tmp_path}/runs)\n{script}\n")
+    program.chmod(0o755)
+    return subprocess.Popen([*SUPERVISE, *flags, str(program)], stderr=subprocess.PIPE, text=True)
+
+
+def runs_of(tmp_path):
+    return len((tmp_path / "runs").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "name", "code", "runs"),
+    [
+        ("exit 0", [], "job", 0, 1),
+        ("exit 0", [], "deepspeed", 0, 2),
+        ("exit 2", [], "job", 2, 1),
+        ("exit 143", [], "job", 143, 1),
+        ("kill -TERM $$", [], "job", 143, 1),
+        ("[ $runs -ge 3 ] || kill -KILL $$", [], "job", 0, 3),
+        ("[ $runs -ne 2 ] || exit 1", [], "deepspeed", 0, 4),
+        ("exit 75", ["--restarts", "2"], "job", 75, 3),
+        ("kill -KILL $$", ["--restarts", "1"], "job", 137, 2),
+    ],
+)
+def test_what_is_tried_again(tmp_path, script, flags, name, code, runs):
+    process = supervise(tmp_path, script, *flags, name=name)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, runs_of(tmp_path)) == (code, runs), said
+    assert said.count("supervise:") == (runs - 1) + ("giving up" in said)
+
+
+def test_a_signal_to_the_supervisor_reaches_the_command_and_ends_both(tmp_path):
+    process = supervise(tmp_path, "trap 'exit 143' TERM; while :; do sleep 0.05; done")
+    began = time.monotonic()
+    while not (tmp_path / "runs").exists():
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert (process.returncode, runs_of(tmp_path)) == (143, 1)

@@ -1,0 +1,96 @@
+"""What is predicted under each objective, and of which weights the loss is a function."""
+
+import torch
+
+from tests.trainer.two_ranks import random_micro_batch
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
+from trainer.model.heads import pretraining_sums
+from trainer.objectives import as_left_to_right, freeze_unused, prepare_micro_batch, unmasked_text
+from trainer.stream.packing import MicroBatch, empty_micro_batch
+
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16,
+    hidden_dropout=0.0, attention_dropout=0.0, is_causal=True,
+)  # fmt: skip
+
+
+def two_sequences():
+    """[CLS] 7 [MASK] [SEP] where 8 was masked, and [CLS] [MASK] [SEP] where 9 was."""
+    return MicroBatch(
+        input_ids=torch.tensor([2, 7, 4, 3, 2, 4, 3], dtype=torch.int32),
+        cu_seqlens=torch.tensor([0, 4, 7], dtype=torch.int32),
+        token_type_ids=torch.zeros(7, dtype=torch.int32),
+        position_ids=torch.tensor([0, 1, 2, 3, 0, 1, 2], dtype=torch.int32),
+        masked_positions=torch.tensor([2, 5]),
+        masked_labels=torch.tensor([8, 9]),
+        is_random_next=torch.tensor([0, 1]),
+        max_seqlen=4,
+    )
+
+
+def test_left_to_right_undoes_the_masks_and_predicts_every_next_token():
+    batch = as_left_to_right(two_sequences())
+    assert batch.input_ids.tolist() == [2, 7, 8, 3, 2, 9, 3]
+    assert batch.masked_positions.tolist() == [0, 1, 2, 4, 5]
+    assert batch.masked_labels.tolist() == [7, 8, 3, 9, 3]
+    assert (batch.input_ids.dtype, batch.masked_labels.dtype) == (torch.int32, torch.int64)
+
+
+def test_masked_objectives_leave_the_batch_as_it_is():
+    batch = two_sequences()
+    assert prepare_micro_batch(batch, "mlm+nsp") is batch
+    assert prepare_micro_batch(batch, "mlm") is batch
+    assert unmasked_text(batch).tolist() == [2, 7, 8, 3, 2, 9, 3]
+
+
+def test_an_empty_micro_batch_stays_empty():
+    batch = prepare_micro_batch(empty_micro_batch(), "left-to-right")
+    assert len(batch.input_ids) == len(batch.masked_labels) == 0
+
+
+def logits_of(model, batch):
+    return model(
+        batch.input_ids, batch.token_type_ids, batch.position_ids, batch.cu_seqlens, batch.max_seqlen,
+        batch.masked_positions,
+    )  # fmt: skip
+
+
+def test_no_prediction_sees_what_it_predicts():
+    """Changing the last tokens of each sequence changes no logits of the positions before them."""
+    model = build_model(CONFIG, seed=1).eval()
+    batch = as_left_to_right(random_micro_batch([9, 14, 5], 50, seed=2))
+    before, _ = logits_of(model, batch)
+    ends = batch.cu_seqlens[1:].long() - 1
+    batch.input_ids[ends] = (batch.input_ids[ends] + 1) % 50
+    after, _ = logits_of(model, batch)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+    batch.input_ids[0] = 49 - batch.input_ids[0]
+    assert (logits_of(model, batch)[0][:8] - before[:8]).abs().amax(dim=-1).min() > 1e-4  # and sees all before it
+
+
+def test_loss_of_parts_adds_up_to_that_of_the_whole():
+    model = build_model(CONFIG, seed=1).double().eval()
+    lengths = [[9, 14], [5], [16, 2, 3]]
+    parts = [as_left_to_right(random_micro_batch(each, 50, seed)) for seed, each in enumerate(lengths)]
+    masked = sum(len(part.masked_labels) for part in parts)
+    assert masked == sum(sum(each) - len(each) for each in lengths)
+    summed = sum(pretraining_sums(*logits_of(model, p), p.masked_labels, p.is_random_next).mlm_nll for p in parts)
+    alone = []
+    for part in parts:
+        for start, stop in zip(part.cu_seqlens[:-1].tolist(), part.cu_seqlens[1:].tolist(), strict=True):
+            ids, kinds = part.input_ids[start:stop], part.token_type_ids[start:stop]
+            length = stop - start
+            borders, every = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
+            logits, _ = model(ids, kinds, every, borders, length, every[:-1])
+            alone.append(torch.nn.functional.cross_entropy(logits.float(), ids[1:].long(), reduction="sum"))
+    torch.testing.assert_close(summed / masked, sum(alone) / masked, rtol=1e-6, atol=0)
+
+
+def test_heads_that_nothing_trains_are_frozen():
+    model = build_model(CONFIG, seed=1)
+    freeze_unused(model, "mlm+nsp")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    freeze_unused(model, "mlm")
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"bert.pooler.weight", "bert.pooler.bias", "nsp_head.weight", "nsp_head.bias"}

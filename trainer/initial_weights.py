@@ -1,0 +1,102 @@
+"""Weights of a model trained elsewhere: folders of Hugging Face, of exports, and of Google's released checkpoints.
+
+May import torch, numpy and this package. Nothing is unpickled unless the caller allows it.
+"""
+
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.shards.storage import list_files, open_filesystem, read_file, read_range
+from trainer.export import CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file
+from trainer.model.config import BertConfig
+from trainer.model.google import from_google_tensors, google_names
+from trainer.model.huggingface import from_hf_config, from_hf_state
+from trainer.tensor_bundle import TensorBundle
+
+GOOGLE_CONFIG = "bert_config.json"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """What a folder holds.
+
+    Attributes:
+        config: Of the model.
+        state: Parameters under our names, fp32; heads that the folder lacks are absent.
+        vocab: vocab.txt, where there is one.
+    """
+
+    config: BertConfig
+    state: dict[str, Tensor]
+    vocab: bytes | None
+
+
+def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialWeights:
+    """Reads a model folder, local or an fsspec URL.
+
+    Raises:
+        FileNotFoundError: It holds no model that is known; says what it holds.
+        ValueError: Damaged, not a BERT as pretrained here, or a pickle without permission.
+    """
+    filesystem, path = open_filesystem(folder)
+    names = set(list_files(filesystem, path))
+    vocab = read_file(filesystem, f"{path}/{VOCAB}") if VOCAB in names else None
+    if CONFIG in names and WEIGHTS in names:
+        return InitialWeights(*load_hf(folder), vocab)
+    if CONFIG in names and PICKLED_WEIGHTS in names:
+        return InitialWeights(*_load_pickled(folder, allow_pickle), vocab)
+    indexes = sorted(name for name in names if name.endswith(".ckpt.index") or (".ckpt-" in name and ".index" in name))
+    if GOOGLE_CONFIG in names and len(indexes) == 1:
+        return InitialWeights(*_load_google(folder, indexes[0].removesuffix(".index")), vocab)
+    listing = ", ".join(sorted(names)[:10]) or "nothing"
+    raise FileNotFoundError(
+        f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face), or {GOOGLE_CONFIG} with one "
+        "checkpoint NAME.ckpt.index and NAME.ckpt.data-... (Google)"
+    )
+
+
+def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str, Tensor]]:
+    where = f"{folder}/{PICKLED_WEIGHTS}"
+    if not allow_pickle:
+        raise ValueError(
+            f"{where} is a pickle, which can run any code when it is read; save the model again as safetensors, or "
+            "give --init_from_pickle true if you trust the file"
+        )
+    config = from_hf_config(_read_json(folder, CONFIG), f"{folder}/{CONFIG}")
+    try:
+        tensors = torch.load(io.BytesIO(read_export_file(folder, PICKLED_WEIGHTS)), "cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{where}: not a file of tensors alone ({error}); it is not read") from error
+    return config, from_hf_state(tensors, config, where)
+
+
+def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
+    config = from_hf_config(_read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
+    filesystem, path = open_filesystem(folder)
+
+    def read(suffix: str, span: tuple[int, int] | None) -> bytes:
+        file = f"{path}/{name}{suffix}"
+        return read_file(filesystem, file) if span is None else read_range(filesystem, file, *span)
+
+    bundle = TensorBundle(f"{folder}/{name}", read)
+    known = google_names(config)
+    tensors: Mapping[str, Any] = {each: bundle.read(each) for each in known.values() if each in bundle.names}
+    return config, from_google_tensors(tensors, bundle.names, config, bundle.where)
+
+
+def _read_json(folder: str, name: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(read_export_file(folder, name))
+    except ValueError as error:
+        raise ValueError(f"{folder}/{name}: not JSON ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{folder}/{name}: expected a JSON object, found {type(settings).__name__}")  # noqa: TRY004
+    return settings

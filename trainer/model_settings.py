@@ -1,0 +1,42 @@
+"""Settings of a model and of its optimizer, as a run and other programs that train have them. Imports the stdlib."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which BERT.
+
+    Attributes:
+        preset: A released size: tiny, mini, small, medium, base or large.
+        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout": 0.0}. The
+            vocabulary's size is the dataset's and cannot be set.
+    """
+
+    preset: str = "base"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
+
+    Attributes:
+        name: adamw, or lamb for batches of many thousands: its steps are scaled to the norm of each tensor.
+        beta1: Decay rate of the running mean of gradients.
+        beta2: Decay rate of the running mean of their squares.
+        eps: Added to the root of the second mean; 1e-6 as in google-research/bert.
+        weight_decay: Decoupled: weights shrink by learning rate * weight_decay a step.
+        bias_correction: Whether both means are corrected for their start at 0. google-research/bert does not;
+            torch.optim.AdamW does.
+        max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
+    """
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+    max_grad_norm: float = 1.0
