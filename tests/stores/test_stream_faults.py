@@ -61,7 +61,9 @@ def through(store):
         proxy = FaultyProxy(port, fault, count)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         proxies.append(proxy)
-        return proxy, open_dataset(url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
+        dataset = open_dataset(url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
+        dataset.blocks(dataset.all_shards[0])  # patience is tried on blocks alone
+        return proxy, dataset
 
     yield start
     for proxy in proxies:
@@ -112,7 +114,7 @@ def test_a_passing_fault_changes_nothing(through, clean, tmp_path, fault, cached
 def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_path, fault):
     proxy, dataset = through(fault, LASTING)
     with pytest.raises(ShardReadError) as caught:
-        batches(dataset, settings_for(fault, tmp_path, False, 1.0))
+        batches(dataset, settings_for(fault, tmp_path, False, 2.5))
     said = str(caught.value)
     assert said.startswith(f"{store[0]}/train/L8192/pass-0")
     assert ".tar, blocks " in said

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
@@ -391,6 +391,7 @@ def test_an_empty_micro_batch_is_one_of_no_instances(make_block):
             assert getattr(empty, name).dtype == getattr(packed, name).dtype
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 10), max_size=30), st.integers(10, 40))
 def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
     offsets = torch.tensor([0, *lengths]).cumsum(0).numpy()

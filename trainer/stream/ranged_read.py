@@ -112,7 +112,7 @@ def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: 
         ShardReadError: The table did not come.
         ValueError: It does not describe the shard.
     """
-    what = f"{dataset.locate(BLOCKS_TABLE)}, rows of {shard.name}"
+    what = f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}"
     return retry(lambda seconds: call_within(seconds, lambda: dataset.blocks(shard)), what, settings, stop)
 
 
