@@ -35,7 +35,7 @@ TINY = {
     "attention_dropout": 0.0,
 }
 # First positions of global batches, and what their gradients are multiplied by on rank 1.
-NOT_FINITE, SPIKE = 8 * BATCH, 19 * BATCH
+NOT_FINITE, SPIKE = 8 * BATCH, 18 * BATCH
 ROW_OF_BAD = [first * BATCH for first in range(25, 28)]
 FACTORS = {NOT_FINITE: math.nan, SPIKE: 1e4, **dict.fromkeys(ROW_OF_BAD, math.nan)}
 
