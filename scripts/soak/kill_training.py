@@ -263,7 +263,7 @@ class Job:
 
     def restarts(self) -> int:
         """How often the supervisor started the command again."""
-        return self._log.read_text(errors="replace").count("supervise: exit code")
+        return self._log.read_text(errors="replace").count("; restart ")
 
     def last_step(self) -> int:
         """The newest step in the metrics."""
