@@ -47,18 +47,29 @@ class _ForkedWorkerHandler(GrpcWorkerHandler):  # type: ignore[misc]
     def __init__(self, _payload: bytes, state: Any, provision_info: Any, grpc_server: Any) -> None:
         super().__init__(state, provision_info, grpc_server)
         self._thread = threading.Thread()
+        self._is_told = threading.Event()
 
     def start_worker(self) -> None:
         own = {"CONTROL_API_SERVICE_DESCRIPTOR": f'url: "{self.control_address}"', "WORKER_ID": self.worker_id}
-        arguments = fork_server(), os.environ | own, str(Path.cwd())
+        arguments = fork_server(), os.environ | own, str(Path.cwd()), self._is_told
         self._thread = threading.Thread(name="run_worker", target=_run_worker, args=arguments)
         self._thread.start()
+
+    def close(self) -> None:
+        self._is_told.set()
+        super().close()
 
     def stop_worker(self) -> None:
         self._thread.join()
 
 
-def _run_worker(server: ForkServer, environment: Mapping[str, str], folder: str) -> None:
+def _run_worker(server: ForkServer, environment: Mapping[str, str], folder: str, is_told: threading.Event) -> None:
+    """Raises, in the words of Beam's own thread, which pipeline.worker_guard knows, where a worker ended badly.
+
+    Beam itself would wait for ever for a worker that ended before it was told to.
+    """
     code = server.run_worker(environment, folder)
-    if code:  # in the words of Beam's own, which pipeline.worker_guard knows
+    if not is_told.is_set():
+        raise RuntimeError(f"Worker subprocess exited with return code {code} too early")
+    if code:
         raise RuntimeError(f"Worker subprocess exited with return code {code}")

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.exchange import ShardTask
+from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.growing import PLAN, RECORDS, publish_pass, withdraw_passes
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
     SHARDS_TABLE,
-    blocks_table,
     pass_folder,
     pass_json,
     shards_table,

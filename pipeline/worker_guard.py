@@ -2,7 +2,8 @@
 
 The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel lets go of it when the
 launcher is gone, kill -9 included, and the worker ends. Modules with a Beam job start that thread when a worker imports
-them. A worker that a signal ended makes the launcher let go, interrupts it and becomes a ChildProcessError.
+them; the fork server does for those it forks. A worker that a signal ended, or that ended before it was told to, makes
+the launcher let go, interrupts it and becomes a ChildProcessError.
 May import: stdlib.
 """
 
@@ -20,7 +21,7 @@ from types import FrameType
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
 _INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
 _PAUSE_SECONDS = 0.5
-_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
+_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)( too early)?")
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def guard_workers(path: str) -> Iterator[None]:
         path: A file of its own for the lock.
 
     Raises:
-        ChildProcessError: A signal ended a worker process.
+        ChildProcessError: A signal ended a worker process, or it ended itself too early.
     """
     killed: list[int] = []
     others: list[threading.ExceptHookArgs] = []
@@ -45,7 +46,7 @@ def guard_workers(path: str) -> Iterator[None]:
             found = _ENDED.fullmatch(str(arguments.exc_value))
             if found is None:
                 others.append(arguments)  # what follows from a killed worker says nothing more
-            elif (number := _signal_of(int(found[1]))) and not killed:
+            elif ((number := _signal_of(int(found[1]))) or found[2]) and not killed:
                 killed.append(number)
                 fcntl.flock(file, fcntl.LOCK_UN)  # the others end too, or Beam would wait for them
                 threading.Thread(target=_end_workers, args=(path, is_over), name="end workers", daemon=True).start()
@@ -110,9 +111,8 @@ def _signal_of(return_code: int) -> int:
 
 def _describe(number: int) -> str:
     memory = ", perhaps because memory ran out: fewer --workers need less" if number == signal.SIGKILL else ""
-    return (
-        f"a worker process was killed (signal {number}{memory}); what is finished is kept, the same command continues"
-    )
+    how = f"was killed (signal {number}{memory})" if number else "ended by itself, in code that it called"
+    return f"a worker process {how}; what is finished is kept, the same command continues"
 
 
 @functools.cache

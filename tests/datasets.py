@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.shard_file import pack_shard
+from pipeline.shards import block_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
 from tokenizer.export import tokenizer_json
@@ -65,6 +66,6 @@ def write_dataset(
     (folder / "vocab.txt").write_text(vocabulary.to_text())
     (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
-    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table([table for _, table in packed]))
+    (folder / tables.BLOCKS_TABLE).write_bytes(block_tables.blocks_table([table for _, table in packed]))
     (folder / tables.MANIFEST).write_bytes(finished.to_json())
     return folder

@@ -1,9 +1,9 @@
 """Which of two equal paths is used: the compiled modules, if this installation has them, or plain Python and numpy.
 
 The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install` compiles the modules
-where there is a C compiler; in a checkout `python -c "from setuptools import setup; setup()" build_ext --inplace` does.
-The environment variable BEAMBERT_COMPILED says what to do: 0 leaves them alone, 1 refuses to go on without them, and
-unset, they are used if they are there and not older than their source.
+where there is a C compiler; in a checkout BUILD_COMMAND does. The environment variable BEAMBERT_COMPILED says what to
+do: 0 leaves them alone, 1 refuses to go on without them, and unset, they are used if they are there and not older than
+any C source of their room (several modules may share one, so all are compiled anew).
 
 May import the standard library.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "BEAMBERT_COMPILED"
-BUILD_COMMAND = 'python -c "from setuptools import setup; setup()" build_ext --inplace'
+BUILD_COMMAND = 'python -c "from setuptools import setup; setup()" build_ext --inplace --force'
 
 
 def load(name: str) -> ModuleType | None:

@@ -122,6 +122,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoad
         skip=[*run.settings.skipped(phase_index), *run.guard.skipped(phase_index)],
         patience=run.patience,
         reading=ReadSettings(cache_dir=run.settings.cache_dir, cache_bytes=run.settings.cache_bytes),
+        pin_memory=run.ranks.device.type == "cuda",
     ) as loader:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()

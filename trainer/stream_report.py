@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from pipeline.shards.storage import parse_storage_options
+from trainer.stream.cached_read import STRETCH_BYTES, open_cache
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.step import RankStep, StepLoader
@@ -35,6 +36,8 @@ class RankReport:
         stalls: Steps after the first that were waited for longer than STALL_SECONDS.
         first_seconds: Until the first step.
         epochs: Of every dataset, at the end.
+        found_bytes: Bytes of the stretches of shards that the cache had.
+        fetched_bytes: Bytes of those that it got from the store.
     """
 
     rank: int
@@ -49,6 +52,8 @@ class RankReport:
     stalls: int
     first_seconds: float
     epochs: tuple[float, ...]
+    found_bytes: int = 0
+    fetched_bytes: int = 0
 
 
 def report_stream(settings: StreamSettings) -> str:
@@ -103,6 +108,12 @@ def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[Ra
         f" {needed / 1e6:,.1f} MB of their shards",
         f"tokens of the fullest rank over the mean: {sum(balance) / len(balance):.3f}, at most {max(balance):.3f}",
     ]
+    found, fetched = (sum(getattr(each, name) for each in reports) for name in ("found_bytes", "fetched_bytes"))
+    if found + fetched:
+        lines.append(
+            f"cache: {100 * found / (found + fetched):.1f} % hits, {found / 1e6:,.1f} MB found there and"
+            f" {fetched / 1e6:,.1f} MB got from the store in stretches of {STRETCH_BYTES // 2**20} MiB"
+        )
     for d, each in enumerate(mixture):
         drawn = [sum(report.drawn[d][kind] for report in reports) for kind in range(2)]
         lines.append(f"{each.name}: {drawn[0]:,} instances, {drawn[1]:,} tokens, {reports[0].epochs[d]:.4f} epochs")
@@ -124,6 +135,11 @@ def _bytes_of_instances(mixture: Mixture, seq_len: int, reports: Sequence[RankRe
 
 
 def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: int) -> tuple[RankReport, int]:
+    reading = ReadSettings(
+        buffer_bytes=settings.buffer_bytes, cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes
+    )
+    cache = open_cache(settings.cache_dir, settings.cache_bytes) if settings.cache_dir else None
+    found, fetched = (cache.found_bytes, cache.fetched_bytes) if cache else (0, 0)
     num_steps = settings.steps or _steps_of_epoch(mixture, seq_len, settings.global_batch)
     began = time.monotonic()
     taken: list[RankStep] = []
@@ -139,7 +155,7 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
             micro_tokens=settings.micro_tokens,
             seed=settings.seed,
             num_steps=num_steps,
-            reading=ReadSettings(buffer_bytes=settings.buffer_bytes),
+            reading=reading,
         ) as loader,
         tqdm(total=num_steps, desc=f"rank {rank}", unit="step", leave=False) as bar,
     ):
@@ -163,6 +179,8 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
         stalls=sum(step.wait_seconds > STALL_SECONDS for step in taken[1:]),
         first_seconds=first_seconds,
         epochs=taken[-1].epochs,
+        found_bytes=cache.found_bytes - found if cache else 0,
+        fetched_bytes=cache.fetched_bytes - fetched if cache else 0,
     )
     return report, num_lanes
 

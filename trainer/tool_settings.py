@@ -101,6 +101,8 @@ class StreamSettings:
         steps: How many; 0 for one epoch of the first dataset.
         seed: Of the order of shards.
         buffer_bytes: Memory of one rank for blocks read ahead of need.
+        cache_dir: Folder on a disk of this machine that keeps what was read, as pretrain's; null for none.
+        cache_bytes: What that folder may hold.
         storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
     """
 
@@ -112,4 +114,6 @@ class StreamSettings:
     steps: int = 20
     seed: int = 0
     buffer_bytes: int = 512 * 2**20
+    cache_dir: str | None = None
+    cache_bytes: int = 64 * 2**30
     storage_options: str | None = None

@@ -16,7 +16,7 @@ from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.shards.storage import call_patiently, is_local, open_filesystem
 
 _NUM_DETECTING_THREADS = 16
-_LEAST_PARTS = 16
+_LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20
 _COMPRESSION_RATIO = 4  # of English text by zstd, about
 
@@ -66,7 +66,7 @@ def find_inputs(patterns: Sequence[str], storage_options: StorageOptions = None)
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
-    """Bytes of text in a part: at most `most`, fewer where a corpus would have less than 16 parts, but not below 1 MiB.
+    """Bytes of text in a part: at most `most`, fewer where a corpus would have less than 32 parts, but not below 1 MiB.
 
     So the workers of a small build end together. The input alone decides: with other workers the parts stay the same.
     """

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.shards.arrow_stream import read_record_batch
+from pipeline.shards.arrow_stream import RecordBatch, read_record_batch
 from pipeline.shards.arrow_writer import write_record_batch
 
 try:
@@ -25,6 +25,8 @@ except ImportError:  # a Beam worker, who writes and seldom reads
     from zlib import crc32
 
 TOKENS_PER_BLOCK = 65_536
+
+_BYTE, _UINT16, _UINT32, _UINT64, _INT32 = map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64, np.int32))
 
 Array = npt.NDArray[Any]
 
@@ -146,34 +148,55 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
     Raises:
         ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the values.
     """
+    return block_of_batch(read_batch(data, where), where)
+
+
+def read_batch(data: bytes | memoryview, where: str) -> RecordBatch:
+    """The decompressed buffers of a block, not looked into yet.
+
+    Raises:
+        ValueError: Not one record batch without nulls.
+    """
     try:
-        batch = read_record_batch(data)
+        return read_record_batch(data)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    token = _token_dtype(batch.schema, where)
+
+
+def block_of_batch(batch: RecordBatch, where: str) -> Block:
+    """The block that a record batch holds, checked; raises as `decode_block`."""
+    token = token_dtype(batch.schema)
+    if token is None:
+        found = repr(batch.schema.types)  # names may be no text
+        expected = block_schema(np.uint16)
+        raise ValueError(f"{where}: damaged or foreign block: schema is\n{found}\nexpected\n{expected}")
     n, num_tokens, n_segments, n_positions, num_masked, n_labels, num_labels, *n_others = batch.lengths
     same = {n, n_segments, n_positions, n_labels, *n_others} == {n}
     _expect(same, where, f"its columns have {batch.lengths} values")
     offsets_, ids_, segments_, masked_offsets_, positions_, label_offsets_, labels_, random_, a_, b_ = batch.buffers
-    offsets = _offsets("input_ids", offsets_, n, num_tokens, where)
-    masked_offsets = _offsets("masked_lm_positions", masked_offsets_, n, num_masked, where)
+    offsets, lengths = _offsets("input_ids", offsets_, n, num_tokens, where)
+    masked_offsets, _ = _offsets("masked_lm_positions", masked_offsets_, n, num_masked, where)
     equal = label_offsets_ == masked_offsets_ and num_labels == num_masked
     _expect(equal, where, "masked_lm_positions and masked_lm_ids differ in length")
-    random_bits = _values("is_random_next", random_, np.uint8, -(-n // 8), where)
-    block = Block(
+    random_bits = _values("is_random_next", random_, _BYTE, -(-n // 8), where)
+    segments = _values("segment_a_length", segments_, _UINT16, n, where)
+    _expect(bool((segments < lengths).all()), where, "a segment_a_length reaches past its instance")
+    return Block(
         input_ids=_values("input_ids", ids_, token, num_tokens, where),
         offsets=offsets,
-        segment_a_length=_values("segment_a_length", segments_, np.uint16, n, where),
-        masked_lm_positions=_values("masked_lm_positions", positions_, np.uint16, num_masked, where),
+        segment_a_length=segments,
+        masked_lm_positions=_values("masked_lm_positions", positions_, _UINT16, num_masked, where),
         masked_lm_ids=_values("masked_lm_ids", labels_, token, num_masked, where),
         masked_offsets=masked_offsets,
         is_random_next=np.unpackbits(random_bits, count=n, bitorder="little").view(np.bool_),
-        document_a=_values("document_a", a_, np.uint64, n, where),
-        document_b=_values("document_b", b_, np.uint64, n, where),
+        document_a=_values("document_a", a_, _UINT64, n, where),
+        document_b=_values("document_b", b_, _UINT64, n, where),
     )
-    fits = bool((block.segment_a_length < offsets[1:] - offsets[:-1]).all())
-    _expect(fits, where, "a segment_a_length reaches past its instance")
-    return block
+
+
+def token_dtype(schema: pa.Schema) -> "np.dtype[Any] | None":
+    """The dtype of the tokens of a block's schema; None for any other schema."""
+    return next((dtype for dtype in (_UINT16, _UINT32) if schema.equals(_cached_schema(dtype.name))), None)
 
 
 def concatenate_blocks(blocks: Sequence[Block]) -> Block:
@@ -244,30 +267,23 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", kind, nullable=False))
 
 
-def _token_dtype(schema: pa.Schema, where: str) -> Any:
-    """The dtype of the tokens of a block's schema; any other schema is refused."""
-    for dtype in (np.uint16, np.uint32):
-        if schema.equals(_cached_schema(np.dtype(dtype).name)):
-            return dtype
-    found = repr(schema.types)  # names may be no text
-    raise ValueError(f"{where}: damaged or foreign block: schema is\n{found}\nexpected\n{block_schema(np.uint16)}")
-
-
 _cached_schema = lru_cache(maxsize=2)(block_schema)
 
 
-def _offsets(name: str, buffer: bytes, num_rows: int, num_values: int, where: str) -> Array:
+def _offsets(name: str, buffer: bytes, num_rows: int, num_values: int, where: str) -> tuple[Array, Array]:
+    """Offsets [N+1] of lists, and the lists' lengths [N]."""
     if not num_rows and not buffer:  # Arrow may leave the single offset of no rows out
-        return np.zeros(1, np.int32)
-    offsets = _values(f"offsets of {name}", buffer, np.int32, num_rows + 1, where)
+        return np.zeros(1, np.int32), np.zeros(0, np.int32)
+    offsets = _values(f"offsets of {name}", buffer, _INT32, num_rows + 1, where)
     ordered = offsets[0] == 0 and offsets[-1] == num_values and bool((offsets[1:] >= offsets[:-1]).all())
-    _expect(ordered, where, f"offsets of {name} do not fit its {num_values} values")
-    return offsets
+    if not ordered:
+        _expect(False, where, f"offsets of {name} do not fit its {num_values} values")
+    return offsets, offsets[1:] - offsets[:-1]
 
 
-def _values(name: str, buffer: bytes, dtype: Any, count: int, where: str) -> Array:
-    size = np.dtype(dtype).itemsize
-    _expect(len(buffer) >= count * size, where, f"{name} has {len(buffer)} bytes for {count} values of {size}")
+def _values(name: str, buffer: bytes, dtype: "np.dtype[Any]", count: int, where: str) -> Array:
+    if len(buffer) < count * dtype.itemsize:
+        _expect(False, where, f"{name} has {len(buffer)} bytes for {count} values of {dtype.itemsize}")
     return np.frombuffer(buffer, dtype, count)
 
 

@@ -32,7 +32,7 @@ class Dataset:
         self._tables = BlockTables(
             lambda start, stop: read_range(filesystem, path, start, stop),
             lambda: self._size_of(BLOCKS_TABLE),
-            len(shards),
+            self.all_shards,
             self.locate(BLOCKS_TABLE),
         )
 
@@ -59,8 +59,8 @@ class Dataset:
         return pass_index < self.num_passes(split, seq_len)
 
     def blocks(self, shard: Shard) -> BlockTable:
-        """Where a shard's blocks lie. A file of many blocks is read a shard at a time, its footer apart."""
-        return self._tables.table(self._rows[shard.name], shard)
+        """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart."""
+        return self._tables.table(self._rows[shard.name])
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""

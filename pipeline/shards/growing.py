@@ -14,18 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
-    blocks_table,
-    open_blocks_table,
     parse_manifest,
     parse_shard_row,
     pass_folder,
     pass_hash,
     pass_json,
-    read_block_table,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
@@ -149,8 +147,8 @@ class GrowingDataset(Dataset):
         self._refuse_foreign(fields["settings_hash"], where)
         if pass_hash(shards) != fields["pass_hash"]:
             raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")
-        file = open_blocks_table(tables, len(shards), self.locate(_blocks_name(folder)))
-        return [(shard, read_block_table(file, row, shard, where)) for row, shard in enumerate(shards)]
+        opened = open_block_tables(tables, shards, self.locate(_blocks_name(folder)))
+        return [(shard, opened.table(row)) for row, shard in enumerate(shards)]
 
     def _finished(self, split: str, seq_len: int, pass_index: int) -> list[ShardBlocks]:
         """The rows of a pass that the finished dataset tells of; none where it does not, or there is none yet."""

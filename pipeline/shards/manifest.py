@@ -1,4 +1,4 @@
-"""What a dataset says of itself: manifest.json, pass.json, shards.parquet, blocks.parquet (docs/format.md, section 3).
+"""What a dataset says of itself: manifest.json, pass.json, shards.parquet (docs/format.md, section 3).
 
 manifest.json is small and written last: its presence means that the dataset is complete. The hashes cover content,
 so they are equal on every runner, worker count, part size, order of files and retry.
@@ -12,14 +12,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
-from pipeline.shards.table_checks import check_blocks, check_manifest, check_parquet, check_shards
+from pipeline.shards.records import Group, Manifest, Shard, json_bytes
+from pipeline.shards.table_checks import check_manifest, check_parquet, check_shards
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""In version 1 every row group of blocks.parquet is one shard, which readers of 2 need not know."""
 MANIFEST = "manifest.json"
 SHARDS_TABLE = "shards.parquet"
 BLOCKS_TABLE = "blocks.parquet"
@@ -43,16 +44,6 @@ SHARDS_SCHEMA = pa.schema(
     ]
 )
 SHARDS_SCHEMA_OF_SOURCES = SHARDS_SCHEMA.append(pa.field("source_tokens", pa.list_(pa.int64())))
-BLOCKS_SCHEMA = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("instances", pa.int32()),
-        ("tokens", pa.int32()),
-        ("crc32", pa.uint32()),
-    ]
-)
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
@@ -66,8 +57,11 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         version = fields["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error!r}") from error
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{where}: format_version is {version}, this version reads {FORMAT_VERSION}")
+    if version not in READABLE_VERSIONS:
+        raise ValueError(
+            f"{where}: format_version is {version}, this program reads {' and '.join(map(str, READABLE_VERSIONS))};"
+            " build the dataset again, or read it with the version of this program that wrote it"
+        )
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
         sources = tuple(fields.pop("sources", ()))
@@ -169,92 +163,47 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     Raises:
         ValueError: Not that table.
     """
-    file = _read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
-    with _named_damage(where):
+    file = read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
+    with named_damage(where):
         table = file.read(use_threads=False)
-        rows = zip(*(table.column(name).to_pylist() for name in SHARDS_SCHEMA.names), strict=True)
-        has_sources = table.num_columns > len(SHARDS_SCHEMA)
-        of_sources = table["source_tokens"].to_pylist() if has_sources else [()] * len(table)
+        columns = [table.column(name).to_pylist() for name in SHARDS_SCHEMA.names]
+        if table.num_columns > len(SHARDS_SCHEMA):
+            columns.append([tuple(own or ()) for own in table["source_tokens"].to_pylist()])
     try:
-        shards = [
-            dataclasses.replace(Shard(*row), source_tokens=tuple(own or ()))
-            for row, own in zip(rows, of_sources, strict=True)
-        ]
+        shards = [Shard(*row) for row in zip(*columns, strict=True)]
         check_shards(shards)
     except ValueError as error:
         raise ValueError(f"{where}: {error}; restore or rebuild the dataset") from error
     return shards
 
 
-def blocks_table(tables: Sequence[BlockTable]) -> bytes:
-    """blocks.parquet: one row a block, one row group a shard, in the order of shards.parquet."""
-    sink = io.BytesIO()
-    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd", write_statistics=False) as writer:
-        for index, table in enumerate(tables):
-            columns = {
-                "shard": np.full(len(table), index),
-                **{name: getattr(table, name) for name in BLOCKS_SCHEMA.names[1:]},
-            }
-            arrays = [pa.array(columns[field.name]).cast(field.type) for field in BLOCKS_SCHEMA]
-            writer.write_table(pa.table(arrays, schema=BLOCKS_SCHEMA))
-    return sink.getvalue()
-
-
-def open_blocks_table(source: Any, num_shards: int, where: str, num_bytes: int | None = None) -> pq.ParquetFile:
-    """Opens blocks.parquet from its bytes, or from a file of num_bytes; `read_block_table` reads each row group."""
-    file = _read_parquet(source, BLOCKS_SCHEMA, where, num_bytes=num_bytes)
-    if file.num_row_groups != num_shards:
-        raise ValueError(f"{where}: {file.num_row_groups} row groups, expected one for each of {num_shards} shards")
-    return file
-
-
-def read_block_table(file: pq.ParquetFile, index: int, shard: Shard, where: str) -> BlockTable:
-    """The blocks of the shard in row `index` of shards.parquet, checked against that row.
-
-    Raises:
-        ValueError: The rows name another shard, or their sums are not the shard's.
-    """
-    with _named_damage(where):
-        table = file.read_row_group(index, use_threads=False)
-    advice = "restore or rebuild the dataset"
-    if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
-        raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
-    columns = {name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names}
-    blocks = BlockTable(
-        offset=columns["offset"],
-        size=columns["size"],
-        instances=columns["instances"].astype(np.int64),
-        tokens=columns["tokens"].astype(np.int64),
-        crc32=columns["crc32"],
-    )
-    try:
-        if not np.all(columns["shard"] == index):
-            raise ValueError(f"they name another shard than number {index}")  # noqa: TRY301
-        check_blocks(blocks, shard)
-    except ValueError as error:
-        raise ValueError(f"{where}: rows of {shard.name} do not describe it: {error}; {advice}") from error
-    return blocks
-
-
 def _hash_lines(lines: Iterable[str]) -> str:
-    text = "".join(f"{line}\n" for line in sorted(lines))
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    digest = hashlib.blake2b(digest_size=32)
+    for line in sorted(lines):
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
 
 
-def _read_parquet(
+def read_parquet(
     source: Any, schema: pa.Schema, where: str, *others: pa.Schema, num_bytes: int | None = None
 ) -> pq.ParquetFile:
-    with _named_damage(where):
+    """Opens a table from its bytes, or from a file of num_bytes.
+
+    Raises:
+        ValueError: It is damaged, too large for its bytes, or has other columns than one of the schemas.
+    """
+    with named_damage(where):
         file = pq.ParquetFile(source if num_bytes is not None else pa.BufferReader(source))
         names = file.schema_arrow.names
         check_parquet(file, len(source) if num_bytes is None else num_bytes)
     if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
-        raise ValueError(f"{where}: columns are {names}, expected {schema.names} of format 1")
+        raise ValueError(f"{where}: columns are {names}, expected {schema.names} of format {FORMAT_VERSION}")
     return file
 
 
 @contextlib.contextmanager
-def _named_damage(where: str) -> Iterator[None]:
+def named_damage(where: str) -> Iterator[None]:
+    """Says where a table is that Arrow cannot read."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError, RuntimeError, MemoryError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One row of shards.parquet.
 
@@ -78,7 +78,7 @@ class Manifest:
     """manifest.json.
 
     Attributes:
-        format_version: 1.
+        format_version: 1 or 2.
         software: Names and versions of what wrote the dataset.
         settings: Every setting that changes content.
         settings_hash: blake2b-256 of the settings.

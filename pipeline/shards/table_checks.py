@@ -55,7 +55,7 @@ def check_shards(shards: Sequence[Shard]) -> None:
     Raises:
         ValueError: A row cannot be what it says; the message names it.
     """
-    for row, shard in enumerate(shards):
+    for row, shard in enumerate(shards if not _are_plausible(shards) else ()):
         where = f"row {row}"
         _check_row(shard, where)
         _check_number(f"{where}, pass", shard.pass_index, 0, MAX_PASSES - 1)
@@ -119,6 +119,48 @@ def _check_passes(shards: Iterable[Shard]) -> None:
     for (split, seq_len), found in passes.items():
         is_whole = found == set(range(len(found)))
         _expect(is_whole, f"passes of {split} L{seq_len}", sorted(found)[:9], "0, 1 and so on without a gap")
+
+
+def _are_plausible(shards: Sequence[Shard]) -> bool:
+    """Whether all rows pass what `check_shards` asks of each; it does so one by one where they do not, to say why.
+
+    80,000 rows take 0.3 seconds in here, 2 one by one.
+    """
+    if any(shard.source_tokens for shard in shards):
+        return False
+    numbers = {
+        field.name: [getattr(shard, field.name) for shard in shards]
+        for field in dataclasses.fields(Shard)
+        if field.type in (int, "int")
+    }
+    if not all(type(value) is int for values in numbers.values() for value in values):
+        return False
+    try:
+        column = {name: np.array(values, np.int64) for name, values in numbers.items()}
+    except OverflowError:
+        return False
+    limits = {"seq_len": (1, MAX_SEQ_LEN), "pass_index": (0, MAX_PASSES - 1)}
+    for name, values in column.items():
+        least, most = limits.get(name, (0, _MAX_NUMBER))
+        if not bool(np.all((values >= least) & (values <= most))):
+            return False
+    most_tokens = [shard.instances * shard.seq_len for shard in shards]
+    fits = all(shard.tokens <= most for shard, most in zip(shards, most_tokens, strict=True))
+    fits = fits and bool(
+        np.all((column["masked"] <= column["tokens"]) & (column["random_next"] <= column["instances"]))
+    )
+    return fits and all(map(_is_named_well, shards))
+
+
+def _is_named_well(shard: Shard) -> bool:
+    folder = f"{shard.split}/L{shard.seq_len}/pass-{shard.pass_index:02d}/"
+    return (
+        shard.split in SPLITS
+        and isinstance(shard.name, str)
+        and shard.name.startswith(folder)
+        and _SHARD_NAME.fullmatch(shard.name, len(folder)) is not None
+        and all(isinstance(each, str) and _HASH.fullmatch(each) for each in (shard.sha256, shard.content_hash))
+    )
 
 
 def _check_row(row: "Shard | Group", where: str) -> None:

@@ -22,13 +22,12 @@ import numpy as np
 
 from pipeline.shard_file import pack_shard
 from pipeline.shards.block import Block, block_instances
-from pipeline.shards.block_tables import BlockTables
+from pipeline.shards.block_tables import BlockTables, blocks_table
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     FORMAT_VERSION,
     SHARDS_TABLE,
-    blocks_table,
     group_totals,
     parse_shards_table,
     root_hash,
@@ -36,10 +35,12 @@ from pipeline.shards.manifest import (
     shards_table,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
+from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.share import default_num_lanes, rank_runs
 from trainer.stream.step import StepLoader
 
-SEQ_LEN = 128
+SEQ_LEN, GLOBAL_BATCH = 128, 256
 
 
 def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
@@ -62,10 +63,30 @@ def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
 
 
 def write_tables(folder: Path, shard: Shard, table: BlockTable, num_shards: int) -> None:
-    """shards.parquet and blocks.parquet of many shards like this one."""
+    """shards.parquet and blocks.parquet of many shards; those read first are this one, the others random."""
+    rng = np.random.default_rng(0)
     names = [shard_name("train", SEQ_LEN, 0, number) for number in range(num_shards)]
-    (folder / SHARDS_TABLE).write_bytes(shards_table([dataclasses.replace(shard, name=name) for name in names]))
-    (folder / BLOCKS_TABLE).write_bytes(blocks_table([table] * num_shards))
+    hashes = [(rng.bytes(32).hex(), rng.bytes(32).hex()) for _ in names]
+    shards = [
+        dataclasses.replace(shard, name=name, sha256=sha256, content_hash=content)
+        for name, (sha256, content) in zip(names, hashes, strict=True)
+    ]
+    (folder / SHARDS_TABLE).write_bytes(shards_table(shards))
+    passes = (tuple(ShardSize(name, shard.instances) for name in names),)
+    num_lanes = default_num_lanes(GLOBAL_BATCH, [num_shards * shard.instances], block_instances(SEQ_LEN))
+    read = rank_runs(StreamOrder((passes,), (1,), 0, num_lanes), 0, GLOBAL_BATCH, 0, 1, num_steps=64).shard
+    first = set(read.tolist())
+    (folder / BLOCKS_TABLE).write_bytes(
+        blocks_table([table if number in first else random_table(rng, table) for number in range(num_shards)])
+    )
+
+
+def random_table(rng: np.random.Generator, like: BlockTable) -> BlockTable:
+    """Blocks of a shard that is never read: as many, of other sizes, tokens and checksums."""
+    size = like.size + rng.integers(-2000, 2000, len(like))
+    offset = 512 + np.cumsum(size + 1024) - (size + 1024)
+    crc32 = rng.integers(0, 2**32, len(like)).astype(np.uint32)
+    return BlockTable(offset, size, like.instances, like.tokens + rng.integers(-500, 500, len(like)), crc32)
 
 
 def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
@@ -80,7 +101,7 @@ def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
     manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", 30_522, {}, group_totals(shards), {}, digest)
     blocks = np.memmap(folder / BLOCKS_TABLE, np.uint8, "r")
     dataset = Dataset(str(folder), None, str(folder), manifest, shards)
-    tables = BlockTables(lambda *span: read(blocks, *span), lambda: len(blocks), len(shards), BLOCKS_TABLE)
+    tables = BlockTables(lambda *span: read(blocks, *span), lambda: len(blocks), shards, BLOCKS_TABLE)
     dataset.__dict__["_tables"] = tables
     dataset.__dict__["read_bytes"] = lambda _, start, stop: read(tar, start, stop)
     return dataset
@@ -98,7 +119,7 @@ def measure(folder: Path, tar: bytes, options: argparse.Namespace) -> dict[str, 
         SEQ_LEN,
         rank=0,
         world_size=1,
-        global_batch=256,
+        global_batch=GLOBAL_BATCH,
         micro_tokens=32_768,
         seed=0,
         reading=ReadSettings(buffer_bytes=options.buffer_mb * 2**20),

@@ -2,20 +2,24 @@
 
     python scripts/bench/load.py --data DATASET --seq_len 128 [--peers_python VENV/bin/python]
 
-Ours reads the dataset's shards in the order of training with all checks on and delivers what the model takes:
-`packed` micro-batches, or the `padded` view of them. The others read the same instances, padded, and make the same
-tensors of them (scripts/bench/load_peers.py); for `raw`, the limit, rows come by nothing but reading a file. Loaders
-take turns, so that a ratio compares what ran under the same load. Peers that cannot be imported are named and left out:
-mosaicml-streaming, litdata and datasets may live in an environment of their own.
+Ours reads the dataset's shards in the order of training with all checks on. `packed` delivers micro-batches as they
+go to a device, in the narrowest types; `wide` those that models take, int32 and int64, as on a CPU; `padded` the padded
+view. `blocks` is what no reader of the format can do without: reading the same bytes, crc32 and decompression. The
+others read the same instances, padded, and make tensors of them that are as narrow (scripts/bench/load_peers.py); `raw`
+does nothing but read a file. Loaders take turns, so that a ratio compares what ran under the same load. Peers that
+cannot be imported are named and left out: mosaicml-streaming, litdata and datasets may live in an environment of their
+own. The dataset should hold more than half a GB of the length, or blocks are decoded once for several epochs.
 """
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,26 +28,43 @@ import numpy as np
 import torch
 from load_peers import LOADERS, measure  # type: ignore[import-not-found]
 
+from pipeline.shards.arrow_stream import read_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
-from trainer.stream.packing import pad_micro_batch
+from trainer.stream.packing import pad_micro_batch, to_device
+from trainer.stream.ranged_read import BlockRange, split_blocks
+from trainer.stream.rows import COMPILED
 from trainer.stream.step import StepLoader
 
-OURS = ("packed", "padded")
+OURS = ("packed", "wide", "padded", "blocks")
 PEERS_ELSEWHERE = ("mosaicml", "litdata", "datasets")
-QUICK = 1_000_000
+QUICK = 1_500_000
 """Instances of the quick loaders; the others, 20 times slower or more, get fewer."""
 
 
-def read_ours(dataset: Dataset, seq_len: int, batch: int, padded: bool) -> Iterator[Any]:
+def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
+    """The offsets of blocks whose bytes were read in long requests, checked by crc32 and decompressed; no more."""
+    for shard in dataset.shards("train", seq_len, 0):
+        table, per_read = dataset.blocks(shard), 64
+        for first in range(0, len(table), per_read):
+            blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
+            data = dataset.read_bytes(shard.name, blocks.start_byte, blocks.stop_byte)
+            for body in split_blocks(data, blocks, shard.name):
+                yield memoryview(read_record_batch(body).buffers[0]).cast("i")[1:]
+
+
+def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator[Any]:
     """Steps of one micro-batch each."""
-    size = batch * seq_len
+    size, cpu = batch * seq_len, torch.device("cpu")
     with StepLoader(
         dataset, "train", seq_len, rank=0, world_size=1, global_batch=batch, micro_tokens=size, seed=0
     ) as steps:
         for step in steps:
             [micro_batch] = step.micro_batches
-            yield pad_micro_batch(micro_batch, seq_len)["input_ids"] if padded else micro_batch.is_random_next
+            if kind == "padded":
+                yield pad_micro_batch(micro_batch, seq_len)["input_ids"]
+            else:
+                yield (to_device(micro_batch, cpu) if kind == "wide" else micro_batch).is_random_next
 
 
 def write_rows(dataset: Dataset, seq_len: int, num_rows: int, path: Path) -> None:
@@ -113,7 +134,16 @@ def describe() -> dict[str, Any]:
     """What the numbers were measured with."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
-    return {"commit": found.stdout.strip(), "versions": versions, "hardware": platform.machine()}
+    compiled = "trainer._rows" if COMPILED else "none"
+    load = round(os.getloadavg()[0], 1)
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": found.stdout.strip(),
+        "compiled": compiled,
+        "load": load,
+        "versions": versions,
+        "hardware": platform.machine(),
+    }
 
 
 def main() -> int:
@@ -132,9 +162,14 @@ def main() -> int:
     dataset = open_dataset(options.data)
     if options.run:
         torch.set_num_threads(1)
-        [batch], padded = options.batches, options.run == "padded"
-        batches = read_ours(dataset, options.seq_len, batch, padded)
-        print(json.dumps(measure(lambda: batches, options.instances)))
+        [batch] = options.batches
+
+        def batches() -> Iterator[Any]:
+            if options.run == "blocks":
+                return read_blocks(dataset, options.seq_len)
+            return read_ours(dataset, options.seq_len, batch, options.run)
+
+        print(json.dumps(measure(batches, options.instances)))
         return 0
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         write_rows(dataset, options.seq_len, options.rows, Path(folder, "rows.npy"))

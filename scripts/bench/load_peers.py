@@ -131,15 +131,14 @@ def read_datasets(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator
 
 
 def finish(fields: dict[str, Any]) -> tuple[Any, ...]:
-    """What a model takes: int32 tokens, types and mask [B, L], int64 positions, labels [B, P] and label [B]."""
+    """What goes to a device, as narrow as ours: tokens, types and mask [B, L], positions, labels [B, P], label [B]."""
     import torch
 
     ids, lengths = fields["ids"], fields["lengths"]
     place = torch.arange(ids.shape[1], dtype=torch.int16)
     is_token = place < lengths[:, :1]
     types = (place >= lengths[:, 1:2]) & is_token
-    positions, labels = fields["positions"].long(), fields["labels"].long()
-    return ids.int(), types.int(), is_token.int(), positions, labels, lengths[:, 3].long()
+    return ids, types, is_token, fields["positions"], fields["labels"], lengths[:, 3]
 
 
 LOADERS: dict[str, Callable[[Any, Path, int, int], Iterator[Any]]] = {

@@ -115,15 +115,15 @@ def expect_refusal(target: Callable[[bytes], object], data: bytes) -> None:
 
 def make_target(name: str, folder: str) -> Callable[[bytes], object]:
     """The function under test: readers get the bytes as a file, codecs as they are."""
-    from pipeline.shards import block, manifest
+    from pipeline.shards import block, block_tables, manifest
 
     rows = manifest.parse_shards_table(_shards(), PLACE)
 
     def read_tables(data: bytes) -> None:
-        """Every row group of a block table, against a shard that it may describe."""
-        file = manifest.open_blocks_table(data, len(rows), PLACE)
-        for index, shard in enumerate(rows):
-            manifest.read_block_table(file, index, shard, PLACE)
+        """Every shard of a block table, against a row that it may describe."""
+        opened = block_tables.open_block_tables(data, rows, PLACE)
+        for index in range(len(rows)):
+            opened.table(index)
 
     codecs: dict[str, Callable[[bytes], object]] = {
         "block": lambda data: block.block_digest(block.decode_block(data, PLACE)),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from pipeline.shard_file import pack_shard
-from pipeline.shards import manifest
+from pipeline.shards import block_tables, manifest
 from pipeline.shards.block import Block, encode_block
 from pipeline.shards.records import Manifest
 
@@ -79,7 +79,7 @@ def codec_seeds() -> dict[str, list[bytes]]:
         "block": [encode_block(_block(3)), encode_block(_block(40)), encode_block(_block(0))],
         "manifest": [whole.to_json()],
         "shards.parquet": [manifest.shards_table(rows)],
-        "blocks.parquet": [manifest.blocks_table([table for _, _, table in packed])],
+        "blocks.parquet": [block_tables.blocks_table([table for _, _, table in packed])],
     }
 
 

@@ -2,18 +2,21 @@
 
 import dataclasses
 import hashlib
+import io
 import json
 import tarfile
 from pathlib import Path
 
 import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from pipeline.shards import block_tables as lazy_tables
+from pipeline.shards import block_tables as block_table_files
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import block_digest, concatenate_blocks, content_hash, decode_block
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.verify import verify_dataset
 
 TRAIN = ((20, 9), (13, 17))
@@ -30,14 +33,14 @@ def rewrite_manifest(folder: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def shard_rows(folder: Path) -> list[tables.Shard]:
+def shard_rows(folder: Path) -> list[Shard]:
     return tables.parse_shards_table((folder / tables.SHARDS_TABLE).read_bytes(), "here")
 
 
-def block_tables(folder: Path) -> list[tables.BlockTable]:
+def block_tables(folder: Path) -> list[BlockTable]:
     rows = shard_rows(folder)
-    file = tables.open_blocks_table((folder / tables.BLOCKS_TABLE).read_bytes(), len(rows), "here")
-    return [tables.read_block_table(file, i, shard, "here") for i, shard in enumerate(rows)]
+    opened = block_table_files.open_block_tables((folder / tables.BLOCKS_TABLE).read_bytes(), rows, "here")
+    return [opened.table(row) for row in range(len(rows))]
 
 
 def test_passes_and_shards_are_found(folder):
@@ -76,31 +79,57 @@ def test_block_tables_lead_to_the_blocks_and_the_tar_members(folder):
 
 
 @pytest.mark.parametrize(("num_shards", "num_requests"), [(3, 1), (400, 2)])
-def test_a_large_block_table_is_read_a_shard_at_a_time(folder, monkeypatch, num_shards, num_requests):
-    monkeypatch.setattr(lazy_tables, "WHOLE_BYTES", 100)
+def test_a_large_block_table_is_read_a_row_group_at_a_time(folder, monkeypatch, num_shards, num_requests):
+    monkeypatch.setattr(block_table_files, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 4)
     [shard, *_], [table, *_] = shard_rows(folder), block_tables(folder)
-    content = tables.blocks_table([table] * num_shards)
+    content = block_table_files.blocks_table([table] * num_shards)
     asked = []
 
     def read(start: int, stop: int) -> bytes:
         asked.append((start, stop))
         return content[start:stop]
 
-    lazy = lazy_tables.BlockTables(read, lambda: len(content), num_shards, "here")
+    lazy = block_table_files.BlockTables(read, lambda: len(content), [shard] * num_shards, "here")
     for row in (num_shards - 1, 0, 1):
-        found = lazy.table(row, shard)
-        for column in dataclasses.fields(tables.BlockTable):
+        found = lazy.table(row)
+        for column in dataclasses.fields(BlockTable):
             assert getattr(found, column.name).tolist() == getattr(table, column.name).tolist()
     assert len(asked) == num_requests + 3
     assert asked[0] == (max(0, len(content) - 2**16), len(content))
     assert all(stop - start < 1000 for start, stop in asked[num_requests:])
+    assert asked[-1] == asked[-2]  # three blocks a shard, so the first two share a row group
+
+
+def test_row_groups_hold_whole_shards(folder, monkeypatch):
+    monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 4)
+    blocks = block_tables(folder)  # 3, 2, 2, 3 and 1 of them
+    file = pq.ParquetFile(io.BytesIO(block_table_files.blocks_table(blocks)))
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [5, 5, 1]
+
+
+def test_a_dataset_of_version_1_is_read(folder, monkeypatch):
+    expected = [table.offset.tolist() for table in block_tables(folder)]
+    monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 1)  # one row group a shard
+    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(block_tables(folder)))
+    rewrite_manifest(folder, format_version=1)
+    dataset = open_dataset(str(folder))
+    assert [dataset.blocks(shard).offset.tolist() for shard in dataset.all_shards] == expected
+
+
+def test_a_row_group_that_ends_inside_a_shard_is_refused(folder):
+    path = folder / tables.BLOCKS_TABLE
+    pq.write_table(pq.read_table(path), path, row_group_size=4)
+    dataset = open_dataset(str(folder))
+    with pytest.raises(ValueError, match=r"blocks.parquet: a row group ends inside a shard; restore or rebuild"):
+        dataset.blocks(dataset.all_shards[0])
 
 
 @pytest.mark.parametrize(
     "spoil", [lambda data: data[:-20], lambda data: data[:-8] + b"\xff" * 8, lambda _: b"PAR1" * 50]
 )
 def test_a_large_block_table_that_is_damaged_is_refused(folder, monkeypatch, spoil):
-    monkeypatch.setattr(lazy_tables, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(block_table_files, "WHOLE_BYTES", 100)
     path = folder / tables.BLOCKS_TABLE
     path.write_bytes(spoil(path.read_bytes()))
     dataset = open_dataset(str(folder))
@@ -141,8 +170,8 @@ def test_a_missing_file_is_named(folder, name):
         (b"", "not a dataset manifest"),
         (b"[]", "not a dataset manifest"),
         (b"{}", "not a dataset manifest: KeyError"),
-        (b'{"format_version": 2}', "format_version is 2, this version reads 1"),
-        (b'{"format_version": 1, "groups": []}', "not a dataset manifest: .*missing"),
+        (b'{"format_version": 3}', "format_version is 3, this program reads 1 and 2; build the dataset again"),
+        (b'{"format_version": 2, "groups": []}', "not a dataset manifest: .*missing"),
     ],
 )
 def test_what_is_not_a_manifest_is_refused(folder, content, message):
@@ -183,44 +212,44 @@ def test_a_shard_table_that_is_not_the_manifests_is_refused(folder, change):
         open_dataset(str(folder))
 
 
-def change_counts(table: tables.BlockTable) -> tables.BlockTable:
+def change_counts(table: BlockTable) -> BlockTable:
     return dataclasses.replace(table, instances=table.instances + 1)
 
 
-def change_tokens(table: tables.BlockTable) -> tables.BlockTable:
+def change_tokens(table: BlockTable) -> BlockTable:
     return dataclasses.replace(table, tokens=table.tokens - 1)
 
 
-def swap_blocks(table: tables.BlockTable) -> tables.BlockTable:
+def swap_blocks(table: BlockTable) -> BlockTable:
     return dataclasses.replace(table, offset=table.offset[::-1].copy())
 
 
-def reach_past_the_end(table: tables.BlockTable) -> tables.BlockTable:
+def reach_past_the_end(table: BlockTable) -> BlockTable:
     return dataclasses.replace(table, size=table.size + np.array([0, 0, 10**6]))
 
 
 @pytest.mark.parametrize("change", [change_counts, change_tokens, swap_blocks, reach_past_the_end])
 def test_block_tables_that_do_not_describe_their_shard_are_refused(folder, change):
     first, *others = block_tables(folder)
-    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table([change(first), *others]))
+    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table([change(first), *others]))
     dataset = open_dataset(str(folder))
     with pytest.raises(ValueError, match=rf"blocks.parquet: rows of {FIRST_SHARD} do not describe it"):
         dataset.blocks(dataset.shards("train", 8192, 0)[0])
 
 
 def test_block_tables_of_another_dataset_are_refused(folder):
-    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table(block_tables(folder)[:-1]))
+    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(block_tables(folder)[:-1]))
     dataset = open_dataset(str(folder))
-    with pytest.raises(ValueError, match=r"blocks.parquet: 4 row groups, expected one for each of 5 shards"):
+    with pytest.raises(ValueError, match=r"blocks.parquet: 10 rows, expected 11 for the blocks of 5 shards"):
         dataset.blocks(dataset.all_shards[0])
 
 
 def test_tables_come_back_as_written(folder):
     rows, blocks = shard_rows(folder), block_tables(folder)
     assert tables.parse_shards_table(tables.shards_table(rows), "here") == rows
-    again = tables.open_blocks_table(tables.blocks_table(blocks), len(rows), "here")
-    for index, (shard, table) in enumerate(zip(rows, blocks, strict=True)):
-        found = tables.read_block_table(again, index, shard, "here")
+    again = block_table_files.open_block_tables(block_table_files.blocks_table(blocks), rows, "here")
+    for index, table in enumerate(blocks):
+        found = again.table(index)
         for name in ("offset", "size", "instances", "tokens", "crc32"):
             assert getattr(found, name).tolist() == getattr(table, name).tolist()
             assert getattr(found, name).dtype == getattr(table, name).dtype

@@ -9,7 +9,7 @@ import pyarrow as pa
 import zstandard
 
 from pipeline.shard_file import pack_shard
-from pipeline.shards.arrow_stream import _read_message
+from pipeline.shards.arrow_stream import _find_layout, _message_length
 from pipeline.shards.block import checksum, decode_block
 from tests.datasets import TINY
 
@@ -36,15 +36,19 @@ def render(tar: bytes) -> str:
         f"{124:5}: {spaced(tar[124:136])}  size, octal: {size}",
         f"{257:5}: {spaced(tar[257:265])}  ustar, version 00",
     ]
-    _, _, batch_start = _read_message(data, 0)
-    _, message, body = _read_message(data, batch_start)
-    batch = message.table(2)
+    batch_start = 8 + _message_length(data, 0)
+    body = batch_start + 8 + _message_length(data, batch_start)
+    message = bytes(data[batch_start + 8 : body])
+    layout = _find_layout(message)
+    [body_length] = struct.unpack_from("<q", message, layout.body_length)
+    nodes, places = (
+        list(struct.unpack_from(f"<{count}q", message, first)) for first, count in (layout.nodes, layout.buffers)
+    )
     for start, what in ((0, "schema"), (batch_start, "record batch")):
         length = struct.unpack_from("<I", data, start + 4)[0]
         framing = spaced(bytes(data[start : start + 8]))
         lines.append(f"{512 + start:5}: {framing}  {what}: mark, and length of its flatbuffer: {length}")
-    lines.append(f"{512 + body:5}: body of {message.number('q', 3)} bytes; nodes (values, nulls) {batch.numbers(1)}")
-    places = batch.numbers(2)
+    lines.append(f"{512 + body:5}: body of {body_length} bytes; nodes (values, nulls) {nodes}")
     for (name, dtype), start, length in zip(BUFFERS, places[2::4], places[3::4], strict=True):
         stored = bytes(data[body + start : body + start + length])
         values = np.frombuffer(zstandard.decompress(stored[8:]), dtype).tolist()

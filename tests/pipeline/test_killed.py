@@ -162,6 +162,17 @@ def test_a_worker_killed_while_the_others_start_fails_the_command(victim, mark, 
     assert not workers_below(process.pid, mark)
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_worker_that_ends_itself_fails_the_command(code, long_corpus, tmp_path):
+    """As a library may, by exit(); Beam would wait for it for ever."""
+    (tmp_path / "filter_that_leaves.py").write_text(f"import os\ndef leave(text):\n    os._exit({code})\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    words = [*command(long_corpus, tmp_path / "data"), "--filter", "filter_that_leaves:leave"]
+    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "tokens: a worker process ended by itself" in result.stderr.strip().splitlines()[-1]
+
+
 def test_workers_are_fresh_interpreters_where_the_fork_server_has_threads(long_corpus, expected, tmp_path):
     """A fork of several threads may wait for ever for a lock that another thread held."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.shards import block_tables as block_table_files
 from pipeline.shards import manifest as tables
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
@@ -33,14 +34,14 @@ def shard_rows(folder):
 
 def block_tables(folder):
     rows = shard_rows(folder)
-    file = tables.open_blocks_table((folder / tables.BLOCKS_TABLE).read_bytes(), len(rows), "here")
-    return [tables.read_block_table(file, index, shard, "here") for index, shard in enumerate(rows)]
+    opened = block_table_files.open_block_tables((folder / tables.BLOCKS_TABLE).read_bytes(), rows, "here")
+    return [opened.table(row) for row in range(len(rows))]
 
 
 def write_tables(folder, rows, blocks):
     """Both tables, every pass.json and a manifest whose totals and root hash are theirs."""
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
-    (folder / tables.BLOCKS_TABLE).write_bytes(tables.blocks_table(blocks))
+    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(blocks))
     path = folder / tables.MANIFEST
     manifest = json.loads(path.read_text())
     groups = [dataclasses.asdict(group) for group in tables.group_totals(rows)]
@@ -202,20 +203,20 @@ def test_block_rows_with_holes_are_refused(folder):
     columns = {name: getattr(first, name).tolist() for name in ("offset", "size", "instances", "tokens", "crc32")}
     columns["crc32"][1] = None
     rows = shard_rows(folder)
-    data = parquet_of({"shard": [0, 0, 0], **columns}, tables.BLOCKS_SCHEMA)
-    file = tables.open_blocks_table(data, 1, "blocks.parquet")
+    data = parquet_of({"shard": [0, 0, 0], **columns}, block_table_files.BLOCKS_SCHEMA)
+    opened = block_table_files.open_block_tables(data, rows[:1], "blocks.parquet")
     with pytest.raises(ValueError, match=f"blocks.parquet: rows of {FIRST} hold no crc32 in places"):
-        tables.read_block_table(file, 0, rows[0], "blocks.parquet")
+        opened.table(0)
 
 
 @pytest.mark.parametrize(("column", "kind"), [("offset", pa.int32()), ("offset", pa.float64()), ("crc32", pa.string())])
 def test_tables_of_other_types_are_refused(folder, column, kind):
-    schema = tables.BLOCKS_SCHEMA
+    schema = block_table_files.BLOCKS_SCHEMA
     other = schema.set(schema.get_field_index(column), pa.field(column, kind))
     values = {field.name: pa.array([0, 1], field.type) for field in schema}
     values[column] = pa.array([0, 1]).cast(kind)
     with pytest.raises(ValueError, match=r"blocks.parquet: columns are \[.*expected \["):
-        tables.open_blocks_table(parquet_of(values, other), 1, "blocks.parquet")
+        block_table_files.open_block_tables(parquet_of(values, other), [], "blocks.parquet").table(0)
 
 
 def peak_megabytes():
@@ -224,7 +225,7 @@ def peak_megabytes():
 
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
 def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
-    schema = tables.SHARDS_SCHEMA if name == tables.SHARDS_TABLE else tables.BLOCKS_SCHEMA
+    schema = tables.SHARDS_SCHEMA if name == tables.SHARDS_TABLE else block_table_files.BLOCKS_SCHEMA
     count = 2_000_000
     columns = {field.name: pa.repeat(pa.scalar("a" * 64 if field.type == pa.string() else 1).cast(field.type), count)
                for field in schema}  # fmt: skip

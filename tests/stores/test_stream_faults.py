@@ -1,5 +1,6 @@
-"""Training data from a real S3 store through every fault: the same batches, or one error that names the place."""
+"""Training data from a real S3 store and an emulator of Google's, through every fault: the same batches or an error."""
 
+import os
 import threading
 from itertools import islice
 
@@ -26,6 +27,7 @@ def _short_delays(monkeypatch):
     monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+    monkeypatch.setattr("gcsfs.core.GCSFileSystem.retries", 1)
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +41,27 @@ def on_s3(folder, s3):
     return f"s3://{BUCKET}"
 
 
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def store(request, folder):
+    """URL of the dataset on a store, the store's port, and storage options."""
+    if request.param == "s3":
+        return tuple(map(request.getfixturevalue, ("on_s3", "swift_port", "s3")))
+    options = request.getfixturevalue("gcs")
+    fsspec.filesystem("gs", **options).put(f"{folder}/", f"{BUCKET}/", recursive=True)
+    return f"gs://{BUCKET}", int(os.environ["STORAGE_EMULATOR_HOST"].rpartition(":")[2]), options
+
+
 @pytest.fixture
-def through(on_s3, swift_port, s3):
+def through(store):
     """through(fault, count): the proxy, and the dataset seen through it."""
+    url, port, options = store
     proxies = []
 
     def start(fault, count):
-        proxy = FaultyProxy(swift_port, fault, count)
+        proxy = FaultyProxy(port, fault, count)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         proxies.append(proxy)
-        return proxy, open_dataset(on_s3, s3 | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
+        return proxy, open_dataset(url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
 
     yield start
     for proxy in proxies:
@@ -96,12 +109,12 @@ def test_a_passing_fault_changes_nothing(through, clean, tmp_path, fault, cached
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_lasting_fault_is_one_error_that_names_the_place(through, tmp_path, fault):
+def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_path, fault):
     proxy, dataset = through(fault, LASTING)
     with pytest.raises(ShardReadError) as caught:
         batches(dataset, settings_for(fault, tmp_path, False, 1.0))
     said = str(caught.value)
-    assert said.startswith(f"s3://{BUCKET}/train/L8192/pass-0")
+    assert said.startswith(f"{store[0]}/train/L8192/pass-0")
     assert ".tar, blocks " in said
     assert "(bytes " in said
     assert "gave up after " in said

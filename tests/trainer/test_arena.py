@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.block import Block, concatenate_blocks
+from pipeline.shards.arrow_stream import RecordBatch, read_record_batch
+from pipeline.shards.block import Block, block_of_batch, concatenate_blocks, encode_block
+from trainer.stream import arena
 from trainer.stream.arena import Arena
 
 
@@ -28,21 +30,21 @@ def widen(block: Block) -> Block:
 @given(data=st.data())
 def test_gathering_is_slicing_and_joining(make_block: Callable[..., Block], data):
     change = data.draw(st.sampled_from([lambda block: block, widen]))
-    arena, held = Arena(8), {}
+    rows, held = Arena(8), {}
     for number in range(data.draw(st.integers(1, 12))):
         if len(held) > 1 and data.draw(st.booleans()):
             slot = data.draw(st.sampled_from(sorted(held)))
-            arena.free(slot)
+            rows.free(slot)
             del held[slot]
         block = change(make_block(data.draw(st.integers(1, 8)), first_id=100 * number))
-        slot = arena.put(block)
+        slot = rows.put(block)
         assert slot not in held
         held[slot] = block
         runs = []
         for chosen in data.draw(st.lists(st.sampled_from(sorted(held)), min_size=1, max_size=6)):
             start = data.draw(st.integers(0, held[chosen].num_instances - 1))
             runs.append((chosen, start, data.draw(st.integers(start + 1, held[chosen].num_instances))))
-        found = arena.gather(*np.array(runs).T)
+        found = rows.gather(*np.array(runs).T)
         assert_equal(found, concatenate_blocks([held[chosen].slice(start, stop) for chosen, start, stop in runs]))
 
 
@@ -61,24 +63,90 @@ def many_masked(num_tokens: int, num_masked: int) -> Block:
 
 
 def test_a_block_with_every_token_masked_makes_room_and_moves_nothing():
-    arena, small, large = Arena(8), many_masked(50, 0), many_masked(65_536, 65_536)
-    slots = [arena.put(block) for block in (small, large, small)]
+    rows, small, large = Arena(8), many_masked(50, 0), many_masked(65_536, 65_536)
+    slots = [rows.put(block) for block in (small, large, small)]
     ones = np.ones(3, np.int64)
-    assert_equal(arena.gather(np.array(slots), 0 * ones, ones), concatenate_blocks([small, large, small]))
-    assert_equal(arena.gather(np.array(slots[:1]), 0 * ones[:1], ones[:1]), small)
+    assert_equal(rows.gather(np.array(slots), 0 * ones, ones), concatenate_blocks([small, large, small]))
+    assert_equal(rows.gather(np.array(slots[:1]), 0 * ones[:1], ones[:1]), small)
 
 
 def test_what_was_gathered_stays_when_its_slot_is_used_again(make_block: Callable[..., Block]):
-    arena, first = Arena(8), make_block(8)
-    slot = arena.put(first)
-    gathered = arena.gather(np.array([slot]), np.array([0]), np.array([8]))
-    arena.free(slot)
-    assert arena.put(make_block(8, first_id=500)) == slot
+    rows, first = Arena(8), make_block(8)
+    slot = rows.put(first)
+    gathered = rows.gather(np.array([slot]), np.array([0]), np.array([8]))
+    rows.free(slot)
+    assert rows.put(make_block(8, first_id=500)) == slot
     assert_equal(gathered, first)
 
 
 def test_blocks_of_other_widths_do_not_mix(make_block: Callable[..., Block]):
-    arena = Arena(8)
-    arena.put(make_block(8))
+    rows = Arena(8)
+    rows.put(make_block(8))
     with pytest.raises(AssertionError, match="uint32 among blocks of uint16"):
-        arena.put(widen(make_block(8)))
+        rows.put(widen(make_block(8)))
+
+
+def grown(block: Block) -> Arena:
+    """An arena that has room for blocks like this one."""
+    found = Arena(8)
+    found.free(found.put(block))
+    return found
+
+
+@pytest.mark.skipif(arena.COMPILED is None, reason="the compiled modules are not built")
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_the_compiled_path_holds_what_the_other_does(make_block: Callable[..., Block], data):
+    change = data.draw(st.sampled_from([lambda block: block, widen]))
+    found, blocks = grown(change(make_block(8))), []
+    for number in range(data.draw(st.integers(1, 3))):
+        block = change(make_block(data.draw(st.integers(1, 8)), first_id=100 * number))
+        batch = read_record_batch(encode_block(block))
+        slot = found.put_batch(batch, 8192)
+        assert slot is not None
+        blocks.append((slot, block, found.put(block_of_batch(batch, "here")) if number < 1 else slot))
+    for slot, block, other in blocks:
+        run = (np.array([0]), np.array([block.num_instances]))
+        assert_equal(found.gather(np.array([slot]), *run), block)
+        assert_equal(found.gather(np.array([other]), *run), block)
+
+
+def spoiled(batch: RecordBatch, number: int, change: Callable[[np.ndarray], object], dtype=np.int32) -> RecordBatch:
+    values = np.frombuffer(batch.buffers[number], dtype).copy()
+    change(values)
+    buffers = [values.tobytes() if n == number else buffer for n, buffer in enumerate(batch.buffers)]
+    return dataclasses.replace(batch, buffers=buffers)
+
+
+@pytest.mark.skipif(arena.COMPILED is None, reason="the compiled modules are not built")
+def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callable[..., Block]):
+    block = make_block(8)
+    found, batch = grown(block), read_record_batch(encode_block(block))
+
+    def swap(values: np.ndarray) -> None:
+        values[[1, 2]] = values[[2, 1]]
+
+    assert found.put_batch(batch, int(np.diff(block.offsets).max()) - 1) is None
+    wrong = [
+        spoiled(batch, 0, swap),
+        spoiled(batch, 0, lambda values: values.__setitem__(0, 1)),
+        spoiled(batch, 0, lambda values: values.__setitem__(8, values[8] + 1)),
+        spoiled(batch, 2, lambda values: values.__setitem__(3, 60_000), np.uint16),
+        spoiled(batch, 3, swap),
+        spoiled(batch, 5, swap),
+        dataclasses.replace(batch, buffers=[b"" if n == 8 else each for n, each in enumerate(batch.buffers)]),
+        dataclasses.replace(batch, lengths=[9, *batch.lengths[1:]]),
+        dataclasses.replace(batch, lengths=[*batch.lengths[:-1], 7]),
+    ]
+    for each in wrong:
+        assert found.put_batch(each, 8192) is None
+        with pytest.raises(ValueError, match="here: damaged or foreign block"):
+            block_of_batch(each, "here")
+    assert found.put_batch(batch, 8192) is not None
+
+
+def test_without_room_or_compiled_module_the_other_path_is_taken(make_block: Callable[..., Block], monkeypatch):
+    batch = read_record_batch(encode_block(make_block(8)))
+    assert Arena(8).put_batch(batch, 8192) is None
+    monkeypatch.setattr(arena, "COMPILED", None)
+    assert grown(make_block(8)).put_batch(batch, 8192) is None

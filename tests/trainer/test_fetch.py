@@ -1,5 +1,6 @@
 """Reading ahead: every fault a store was seen to make is mended or named, and never costs an instance."""
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.manifest import BLOCKS_TABLE, blocks_table, open_blocks_table, read_block_table
+from pipeline.shards.manifest import BLOCKS_TABLE
 from trainer.stream import fetch, ranged_read
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.prefetch import Prefetcher
@@ -120,7 +122,9 @@ def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gat
     decoded = []
     monkeypatch.setattr(fetch, "GATHERED_INSTANCES", gathered)
     monkeypatch.setattr(
-        fetch, "decode_checked", lambda *block: (decoded.append(block[3]), ranged_read.decode_checked(*block))[1]
+        fetch,
+        "read_batch_checked",
+        lambda *block: (decoded.append(block[2]), ranged_read.read_batch_checked(*block))[1],
     )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
     window = window_over(open_dataset(str(folder)), steps=iter(steps))
@@ -246,8 +250,8 @@ def test_a_missing_shard_is_an_error_at_once(folder):
 def test_a_block_table_without_full_blocks_is_refused(folder):
     dataset = open_dataset(str(folder))
     shards = dataset.all_shards
-    file = open_blocks_table((folder / BLOCKS_TABLE).read_bytes(), 2, "here")
-    tables = [read_block_table(file, i, shard, "here") for i, shard in enumerate(shards)]
+    opened = open_block_tables((folder / BLOCKS_TABLE).read_bytes(), shards, "here")
+    tables = [opened.table(row) for row in range(2)]
     tables[0].instances.setflags(write=True)
     tables[0].instances[:2] = (7, 9)
     (folder / BLOCKS_TABLE).write_bytes(blocks_table(tables))
@@ -262,8 +266,18 @@ def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
     first, _ = dataset.shards("train", 8192, 0)
     table = dataset.blocks(first)
     body = memoryview(dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7])))
-    with pytest.raises(ValueError, match=r"here, block 0 at byte 512: holds \(4, \d+\) instances and tokens"):
-        ranged_read.decode_checked(body, first, table, 0, "here")
+    with pytest.raises(ValueError, match=r"here: holds \(4, \d+\) instances and tokens"):
+        ranged_read.read_batch_checked(body, table, 0, "here")
+
+
+def test_instances_longer_than_the_shard_allows_are_refused(folder):
+    dataset = open_dataset(str(folder))
+    first, _ = dataset.shards("train", 8192, 0)
+    table = dataset.blocks(first)
+    body = dataset.read_bytes(first.name, int(table.offset[0]), int(table.offset[0] + table.size[0]))
+    batch = ranged_read.read_batch_checked(memoryview(body), table, 0, "here")
+    with pytest.raises(ValueError, match=r"here: an instance of \d+ tokens in a shard of seq_len 8"):
+        ranged_read.check_block(batch, dataclasses.replace(first, seq_len=8), "here")
 
 
 def test_prefetched_items_end_or_fail_where_they_would():

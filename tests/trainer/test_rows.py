@@ -16,7 +16,7 @@ both_paths = pytest.mark.parametrize("compiled", PATHS, ids=["numpy", "compiled"
 def with_path(compiled, function, *arguments):
     """Calls a function of `rows` on one of the two paths; its last arguments are filled."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_compiled", compiled)
+        patch.setattr(rows, "COMPILED", compiled)
         function(*arguments)
 
 

@@ -398,3 +398,29 @@ def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
     assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
     assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in cuts[:-1])
+
+
+def test_steps_lie_in_memory_that_is_used_again_when_they_are_dropped(dataset):
+    with loader(dataset) as steps:
+        kept, places = [next(steps) for _ in range(3)], set()
+        expected = [instances_of(step.micro_batches) for step in kept]
+        for _ in range(60):
+            places.add(next(steps).micro_batches[0].input_ids.untyped_storage().data_ptr())
+        assert [instances_of(step.micro_batches) for step in kept] == expected
+    assert len(places) < 40
+
+
+def test_pinned_memory_is_asked_for_where_steps_are_to_be_pinned(dataset, monkeypatch):
+    asked = []
+    real = torch.empty
+
+    def empty(*sizes, pin_memory=False, **options):
+        asked.append(pin_memory)
+        return real(*sizes, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    pinned = [instances_of(step.micro_batches) for step in take(dataset, 5, pin_memory=True)]
+    assert asked
+    assert all(asked)
+    monkeypatch.undo()
+    assert pinned == [instances_of(step.micro_batches) for step in take(dataset, 5)]

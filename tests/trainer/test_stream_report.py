@@ -48,6 +48,18 @@ def test_ranks_and_mixtures(folder, capsys):
     assert "ranks share lanes" in totals[-1]
 
 
+def test_cache_hits_are_counted(folder, capsys, tmp_path):
+    flags = ["--steps", "0", "--global_batch", "12", "--cache_dir", str(tmp_path / "cache")]
+    reports = []
+    for _ in range(2):
+        assert main(["stream", str(folder / "wiki"), *flags]) == 0
+        reports.append(next(line for line in table(capsys)[1] if line.startswith("cache: ")))
+    cold, warm = ([float(word) for word in line.split() if word[0].isdigit()] for line in reports)
+    assert cold[0] == cold[1] == 0
+    assert warm[0] == 100
+    assert warm[2] == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

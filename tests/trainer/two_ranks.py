@@ -14,7 +14,7 @@ from trainer.stream.step import MicroBatch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_ranks(command: Sequence[str], world_size: int, timeout: float = 240) -> list[subprocess.CompletedProcess]:
+def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> list[subprocess.CompletedProcess]:
     """Runs `python COMMAND...` once per rank, as a launcher would; the finished processes, by rank."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

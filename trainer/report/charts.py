@@ -58,7 +58,7 @@ SPEED = (
     Chart("seconds", "Seconds a step", Axis(write_small, from_zero=True)),
 )
 # Columns that need no chart of their own: sums and places, and the loss that is the sum of two.
-_LEFT_OUT = {"step", "phase", "position", "tokens", "instances", "masked", "eta_seconds", "loss"}
+_LEFT_OUT = {"step", "phase", "position", "tokens", "instances", "masked", "eta_seconds", "phase_seconds", "loss"}
 _MOST_OTHERS = 12
 
 

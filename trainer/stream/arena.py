@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block
+from pipeline.shards.arrow_stream import RecordBatch
+from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, token_dtype
 from trainer.stream.host_memory import HostMemory
-from trainer.stream.rows import gather_lists, gather_values
+from trainer.stream.rows import COMPILED, gather_lists, gather_values
 
 _TOKENS_PER_MASKED = 4
 """Room for one masked position in so many tokens at first; a block with more makes every slot larger."""
@@ -49,6 +50,30 @@ class Arena:
         for name, column in self._flat.items():
             column[first : first + block.num_instances] = getattr(block, name)
         return slot
+
+    def put_batch(self, batch: RecordBatch, seq_len: int) -> int | None:
+        """Checks a block as it was decompressed and copies it into a free slot by one call of the compiled module.
+
+        Returns:
+            The slot; None where nothing is compiled, the arena has to grow, or the block is not as it should be: what
+            `decode_block` and `put` do says which.
+        """
+        token = token_dtype(batch.schema)
+        if COMPILED is None or token is None or not self._free:
+            return None
+        lists = list(self._lists.values())
+        n, num_tokens, *_, num_masked, _, _, _ = batch.lengths
+        same = batch.lengths == [n, num_tokens, n, n, num_masked, n, num_masked, n, n, n]
+        *before, label_offsets, labels, random, a, b = batch.buffers
+        if not same or lists[0].dtype != token or lists[2].dtype != token or label_offsets != before[3]:
+            return None
+        slot = self._free[-1]
+        arrays = tuple(array for column in lists for array in column.arrays)
+        sizes = (slot, self._num_slots, n, num_tokens, num_masked, token.itemsize, seq_len, self._stride)
+        stored = (*before, labels, random, a, b)
+        if not COMPILED.put_block(*sizes, stored, arrays, tuple(self._flat.values())):
+            return None
+        return self._free.pop()
 
     def free(self, slot: int) -> None:
         """Lets a slot be used again."""
@@ -103,6 +128,11 @@ class _Lists:
         np.multiply(offsets, values.itemsize, out=rows[: len(offsets)], dtype=np.int64)
         rows[: len(offsets)] += start * values.itemsize
         rows[len(offsets) :] = rows[len(offsets) - 1]
+
+    @property
+    def arrays(self) -> tuple[Array, Array]:
+        """Offsets, and values."""
+        return self._offsets, self._values
 
     @property
     def dtype(self) -> "np.dtype[Any]":

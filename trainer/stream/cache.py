@@ -34,7 +34,12 @@ class CacheError(ValueError):
 
 
 class ShardCache:
-    """A folder of stretches by key; any number of threads and processes use it at once."""
+    """A folder of stretches by key; any number of threads and processes use it at once.
+
+    Attributes:
+        found_bytes: Bytes of stretches that this process found in the folder.
+        fetched_bytes: Bytes of stretches that it got from the store.
+    """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         """Makes the folder.
@@ -47,6 +52,8 @@ class ShardCache:
             raise ValueError(f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)")
         self._folder = Path(folder)
         self._max_bytes = max_bytes
+        self.found_bytes, self.fetched_bytes = 0, 0
+        self._counting = threading.Lock()
         with self._named_errors():
             (self._folder / "locks").mkdir(parents=True, exist_ok=True)
             (self._folder / "stretches").mkdir(exist_ok=True)
@@ -84,6 +91,8 @@ class ShardCache:
             checked = check(data)
             with self._named_errors():
                 self._keep(path, data, stop)
+            with self._counting:
+                self.fetched_bytes += len(data)
             return checked
 
     def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
@@ -96,10 +105,13 @@ class ShardCache:
         except OSError as error:
             raise self._name(error) from error
         try:
-            return check(data)
+            checked = check(data)
         except ValueError:
             path.unlink(missing_ok=True)
             return None
+        with self._counting:
+            self.found_bytes += len(data)
+        return checked
 
     def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
         """Writes a stretch, after removing the least recently used where it does not fit.

@@ -33,7 +33,7 @@ def read_blocks(
         ShardReadError: Its bytes did not come, or are not those of the block table.
     """
     if settings.cache_dir is None:
-        return split_blocks(fetch_blocks(dataset, blocks, settings, stop), blocks, dataset.locate(blocks.shard.name))
+        return fetch_blocks(dataset, blocks, settings, stop)[1]
     cache = open_cache(settings.cache_dir, settings.cache_bytes)
     bodies: list[memoryview] = []
     for stretch in _stretches(blocks):
@@ -51,7 +51,7 @@ def _read_stretch(
         return cache.read(
             f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
             lambda data: split_blocks(data, stretch, url),
-            lambda: fetch_blocks(dataset, stretch, settings, stop),
+            lambda: fetch_blocks(dataset, stretch, settings, stop)[0],
             stop,
             settings.budget_seconds,
         )

@@ -18,7 +18,7 @@ from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.arena import Arena
 from trainer.stream.host_memory import HostMemory
-from trainer.stream.ranged_read import BlockRange, ReadSettings, decode_checked
+from trainer.stream.ranged_read import BlockRange, ReadSettings, check_block, read_batch_checked
 from trainer.stream.read_threads import Read, ReadThreads
 from trainer.stream.source import ShardStore
 
@@ -153,23 +153,24 @@ class BlockWindow:
 
     def _gather_steps(self) -> Group | None:
         """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""
-        taken: list[_Rows] = []
-        bounds = [0]
+        parts: list[tuple[Array, Array, Array]] = []
+        bounds, done = [0], []
         while bounds[-1] < GATHERED_INSTANCES:
             if self._runs_low():
                 self._plan_ahead()
-            if not self._planned or (taken and not self._are_here(self._planned[0])):
+            if not self._planned or (parts and not self._are_here(self._planned[0])):
                 break
             rows = self._planned.popleft()
             self._decode_missing(rows)
-            taken.append(rows)
+            parts.append((self._slot[rows.number] - 1, rows.start, rows.stop))
             bounds.append(bounds[-1] + rows.num_instances)
-            self._num_taken += 1
-        if not taken:
+            done += self._let_go(rows)
+        if not parts:
             return None
-        number, start, stop = (np.concatenate(columns) for columns in list(zip(*taken, strict=True))[:3])
-        block = self._arena.gather(self._slot[number] - 1, start, stop, self._memory)
-        self._let_go(number)
+        slots, starts, stops = (np.concatenate(column) for column in zip(*parts, strict=True))
+        block = self._arena.gather(slots, starts, stops, self._memory)
+        for slot in done:
+            self._arena.free(slot)
         return Group(block, bounds)
 
     def _runs_low(self) -> bool:
@@ -214,9 +215,7 @@ class BlockWindow:
         added = self._shards[len(self._first_number) - 1 :]
         counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
         self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
-        unknown = np.zeros(sum(counts), np.int64)
-        self._last_use = np.concatenate([self._last_use, unknown])
-        self._slot = np.concatenate([self._slot, unknown.astype(np.int32)])
+        self._last_use, self._slot = (_lengthen(each, self._first_number[-1]) for each in (self._last_use, self._slot))
 
     def _hold(self, shard: int, block: int) -> _Held:
         """A block to be read. It costs twice its stored bytes: those of a request stay until its last is decoded."""
@@ -224,12 +223,18 @@ class BlockWindow:
         self._held_bytes += cost_bytes
         return _Held(shard, block, Future(), cost_bytes)
 
-    def _let_go(self, number: Array) -> None:
-        """Drops those of these blocks that no step after the last one taken needs."""
-        for each in np.unique(number[self._last_use[number] <= self._num_taken]).tolist():
-            self._arena.free(int(self._slot[each]) - 1)
-            self._held_bytes -= self._held.pop(each).cost_bytes
-            self._last_use[each] = self._slot[each] = 0
+    def _let_go(self, rows: _Rows) -> list[int]:
+        """Drops the blocks whose last planned use is this step, the next one to take. Returns their slots."""
+        self._num_taken += 1
+        is_last = self._last_use[rows.number] == self._num_taken
+        if not is_last.any():
+            return []
+        slots = []
+        for number in np.unique(rows.number[is_last]).tolist():
+            slots.append(int(self._slot[number]) - 1)
+            self._held_bytes -= self._held.pop(number).cost_bytes
+            self._last_use[number] = self._slot[number] = 0
+        return slots
 
     def _table(self, shard: int) -> BlockTable:
         return self._asked_table(shard).result()
@@ -247,11 +252,16 @@ class BlockWindow:
     def _decode_missing(self, rows: _Rows) -> None:
         # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
         for number, held in self._missing(rows).items():
-            shard = self._shards[held.shard]
-            url, table = self._dataset.locate(shard.name), self._table(held.shard)
-            block = decode_checked(held.stored.result(), shard, table, held.block, url)
-            self._slot[number] = self._arena.put(block) + 1
+            self._slot[number] = self._put(held) + 1
             held.stored = Future()
+
+    def _put(self, held: _Held) -> int:
+        """Decodes a block into the arena, checked against the tables."""
+        shard, table, body = self._shards[held.shard], self._table(held.shard), held.stored.result()
+        where = f"{self._dataset.locate(shard.name)}, block {held.block} at byte {table.offset[held.block]}"
+        batch = read_batch_checked(body, table, held.block, where)
+        slot = self._arena.put_batch(batch, shard.seq_len)
+        return self._arena.put(check_block(batch, shard, where)) if slot is None else slot
 
     def _join(self, new: "list[_Held]") -> "list[Read]":
         """Reads for new blocks, in order of need; one takes in the next block of its shard while it is not too long."""
@@ -270,3 +280,10 @@ class BlockWindow:
 
     def _fits(self, blocks: BlockRange) -> bool:
         return blocks.stop_byte - blocks.start_byte <= self._settings.max_read_bytes
+
+
+def _lengthen(values: Array, size: int) -> Array:
+    """The values and then zeros, of which the system only keeps what is written: there may be millions of blocks."""
+    longer = np.zeros(size, values.dtype)
+    longer[: len(values)] = values
+    return longer

@@ -7,6 +7,7 @@ copies to a GPU are only asynchronous from pinned memory, which is dear to get. 
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,10 @@ class HostMemory:
     def take(self, columns: Sequence[tuple[int, Any]]) -> list[Array]:
         """Arrays of so many values of a dtype each, uninitialized, side by side in one piece of memory."""
         sizes = [count * np.dtype(dtype).itemsize for count, dtype in columns]
-        steps = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes]
-        piece = np.asarray(_Lease(self._find(sum(steps)), self._free))
-        ends = np.cumsum(steps).tolist()
-        return [
-            piece[end - step : end - step + size].view(dtype)
-            for (_, dtype), size, step, end in zip(columns, sizes, steps, ends, strict=True)
-        ]
+        starts = list(accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0))
+        piece = np.asarray(_Lease(self._find(starts[-1]), self._free))
+        placed = zip(columns, starts, sizes, strict=False)
+        return [piece[start : start + size].view(dtype) for (_, dtype), start, size in placed]
 
     def _find(self, num_bytes: int) -> Array:
         """A free piece that is large enough, or a new one; those that are too small are let go."""

@@ -145,7 +145,11 @@ def check_weights(weights: Sequence[int]) -> None:
 
 def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
     """Rule 7: how many of the stream's first `position` positions draw from a dataset."""
-    return int(_own_positions(weights, dataset, np.array(position, np.int64)))
+    if len(weights) == 1:
+        return position
+    period, prefix = _count_draws(tuple(weights))
+    full, rest = divmod(position, period)
+    return full * int(prefix[-1, dataset]) + int(prefix[rest, dataset])
 
 
 def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:

@@ -18,7 +18,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pipeline.shards.block import Block, checksum, decode_block
+from pipeline.shards.arrow_stream import RecordBatch
+from pipeline.shards.block import Block, block_of_batch, checksum, read_batch
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.source import ShardStore
@@ -80,8 +81,10 @@ class BlockRange(NamedTuple):
         return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
 
 
-def fetch_blocks(dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event) -> bytes:
-    """A range's bytes from the store; the crc32 of every block is checked.
+def fetch_blocks(
+    dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
+) -> tuple[bytes, list[memoryview]]:
+    """A range's bytes from the store, and those of every block, whose crc32 is checked.
 
     Raises:
         FileNotFoundError: The shard is not there.
@@ -89,10 +92,9 @@ def fetch_blocks(dataset: ShardStore, blocks: BlockRange, settings: ReadSettings
     """
     url = dataset.locate(blocks.shard.name)
 
-    def attempt(seconds: float) -> bytes:
+    def attempt(seconds: float) -> tuple[bytes, list[memoryview]]:
         data = call_within(seconds, lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte))
-        split_blocks(data, blocks, url)
-        return data
+        return data, split_blocks(data, blocks, url)
 
     return retry(attempt, describe_range(dataset, blocks), settings, stop)
 
@@ -116,29 +118,39 @@ def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: 
 
 def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
     """The bytes of every block of a range, each checked against the block table."""
-    bodies = []
-    for index in range(blocks.first, blocks.stop):
-        size, expected = int(blocks.table.size[index]), int(blocks.table.crc32[index])
-        begin = int(blocks.table.offset[index]) - blocks.start_byte
-        body = memoryview(data)[begin : begin + size]
+    table, every = blocks.table, slice(blocks.first, blocks.stop)
+    begins, sizes = (table.offset[every] - blocks.start_byte).tolist(), table.size[every].tolist()
+    view, bodies = memoryview(data), []
+    for number, (begin, size, expected) in enumerate(zip(begins, sizes, table.crc32[every].tolist(), strict=True)):
+        body = view[begin : begin + size]
         if (found := checksum(body)) != expected:
-            where = f"{url}, block {index} at byte {blocks.table.offset[index]}"
+            index = blocks.first + number
+            where = f"{url}, block {index} at byte {table.offset[index]}"
             raise _DamageError(f"{where}: crc32 of its {size} bytes is {found:08x}, not {expected:08x}")
         bodies.append(body)
     return bodies
 
 
-def decode_checked(body: memoryview, shard: Shard, table: BlockTable, index: int, url: str) -> Block:
-    """Decodes one block and checks it against the tables.
+def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: str) -> RecordBatch:
+    """Decompresses one block and compares its sizes with the table's.
 
     Raises:
         ValueError: It holds something else, though its crc32 was right.
     """
-    where = f"{url}, block {index} at byte {table.offset[index]}"
-    block = decode_block(body, where)
-    counts, listed = (block.num_instances, block.num_tokens), (int(table.instances[index]), int(table.tokens[index]))
+    batch = read_batch(body, where)
+    counts, listed = tuple(batch.lengths[:2]), (int(table.instances[index]), int(table.tokens[index]))
     if counts != listed:
         raise ValueError(f"{where}: holds {counts} instances and tokens, the block table says {listed}")
+    return batch
+
+
+def check_block(batch: RecordBatch, shard: Shard, where: str) -> Block:
+    """What a block's buffers hold, checked.
+
+    Raises:
+        ValueError: It is no block of this shard.
+    """
+    block = block_of_batch(batch, where)
     if (longest := int(np.diff(block.offsets).max(initial=0))) > shard.seq_len:
         raise ValueError(f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}")
     return block

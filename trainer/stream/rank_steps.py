@@ -180,6 +180,8 @@ class RankSteps:
 
 def _count_drawn(offsets: Array, planned: _Planned, num_datasets: int) -> tuple[tuple[int, int], ...]:
     """Instances and tokens of every dataset in a share with these offsets [N+1]."""
+    if num_datasets == 1:
+        return ((len(offsets) - 1, int(offsets[-1] - offsets[0])),)
     ends = np.cumsum(planned.num_instances)
     tokens = offsets[ends] - offsets[ends - planned.num_instances]
     columns = [np.bincount(planned.dataset, each, num_datasets) for each in (planned.num_instances, tokens)]

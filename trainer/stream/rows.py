@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.shards.block import Array
 from tokenizer.compiled import load
 
-_compiled = load("trainer._rows")
+COMPILED = load("trainer._rows")
 
 
 def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into: tuple[Array, Array]) -> None:
@@ -25,8 +25,8 @@ def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into:
         values: Of all lists, 2 or 4 bytes each; lists that follow each other in a run lie side by side.
         into: Receives offsets [N+1] int32 from 0, and the values.
     """
-    if _compiled is not None:
-        _compiled.gather_lists(first, last, offsets, values, values.itemsize, *into)
+    if COMPILED is not None:
+        COMPILED.gather_lists(first, last, offsets, values, values.itemsize, *into)
         return
     # Arrow gathers byte strings by one memcpy each, 7 times as fast as slices joined by numpy where runs are short.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
@@ -39,8 +39,8 @@ def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into:
 
 def gather_values(first: Array, last: Array, column: Array, into: Array) -> None:
     """Values first to last - 1 of a column, one run [R] after another, into [N]."""
-    if _compiled is not None:
-        _compiled.gather_values(first, last, column, column.itemsize, into)
+    if COMPILED is not None:
+        COMPILED.gather_values(first, last, column, column.itemsize, into)
         return
     into[:] = column[expand_runs(first, last)]
 
@@ -62,8 +62,8 @@ def fill_token_columns(offsets: Array, segment_a_length: Array, token_type_ids: 
         token_type_ids: Receives 0 for segment A and 1 for the rest, [T] uint8.
         position_ids: Receives places counted from each instance's start, [T] uint16.
     """
-    if _compiled is not None:
-        _compiled.fill_token_columns(offsets, segment_a_length, token_type_ids, position_ids)
+    if COMPILED is not None:
+        COMPILED.fill_token_columns(offsets, segment_a_length, token_type_ids, position_ids)
         return
     lengths = offsets[1:] - offsets[:-1]
     segments = np.empty((len(lengths), 2), np.int64)
@@ -76,8 +76,8 @@ def fill_token_columns(offsets: Array, segment_a_length: Array, token_type_ids: 
 
 def fill_masked_positions(offsets: Array, masked_offsets: Array, positions: Array, into: Array) -> None:
     """Positions [M] uint16 inside instances as positions into all tokens, [M] int32."""
-    if _compiled is not None:
-        _compiled.fill_masked_positions(offsets, masked_offsets, positions, into)
+    if COMPILED is not None:
+        COMPILED.fill_masked_positions(offsets, masked_offsets, positions, into)
         return
     np.add(np.repeat(offsets[:-1], masked_offsets[1:] - masked_offsets[:-1]), positions, out=into)
 

@@ -5,8 +5,9 @@ May import the stdlib and pipeline.shards.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from itertools import chain, count
+from operator import attrgetter
 from typing import Any, Protocol
 
 from pipeline.shards.dataset import Dataset, open_dataset
@@ -15,6 +16,8 @@ from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.order import check_weights
 from trainer.stream.state import MAX_DATASETS
 
+_NAMES = [field.name for field in fields(Shard)]
+_NAME, _values_of = _NAMES.index("name"), attrgetter(*_NAMES)
 _ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<url>.+?)(?::(?P<weight>\d+))?")
 
 
@@ -99,7 +102,9 @@ class JoinedShards:
         """Takes in a shard; it goes by the name returned."""
         url = dataset.locate(shard.name)
         self._homes[url] = (dataset, shard)
-        return replace(shard, name=url)
+        values = [*_values_of(shard)]  # half of what `replace` takes, of 80,000
+        values[_NAME] = url
+        return Shard(*values)
 
     def locate(self, name: str) -> str:
         """The URL of a shard, which is its name here."""

@@ -27,7 +27,7 @@ __all__ = ["MicroBatch", "RankStep", "StepLoader", "empty_micro_batch"]
 
 MAX_PREFETCH_STEPS = 4
 PREFETCH_TOKENS = 2**20
-"""Steps are packed ahead while they hold fewer tokens than this: 24 bytes each."""
+"""Steps are packed ahead while they hold fewer tokens than this: 6 bytes each."""
 
 
 class StepLoader:
@@ -59,6 +59,7 @@ class StepLoader:
         num_lanes: int | None = None,
         skip: Sequence[Stretch] = (),
         reading: ReadSettings | None = None,
+        pin_memory: bool = False,
         patience: Patience | None = None,
     ) -> None:
         """Starts reading.
@@ -78,6 +79,7 @@ class StepLoader:
             num_lanes: K, where the default is not wanted; a state has its own.
             skip: Stretches of positions to leave out, besides those of the state.
             reading: Memory, threads and patience.
+            pin_memory: Lays steps into pinned memory, from which `to_device` copies to a GPU without waiting.
             patience: With builds that are still running.
 
         Raises:
@@ -90,7 +92,7 @@ class StepLoader:
         patience = replace(patience or Patience(), stop=threading.Event())
         self.passes = KnownPasses(mixture, split, seq_len, patience)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
-        rank_steps = RankSteps(self.passes, begin, sizes, reading or ReadSettings())
+        rank_steps = RankSteps(self.passes, begin, sizes, reading or ReadSettings(), pin_memory)
         steps = rank_steps.steps(first_step, num_steps)
         depth = PREFETCH_TOKENS * world_size // (global_batch * seq_len)
         self._steps = Prefetcher(steps, max(1, min(MAX_PREFETCH_STEPS, depth)))

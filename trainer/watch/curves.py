@@ -8,7 +8,7 @@ PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens")
 # Columns measured by a clock or the machine: they differ between two runs that are equal in all else.
 MEASURED = (
     "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes", "eta_seconds",
-    "seconds",
+    "seconds", "phase_seconds",
 )  # fmt: skip
 
 
