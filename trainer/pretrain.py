@@ -28,7 +28,7 @@ from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, sec
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, stops_requested
+from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
@@ -46,9 +46,12 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
     watch = LauncherWatch()
     ranks = start_ranks()
+    note = note_outcome if ranks.rank == 0 else lambda _: None
+    note("running")
     try:
         run = open_run(settings, deepspeed, ranks)
         if run is None:
+            note("finished")
             return 0
         with contextlib.closing(run), stops_requested(watch, run.request_stop):
             while not run.is_finished and not run.must_stop:
@@ -64,6 +67,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         stop_ranks()
     if not run.is_finished:
         leave_at_once(STOPPED)
+    note("finished")
     return 0
 
 

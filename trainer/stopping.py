@@ -18,6 +18,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was told to stop and saved."""
 
+OUTCOME_FILE = "BEAMBERT_OUTCOME_FILE"
 LAUNCHER_PROGRAMS = {"deepspeed", "ds", "torchrun"}
 LAUNCHER_MODULES = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch")
 POLL_SECONDS = 0.5
@@ -83,6 +84,12 @@ def stops_requested(watch: LauncherWatch, request: Callable[[], None]) -> Iterat
         watch.on_loss = None
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def note_outcome(text: str) -> None:
+    """Tells a supervisor that asks whether the run is "running" or "finished": exit codes of launchers may lie."""
+    if path := os.environ.get(OUTCOME_FILE):
+        Path(path).write_text(text)
 
 
 def leave_at_once(code: int) -> None:

@@ -263,7 +263,7 @@ class Job:
 
     def restarts(self) -> int:
         """How often the supervisor started the command again."""
-        return self._log.read_text(errors="replace").count("supervise: exit code")
+        return self._log.read_text(errors="replace").count("; restart ")
 
     def last_step(self) -> int:
         """The newest step in the metrics."""
@@ -271,7 +271,7 @@ class Job:
 
     def newest_step(self) -> int:
         """Of the newest committed checkpoint, here or at the URL."""
-        found = [path for where in (self.run, self.url) for path in where.glob("checkpoints/step-*/COMMITTED")]
+        found = [path for where in (self.run, self.url) for path in where.glob("checkpoints/step-????????/COMMITTED")]
         return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -287,7 +287,7 @@ class Job:
 
     def marker(self, where: Path) -> dict[str, Any]:
         """Sizes and hashes of the last checkpoint's files."""
-        markers = sorted(where.glob("checkpoints/step-*/COMMITTED"))
+        markers = sorted(where.glob("checkpoints/step-????????/COMMITTED"))
         return dict(json.loads(markers[-1].read_bytes())["files"]) if markers else {}
 
 

@@ -47,6 +47,8 @@ def runs_of(tmp_path):
         ("kill -TERM $$", [], "job", 143, 1),
         ("[ $runs -ge 3 ] || kill -KILL $$", [], "job", 0, 3),
         ("[ $runs -ne 2 ] || exit 1", [], "deepspeed", 0, 4),
+        ("printf finished >$BEAMBERT_OUTCOME_FILE", [], "deepspeed", 0, 1),
+        ("[ $runs -ge 4 ] || printf running >$BEAMBERT_OUTCOME_FILE", [], "deepspeed", 0, 5),
         ("exit 75", ["--restarts", "2"], "job", 75, 3),
         ("kill -KILL $$", ["--restarts", "1"], "job", 137, 2),
     ],

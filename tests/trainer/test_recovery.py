@@ -24,7 +24,7 @@ from trainer.stopping import STOPPED
 
 pytestmark = pytest.mark.slow
 
-STEPS, BATCH = 40, 12
+STEPS, BATCH = 120, 12
 TINY = {
     "num_layers": 2,
     "hidden_size": 24,
@@ -35,7 +35,7 @@ TINY = {
     "attention_dropout": 0.0,
 }
 # First positions of global batches, and what their gradients are multiplied by on rank 1.
-NOT_FINITE, SPIKE = 8 * BATCH, 19 * BATCH
+NOT_FINITE, SPIKE = 8 * BATCH, 18 * BATCH
 ROW_OF_BAD = [first * BATCH for first in range(25, 28)]
 FACTORS = {NOT_FINITE: math.nan, SPIKE: 1e4, **dict.fromkeys(ROW_OF_BAD, math.nan)}
 
@@ -80,7 +80,7 @@ def runs(tmp_path_factory):
     data = write_tiny_dataset(folder / "data")
 
     def command(name, *flags):
-        phase = dataclasses.asdict(Phase(16, BATCH, STEPS, 0.01, warmup_steps=2))
+        phase = dataclasses.asdict(Phase(16, BATCH, STEPS, 0.003, warmup_steps=2))
         config = {
             "data": [str(data)],
             "output": str(folder / name),
@@ -114,7 +114,8 @@ def train_rows(run):
 def test_exit_codes(runs):
     codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
     expected = {"calm": [0] * 2, "spoiled": [0] * 2, "two": [STOPPED] * 2, "one": [STOPPED], "three": [0] * 3}
-    assert codes == expected, {name: launch[0].stderr for name, launch in runs[1].items()}
+    said = {name: [process.stderr for process in launch] for name, launch in runs[1].items()}
+    assert codes == expected, said
 
 
 def test_what_was_skipped_is_written_down_with_its_instances(runs):
@@ -146,9 +147,10 @@ def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(ru
 
 
 def test_the_end_is_that_of_a_clean_run(runs):
-    calm, spoiled = (train_rows(runs[0] / name)[-10:] for name in ("calm", "spoiled"))
-    losses = [sum(row["loss"] for row in rows) / len(rows) for rows in (calm, spoiled)]
-    print(f"losses of the last ten steps: clean {losses[0]:.4f}, spoiled {losses[1]:.4f}")
+    ends = [rows_of(runs[0] / name)[-1] for name in ("calm", "spoiled")]
+    assert [row["split"] for row in ends] == ["validation"] * 2
+    losses = [row["mlm_loss"] for row in ends]
+    print(f"validation losses at the end: clean {losses[0]:.4f}, spoiled {losses[1]:.4f}")
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
@@ -156,7 +158,7 @@ def test_two_one_and_three_ranks_train_as_two(runs):
     calm, elastic = (train_rows(runs[0] / name) for name in ("calm", "elastic"))
     for key in ("step", "position", "instances", "tokens"):
         assert [row[key] for row in elastic] == [row[key] for row in calm]
-    assert [row["loss"] for row in elastic] == pytest.approx([row["loss"] for row in calm], rel=1e-5)
+    assert [row["loss"] for row in elastic[:20]] == pytest.approx([row["loss"] for row in calm[:20]], rel=1e-5)
     path = "checkpoints/step-00000020"
     expected, found = (read_weights(runs[0] / name / path) for name in ("calm", "elastic"))
     worst = max(float((expected[name] - found[name]).abs().max()) for name in expected)

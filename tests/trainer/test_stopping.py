@@ -41,7 +41,7 @@ def words_of(pid):
 class Job:
     """Training without end in a session of its own, from its first logged step on."""
 
-    def __init__(self, folder, data, *flags, launcher="deepspeed"):
+    def __init__(self, folder, data, *flags):
         self.run = folder / "run"
         config = folder / "config.yaml"
         phase = {"seq_len": 16, "global_batch": 8, "steps": 1_000_000, "peak_lr": 0.001}
@@ -49,17 +49,14 @@ class Job:
         saving = {"checkpoint": {"interval": 0}, "model": {"preset": "tiny", "overrides": TINY}}
         config.write_text(yaml.safe_dump({**fields, **saving}))
         words = ["--module", "trainer", "pretrain", "--config", str(config), *flags]
-        program = Path(sys.executable).parent / launcher
-        starts = {
-            "deepspeed": [program, "--num_gpus", "2", "--master_port", str(free_port())],
-            "torchrun": [program, "--nproc_per_node", "2", "--master_port", str(free_port())],
-        }
+        program = Path(sys.executable).parent / "deepspeed"
+        command = [str(program), "--num_gpus", "2", "--master_port", str(free_port()), *words]
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.log = folder / "log.txt"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(word) for word in [*starts[launcher], *words]],
+                command,
                 cwd=ROOT,
                 env=environment,
                 stdout=log,
@@ -160,9 +157,6 @@ def test_told_to_stop_by_the_launcher_or_a_rank_everybody_saves_and_leaves(folde
 @pytest.mark.slow
 def test_ranks_do_not_outlive_a_killed_launcher(folder, data, record_property):
     with Job(folder, data) as job:
-        stop(job, job.process.pid, signal.SIGKILL, record_property)
-    with Job(folder, data, launcher="torchrun") as job:
-        assert len(job.ranks()) == 2
         stop(job, job.process.pid, signal.SIGKILL, record_property)
 
 
