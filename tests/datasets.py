@@ -10,6 +10,7 @@ from pipeline.shard_file import pack_shard
 from pipeline.shards import block_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
+from pipeline.shards.records import Manifest
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
 
@@ -46,7 +47,7 @@ def write_dataset(
         packed.append((shard, table))
     rows = [shard for shard, _ in packed]
     vocabulary = Vocabulary((*SPECIALS, *(f"w{number}" for number in range(vocab_size - len(SPECIALS)))))
-    finished = tables.Manifest(
+    finished = Manifest(
         format_version=tables.FORMAT_VERSION,
         software={},
         settings=settings,
