@@ -25,6 +25,7 @@ SMALLER = {
     "python -m pipeline report": [],
     "deepspeed --num_gpus 2": ["--phases", f"[{PHASES}]", "--model.preset", "tiny", "--validation.num_instances", "8"],
     "python -m trainer plan": [],
+    "python -m trainer report": [],
     "python -m trainer export": [],
     "python -m trainer fill-mask": [],
 }
