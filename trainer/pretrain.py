@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
+from trainer.allocator import keep_freed_memory
 from trainer.anomalies import note_gradient
 from trainer.engine import (
     StepCounts,
@@ -45,6 +46,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     chosen = read_deepspeed_file(settings.deepspeed)
     deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
     watch = LauncherWatch()
+    keep_freed_memory()
     ranks = start_ranks()
     note = note_outcome if ranks.rank == 0 else lambda _: None
     note("running")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from pipeline.shards.storage import parse_storage_options
+from trainer.allocator import keep_freed_memory
 from trainer.stream.cached_read import STRETCH_BYTES, open_cache
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.source import Mixture, open_mixture
@@ -64,6 +65,7 @@ def report_stream(settings: StreamSettings) -> str:
     """
     if settings.steps < 0 or settings.world_size < 1:
         raise ValueError("steps must be at least 0 and world_size at least 1")
+    keep_freed_memory()
     mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
     seq_len = settings.seq_len or min(group.seq_len for group in mixture[0].dataset.manifest.groups)
     reports = []

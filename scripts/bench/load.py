@@ -31,6 +31,7 @@ from load_peers import LOADERS, measure  # type: ignore[import-not-found]
 from pipeline.shards.arrow_stream import read_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
+from trainer.allocator import ENVIRONMENT
 from trainer.stream.packing import pad_micro_batch, to_device
 from trainer.stream.ranged_read import BlockRange, split_blocks
 from trainer.stream.rows import COMPILED
@@ -99,7 +100,8 @@ def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path)
         python = options.peers_python if name in PEERS_ELSEWHERE and options.peers_python else sys.executable
         program = Path(__file__).with_name("load_peers.py")
         command = [python, str(program), name, str(folder), *map(str, (options.seq_len, batch, instances))]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **ENVIRONMENT}  # as the trainer has it, for all loaders alike
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if ran.returncode:
         return {"skipped": (ran.stderr.strip().splitlines() or ["no message"])[-1]}
     measured: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

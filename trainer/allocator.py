@@ -1,0 +1,28 @@
+"""How the C library keeps memory that was freed. Imports the stdlib only.
+
+Blocks come and go by the megabyte, as requests and as columns. glibc gives back to the system what several of them
+leave and asks for it again, and every new page costs a fault: a tenth of the stream's CPU time where it was measured.
+"""
+
+import ctypes
+import os
+
+MMAP_BYTES, TRIM_BYTES = 32 * 2**20, 256 * 2**20
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES), "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES)}
+"""The same for a process that is to be started."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> bool:
+    """Lets this process keep freed pieces of up to MMAP_BYTES, and TRIM_BYTES of them at the top of each arena.
+
+    Returns:
+        Whether it was done: not without glibc, nor where the environment says how.
+    """
+    if any(variable in os.environ for variable in ENVIRONMENT):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES))
