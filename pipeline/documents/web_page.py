@@ -36,7 +36,7 @@ def read_html(response: bytes) -> str | None:
     except (zlib.error, ValueError) as error:
         raise BadDocumentError("bad_http", f"found a body that is not encoded as its header says ({error})") from error
     encodings = import_extra("resiliparse.parse.encoding", _NEEDS)
-    with contextlib.suppress(LookupError, UnicodeError):  # servers name charsets that do not exist
+    with contextlib.suppress(LookupError, ValueError):  # servers name charsets that do not exist, or with a NUL
         if charset := header.get_content_charset():
             return str(encodings.bytes_to_str(body, charset))
     return str(encodings.bytes_to_str(body, encodings.detect_encoding(body)))

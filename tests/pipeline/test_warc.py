@@ -77,7 +77,7 @@ def test_html(body, header):
     assert skipped == {"not_a_page": 3}
 
 
-@pytest.mark.parametrize("charset", [b"uf-t8", b"hex", b"undefined", b'"', b"idna", b"utf-7"])
+@pytest.mark.parametrize("charset", [b"uf-t8", b"hex", b"undefined", b'"', b"idna", b"utf-7", b"ut\0f-8"])
 def test_a_charset_that_does_not_exist_is_guessed(charset):
     body = HTML.replace("caf\u00e9", "cafe").encode()
     [document] = read(response(body, b"Content-Type: text/html; charset=" + charset))
