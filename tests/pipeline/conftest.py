@@ -8,7 +8,7 @@ from pipeline import compiled_instances
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.shards.dataset import open_dataset
-from tokenizer.compiled import load
+from tests.compiled_paths import taken_path
 
 WORDS = (  # noqa: SIM905
     "river mountain engine letter window garden silver winter market captain doctor history village machine"
@@ -27,11 +27,7 @@ def make_text(number, num_sentences=12):
 @pytest.fixture(scope="module", params=["python", "compiled"])
 def each_path(request):
     """Runs a module's tests by plain Python, which is the definition, and by the compiled loops."""
-    loops = load("pipeline._instances") if request.param == "compiled" else None
-    if request.param == "compiled" and loops is None:
-        pytest.skip("the compiled loops are not there, or BEAMBERT_COMPILED is 0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_instances, "loops", loops)
+    with taken_path(request.param, "pipeline._instances", compiled_instances, "loops"):
         yield
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline import cleaning
 from pipeline.cleaning import clean_text, document_id
-from tokenizer.compiled import load
+from tests.compiled_paths import taken_path
 
 SPACES = "\t \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
@@ -18,11 +18,7 @@ LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
 @pytest.fixture(scope="module", params=["python", "compiled"], autouse=True)
 def each_path(request):
     """Every test here holds both paths."""
-    module = load("pipeline._cleaning") if request.param == "compiled" else None
-    if request.param == "compiled" and module is None:
-        pytest.skip("the compiled module is not there, or BEAMBERT_COMPILED is 0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cleaning, "compiled", module)
+    with taken_path(request.param, "pipeline._cleaning", cleaning, "compiled"):
         yield request.param
 
 

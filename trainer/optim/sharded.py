@@ -84,11 +84,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
     @property
-    def parameter_names(self) -> list[str]:
-        """Names of all parameters, in the order of every vector [P]."""
-        return list(self._parameters)
-
-    @property
     def owned(self) -> list[Tensor]:
         """What this rank updates, fp32: one flat partition under ZeRO-1 to 3, else every parameter."""
         if self._partitions is not None:
