@@ -39,7 +39,7 @@ COMMANDS = {
         settings="trainer.tool_settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
     ),
     "export": Command(
-        summary="write a run's newest checkpoint as a Hugging Face folder",
+        summary="write a checkpoint of a run as a Hugging Face folder",
         settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -96,29 +96,20 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from trainer.checkpoint import newest_checkpoint, read_state, read_weights
     from trainer.export import export_hf
-    from trainer.model.config import BertConfig
-    from trainer.run_folder import RunFolder
+    from trainer.open_model import open_run
 
-    run = RunFolder(Path(settings.run))
-    facts = run.read_facts()
-    checkpoint = newest_checkpoint(run.checkpoints)
-    state = read_state(checkpoint)
+    opened = open_run(settings.run)
+    assert opened.vocab is not None, "a run has its vocabulary"
     export_hf(
-        read_weights(checkpoint),
-        BertConfig(**facts["model"]),
-        (run.path / "vocab.txt").read_bytes(),
+        opened.state,
+        opened.config,
+        opened.vocab,
         settings.output,
-        lower_case=facts["datasets"][0]["lower_case"],
-        provenance={
-            "steps": state["step"],
-            "tokens_seen": state["tokens"],
-            "instances_seen": state["instances"],
-            "datasets": [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]],
-        },
+        lower_case=opened.lower_case,
+        provenance=opened.provenance,
     )
-    print(json.dumps({"exported": settings.output, "checkpoint": str(checkpoint), "step": state["step"]}))
+    print(json.dumps({"exported": settings.output, "checkpoint": opened.where, "step": opened.provenance["steps"]}))
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:

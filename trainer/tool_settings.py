@@ -8,10 +8,10 @@ from trainer.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Writes the newest checkpoint of a run as a folder that Hugging Face transformers opens.
+    """Writes a checkpoint of a run as a folder that Hugging Face transformers opens.
 
     Attributes:
-        run: The run's folder.
+        run: The run's folder or the URL of its checkpoints; the newest one is taken, of RUN@STEP that of this step.
         output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
     """
 
