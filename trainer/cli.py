@@ -8,6 +8,7 @@ from trainer.tool_settings import (
     DoctorSettings,
     ExportSettings,
     FillMaskSettings,
+    NextSentenceSettings,
     PlanSettings,
     ReportSettings,
     StreamSettings,
@@ -43,9 +44,14 @@ COMMANDS = {
         settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
-        summary="see what an exported model puts in the place of [MASK]",
+        summary="see what a model puts in the place of [MASK]",
         settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
-        positionals=("model", "text"),
+        positionals=("model", "texts"),
+    ),
+    "nsp": Command(
+        summary="see how probable a model finds it that one text follows another",
+        settings="trainer.tool_settings:NextSentenceSettings", function="trainer.cli:next_sentence",
+        positionals=("first", "second"),
     ),
 }  # fmt: skip
 
@@ -118,4 +124,13 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
     from trainer.fill_mask import format_candidates, open_mask_filler
 
     filler = open_mask_filler(settings.model)
-    print(format_candidates(fill(filler, settings.text, settings.top_k), filler.tokens_seen))
+    filled = {text: fill(filler, text, settings.top_k) for text in settings.texts}
+    print(format_candidates(filled, filler.tokens_seen))
+
+
+def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> None:
+    """`python -m trainer nsp --model DIR "It rains." "The street is wet."`."""
+    from trainer.next_sentence import follow_probabilities, open_judge
+
+    [probability] = follow_probabilities(open_judge(settings.model), [(settings.first, settings.second)])
+    print(f"the second text follows the first with probability {probability:.4f}")

@@ -4,7 +4,7 @@
     RUN@STEP            the checkpoint after that many optimizer steps
     FOLDER              an export, a folder of transformers' save_pretrained, or a checkpoint released by Google
 
-May import torch, tokenizers, the tokenizer room, pipeline.shards' storage and this package.
+May import torch, yaml, tokenizers, the tokenizer room, pipeline.shards' storage and this package.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from trainer.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, 
 from trainer.initial_weights import read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
+from trainer.run_folder import CONFIG as RUN_CONFIG
 from trainer.run_folder import RUN_FACTS, RunFolder
 
 
@@ -41,7 +43,8 @@ class OpenedModel:
         vocab: Content of vocab.txt; None where the folder has tokenizer.json alone.
         tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
         lower_case: Whether it reads lower-cased text.
-        provenance: What is known of its training: "steps", "tokens_seen" and others; empty for models of others.
+        provenance: What is known of its training: "steps", "tokens_seen", "objective" and others; empty for models
+            of others.
     """
 
     where: str
@@ -145,6 +148,7 @@ def _open_local_run(run: RunFolder, step: int | None) -> OpenedModel:
             "steps": state["step"],
             "tokens_seen": state["tokens"],
             "instances_seen": state["instances"],
+            "objective": yaml.safe_load(run.config.read_text())["objective"],
             "datasets": datasets,
         },
     )
@@ -177,7 +181,13 @@ def _open_remote_run(url: str, step: int | None) -> OpenedModel:
     chosen = f"{CHECKPOINTS}/{names[max(names) if step is None else _check_step(step, sorted(names), url)]}"
     filesystem, path = open_filesystem(url)
     with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
-        for file in (RUN_FACTS, VOCAB, TOKENIZER, *(f"{chosen}/{each}" for each in (COMMITTED, MODEL, STATE))):
+        for file in (
+            RUN_FACTS,
+            RUN_CONFIG,
+            VOCAB,
+            TOKENIZER,
+            *(f"{chosen}/{each}" for each in (COMMITTED, MODEL, STATE)),
+        ):
             write_atomic(*open_filesystem(f"{temporary}/{file}"), read_file(filesystem, f"{path}/{file}"))
         try:
             opened = _open_local_run(RunFolder(Path(temporary)), step)

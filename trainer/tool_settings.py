@@ -21,17 +21,32 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class FillMaskSettings:
-    """Prints what an exported model would put in the place of [MASK].
+    """Prints what a trained model would put in the place of [MASK].
 
     Attributes:
-        model: Folder written by export, or by transformers.
-        text: Text with one [MASK] or several.
+        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+        texts: Texts with one [MASK] or several each.
         top_k: Candidates for each [MASK].
     """
 
     model: str
-    text: str
+    texts: list[str]
     top_k: int = 5
+
+
+@dataclass(frozen=True)
+class NextSentenceSettings:
+    """Prints how probable it is, by a trained model, that the second text follows the first.
+
+    Attributes:
+        first: Text A.
+        second: Text B.
+        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+    """
+
+    first: str
+    second: str
+    model: str
 
 
 @dataclass(frozen=True)
