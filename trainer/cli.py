@@ -6,6 +6,7 @@ from pathlib import Path
 from pipeline.command_line import Command, run_program
 from trainer.tool_settings import (
     DoctorSettings,
+    EvaluateSettings,
     ExportSettings,
     FillMaskSettings,
     NextSentenceSettings,
@@ -47,6 +48,10 @@ COMMANDS = {
         summary="see what a model puts in the place of [MASK]",
         settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
         positionals=("model", "texts"),
+    ),
+    "evaluate": Command(
+        summary="measure a model's losses and accuracies on a dataset",
+        settings="trainer.tool_settings:EvaluateSettings", function="trainer.cli:evaluate",
     ),
     "nsp": Command(
         summary="see how probable a model finds it that one text follows another",
@@ -134,3 +139,31 @@ def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> 
 
     [probability] = follow_probabilities(open_judge(settings.model), [(settings.first, settings.second)])
     print(f"the second text follows the first with probability {probability:.4f}")
+
+
+def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
+    """`python -m trainer evaluate --model DIR --data DATASET`."""
+    from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.storage import open_filesystem, parse_storage_options, write_atomic
+    from trainer.evaluate import evaluate as measure
+    from trainer.evaluate import format_evaluation
+    from trainer.open_model import choose_device, open_model
+
+    device = choose_device(settings.device)
+    dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
+    lengths = [group.seq_len for group in dataset.manifest.groups if group.split == settings.split]
+    seq_len = settings.seq_len or min(lengths, default=0)
+    opened = open_model(settings.model)
+    found = measure(
+        opened,
+        dataset,
+        settings.split,
+        seq_len,
+        max_instances=settings.max_instances,
+        micro_tokens=settings.micro_tokens,
+        device=device,
+    )
+    facts = {"model": opened.where, "data": dataset.url, "split": settings.split, "seq_len": seq_len}
+    if settings.output:
+        write_atomic(*open_filesystem(settings.output), (json.dumps(facts | found.as_json(), indent=2) + "\n").encode())
+    print(f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}")

@@ -126,6 +126,17 @@ def open_run(name: str) -> OpenedModel:
     return _open_remote_run(folder, step)
 
 
+def choose_device(name: str) -> torch.device:
+    """The device of --device auto, cpu or cuda.
+
+    Raises:
+        ValueError: cuda is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, and torch finds no GPU here; give --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 def _split_step(name: str) -> tuple[str, int | None]:
     """RUN@600 as RUN and 600; an @ elsewhere in a URL is part of it."""
     folder, _, step = name.rpartition("@")

@@ -50,6 +50,33 @@ class NextSentenceSettings:
 
 
 @dataclass(frozen=True)
+class EvaluateSettings:
+    """Measures how well a model predicts a dataset's instances: losses, accuracies, and by the token's frequency.
+
+    Attributes:
+        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+        data: A dataset made by `python -m pipeline build`, with the model's vocabulary.
+        split: train or validation; of its first pass.
+        seq_len: Length of the instances; null for the shortest there is.
+        max_instances: Only the first ones; null for all.
+        micro_tokens: Most tokens of one forward pass.
+        device: auto takes a GPU where there is one.
+        output: File, or URL of one, for the same numbers as JSON; null for none.
+        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+    """
+
+    model: str
+    data: str
+    split: Literal["train", "validation"] = "validation"
+    seq_len: int | None = None
+    max_instances: int | None = None
+    micro_tokens: int = 8_192
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    output: str | None = None
+    storage_options: str | None = None
+
+
+@dataclass(frozen=True)
 class DoctorSettings:
     """Examines every rank of a job before it trains: start it as pretrain is started. Exit code 1 if one is unfit.
 
