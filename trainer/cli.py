@@ -39,7 +39,7 @@ COMMANDS = {
         settings="trainer.tool_settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
     ),
     "export": Command(
-        summary="write a run's newest checkpoint as a Hugging Face folder",
+        summary="write a run's newest checkpoint for Hugging Face or Google's BERT",
         settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -96,29 +96,9 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from trainer.checkpoint import newest_checkpoint, read_state, read_weights
-    from trainer.export import export_hf
-    from trainer.model.config import BertConfig
-    from trainer.run_folder import RunFolder
+    from trainer.export_run import export_run
 
-    run = RunFolder(Path(settings.run))
-    facts = run.read_facts()
-    checkpoint = newest_checkpoint(run.checkpoints)
-    state = read_state(checkpoint)
-    export_hf(
-        read_weights(checkpoint),
-        BertConfig(**facts["model"]),
-        (run.path / "vocab.txt").read_bytes(),
-        settings.output,
-        lower_case=facts["datasets"][0]["lower_case"],
-        provenance={
-            "steps": state["step"],
-            "tokens_seen": state["tokens"],
-            "instances_seen": state["instances"],
-            "datasets": [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]],
-        },
-    )
-    print(json.dumps({"exported": settings.output, "checkpoint": str(checkpoint), "step": state["step"]}))
+    print(json.dumps(export_run(settings)))
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
