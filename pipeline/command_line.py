@@ -74,6 +74,7 @@ def _has_no_reader(descriptor: int) -> bool:
 
 def _run_command(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None) -> int:
     arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
+    arguments = _join_negative_lists(arguments)
     arguments = _drop_launcher_rank(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(program, description, commands))
@@ -210,6 +211,17 @@ def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     position = arguments.index("--")
     return arguments[:position], arguments[position + 1 :]
+
+
+def _join_negative_lists(arguments: list[str]) -> list[str]:
+    """`--layers -1,-2` as `--layers=-1,-2`: the parser takes a word that begins so for a flag."""
+    joined: list[str] = []
+    for word in arguments:
+        if re.fullmatch(r"-\d+(,-?\d+)+", word) and joined and re.fullmatch(r"--\w+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _drop_launcher_rank(arguments: list[str]) -> list[str]:
