@@ -25,6 +25,10 @@ COMMANDS = {
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
         function="trainer.pretrain:pretrain",
     ),
+    "finetune": Command(
+        summary="train a pretrained model on a task, over settings and seeds",
+        settings="trainer.finetune.settings:FinetuneSettings", function="trainer.finetune.run:finetune",
+    ),
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
         function="trainer.cli:plan",

@@ -30,6 +30,13 @@ from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import parse_vocab
 from trainer.model.config import BertConfig
 from trainer.model.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
+from trainer.model.task_heads import Head
+from trainer.model.task_huggingface import (
+    from_hf_task_state,
+    head_of_hf_config,
+    to_hf_task_config,
+    to_hf_task_state,
+)
 
 CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -46,27 +53,29 @@ def export_hf(
     *,
     lower_case: bool,
     provenance: Mapping[str, Any],
+    head: Head | None = None,
 ) -> None:
     """Writes config.json, model.safetensors (float32), vocab.txt, tokenizer.json and tokenizer_config.json.
 
     The folder appears whole or not at all. An earlier export in its place is replaced, anything else is refused.
 
     Args:
-        state: all parameters of BertForPreTraining, under our names.
+        state: all parameters of BertForPreTraining, or of BertForTask, under our names.
         config: what they belong to.
         vocab: content of vocab.txt.
         folder: local path or fsspec URL.
         lower_case: whether the model reads lower-cased text.
         provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the known ones.
+        head: of a fine-tuned model; None for a pretrained one.
 
     Raises:
         ValueError: the vocabulary does not fit the model, or the folder holds something that is not an export.
     """
-    write_export(_files_of_export(state, config, vocab, lower_case, provenance), folder)
+    write_export(_files_of_export(state, config, vocab, lower_case, provenance, head), folder)
 
 
 def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Config and parameters (our names, float32, CPU) of a BERT saved by us or by transformers.
+    """Config and parameters (our names, float32, CPU) of a pretrained BERT saved by us or by transformers.
 
     Pooler and heads that the folder lacks are absent from the parameters.
 
@@ -75,12 +84,21 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
         ValueError: it is not a BERT as pretrained here, or a file is damaged; says what was found.
     """
     config = from_hf_config(_read_config(folder), f"{folder}/{CONFIG}")
-    data = read_export_file(folder, WEIGHTS)
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
-    return config, from_hf_state(tensors, config, f"{folder}/{WEIGHTS}")
+    return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
+
+
+def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | None:
+    """Config, parameters and head of a fine-tuned BERT saved by us or by transformers; None for a pretrained one.
+
+    Raises:
+        As load_hf().
+    """
+    settings = _read_config(folder)
+    head = head_of_hf_config(settings, f"{folder}/{CONFIG}")
+    if head is None:
+        return None
+    config = from_hf_config(settings, f"{folder}/{CONFIG}")
+    return config, from_hf_task_state(_read_tensors(folder), config, head, f"{folder}/{WEIGHTS}"), head
 
 
 def read_provenance(folder: str) -> dict[str, Any]:
@@ -123,8 +141,21 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
         write_atomic(filesystem, f"{path}/{name}", files[name])
 
 
+def _read_tensors(folder: str) -> dict[str, Tensor]:
+    data = read_export_file(folder, WEIGHTS)
+    try:
+        return safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
+
+
 def _files_of_export(
-    state: Mapping[str, Tensor], config: BertConfig, vocab: bytes, lower_case: bool, provenance: Mapping[str, Any]
+    state: Mapping[str, Tensor],
+    config: BertConfig,
+    vocab: bytes,
+    lower_case: bool,
+    provenance: Mapping[str, Any],
+    head: Head | None,
 ) -> dict[str, bytes]:
     vocabulary = parse_vocab(vocab, VOCAB)
     if len(vocabulary) != config.vocab_size:
@@ -132,8 +163,13 @@ def _files_of_export(
             f"{VOCAB} has {len(vocabulary)} tokens, the model {config.vocab_size}; export with the vocabulary "
             "the model was trained with"
         )
-    settings = to_hf_config(config, vocabulary.pad_id) | {PROVENANCE_KEY: dict(provenance)}
-    tensors = {name: _plain(tensor) for name, tensor in to_hf_state(state, config).items()}
+    if head is None:
+        settings, renamed = to_hf_config(config, vocabulary.pad_id), to_hf_state(state, config)
+    else:
+        settings = to_hf_task_config(config, head, vocabulary.pad_id)
+        renamed = to_hf_task_state(state, config, head)
+    settings |= {PROVENANCE_KEY: dict(provenance)}
+    tensors = {name: _plain(tensor) for name, tensor in renamed.items()}
     return {
         WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
         VOCAB: vocab,

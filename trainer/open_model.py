@@ -24,10 +24,11 @@ from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
 from trainer.checkpoint import COMMITTED, MODEL, STATE, find_checkpoints, newest_checkpoint, read_state, read_weights
 from trainer.checkpoint_store import CHECKPOINTS, CheckpointStore
-from trainer.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
-from trainer.initial_weights import read_initial_weights
+from trainer.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf_task
+from trainer.initial_weights import InitialWeights, read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
+from trainer.model.task_heads import Head
 from trainer.run_folder import CONFIG as RUN_CONFIG
 from trainer.run_folder import RUN_FACTS, RunFolder
 
@@ -39,12 +40,14 @@ class OpenedModel:
     Attributes:
         where: The folder, or the checkpoint of a run, for messages.
         config: Its sizes.
-        state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent.
+        state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent. Those of `head` are
+            task_head.weight and task_head.bias.
         vocab: Content of vocab.txt; None where the folder has tokenizer.json alone.
         tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
         lower_case: Whether it reads lower-cased text.
         provenance: What is known of its training: "steps", "tokens_seen", "objective" and others; empty for models
             of others.
+        head: Of a fine-tuned model (trainer.model.task_heads.BertForTask); None for a pretrained one.
     """
 
     where: str
@@ -54,6 +57,7 @@ class OpenedModel:
     tokenizer_file: bytes | None
     lower_case: bool
     provenance: dict[str, Any]
+    head: Head | None = None
 
     def tokenizer(self) -> Tokenizer:
         """A new tokenizer that adds [CLS] and [SEP], neither cuts nor pads, and reads "[MASK]" as the mask.
@@ -208,9 +212,14 @@ def _open_remote_run(url: str, step: int | None) -> OpenedModel:
 
 
 def _open_folder(folder: str) -> OpenedModel:
-    weights = read_initial_weights(folder)
     filesystem, path = open_filesystem(folder)
     names = list_files(filesystem, path)
+    fine_tuned = load_hf_task(folder) if {CONFIG, WEIGHTS} <= set(names) else None
+    if fine_tuned is None:
+        weights, head = read_initial_weights(folder), None
+    else:
+        config, state, head = fine_tuned
+        weights = InitialWeights(config, state, read_file(filesystem, f"{path}/{VOCAB}") if VOCAB in names else None)
     tokenizer = read_file(filesystem, f"{path}/{TOKENIZER}") if TOKENIZER in names else None
     settings = _read_json(filesystem, f"{path}/{CONFIG}") if CONFIG in names else {}
     asked = _read_json(filesystem, f"{path}/{TOKENIZER_CONFIG}") if TOKENIZER_CONFIG in names else {}
@@ -222,6 +231,7 @@ def _open_folder(folder: str) -> OpenedModel:
         tokenizer_file=tokenizer,
         lower_case=_reads_lower_case(tokenizer, asked, weights.vocab),
         provenance=settings.get(PROVENANCE_KEY, {}),
+        head=head,
     )
 
 

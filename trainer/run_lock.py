@@ -2,9 +2,10 @@
 
 import fcntl
 import time
+from pathlib import Path
 from typing import IO
 
-from trainer.run_folder import RunFolder
+from trainer.run_folder import LOCK, RunFolder
 
 PATIENCE_SECONDS = 60.0
 
@@ -17,10 +18,14 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
     Raises:
         FileExistsError: Another job is still there after so many seconds.
     """
-    if run.is_foreign:
-        return  # `prepare_run` refuses it
-    run.path.mkdir(parents=True, exist_ok=True)
-    file = run.lock.open("wb")
+    if not run.is_foreign:  # else `prepare_run` refuses it
+        hold_lock(run.path, patience_seconds)
+
+
+def hold_lock(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """As lock_run(), for any folder; it is made where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("wb")
     began = time.monotonic()
     while True:
         try:
@@ -29,7 +34,7 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
             if time.monotonic() - began > patience_seconds:
                 file.close()
                 raise FileExistsError(
-                    f"{run.path} is in use by another job for {patience_seconds:.0f} s; wait for it, stop it, or give "
+                    f"{folder} is in use by another job for {patience_seconds:.0f} s; wait for it, stop it, or give "
                     "another --output"
                 ) from error
             time.sleep(0.2)

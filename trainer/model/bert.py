@@ -94,13 +94,14 @@ class BertModel(nn.Module):
         recompute_layers: Whether training keeps only each layer's input and computes the rest again going backward.
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
+        """Without the pooler only encode() is to be called: for heads that read every token."""
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = _layer_norm(config) if config.pre_norm else nn.Identity()
         self.recompute_layers = False
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if has_pooler else nn.Identity()
 
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
