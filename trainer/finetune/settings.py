@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.finetune.squad.settings import SquadSettings
+from trainer.finetune.tokens.settings import TokenSettings
 from trainer.model_settings import OptimizerSettings
 
 SWEEPS: dict[str, tuple[list[int], list[float], list[int]]] = {
@@ -38,8 +40,8 @@ class FinetuneSettings:
     """Fine-tunes a pretrained model on a task, for one or many settings and seeds, and keeps the best.
 
     Attributes:
-        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; or classification, regression and
-            multiple-choice of any table.
+        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1), squad2 (2.0); ner; or
+            classification, regression and multiple-choice of any table.
         model: Folder of a pretrained or fine-tuned model, an export or one of transformers, or of a run of ours, whose
             newest checkpoint is taken.
         train: Files to train on, together.
@@ -47,6 +49,8 @@ class FinetuneSettings:
         output: Folder for results.json, the best model and its predictions. The same command again continues.
         test: Files whose predictions the best model writes, in the benchmark's format; they need no labels.
         columns: Names of the columns of a table.
+        squad: Windows and answers of squad and squad2.
+        tokens: Columns and windows of ner.
         max_seq_len: Longest sequence, in tokens with [CLS] and [SEP]; what is longer is cut and counted.
         batch_size: Items of an optimizer step over all ranks; several numbers are all tried.
         learning_rate: Highest learning rate; several numbers are all tried.
@@ -71,6 +75,8 @@ class FinetuneSettings:
     output: str
     test: list[str] = field(default_factory=list)
     columns: ColumnSettings = field(default_factory=ColumnSettings)
+    squad: SquadSettings = field(default_factory=SquadSettings)
+    tokens: TokenSettings = field(default_factory=TokenSettings)
     max_seq_len: int = 128
     batch_size: list[int] = field(default_factory=lambda: [32])
     learning_rate: list[float] = field(default_factory=lambda: [5e-5])

@@ -14,6 +14,9 @@ TASKS = {
     "regression": "trainer.finetune.table:open_regression",
     "swag": "trainer.finetune.choice:open_swag",
     "multiple-choice": "trainer.finetune.choice:open_multiple_choice",
+    "squad": "trainer.finetune.squad.task:open_squad",
+    "squad2": "trainer.finetune.squad.task:open_squad",
+    "ner": "trainer.finetune.tokens.task:open_ner",
 }
 """Name -> "module:function", called with the settings and returning the task."""
 
