@@ -45,7 +45,7 @@ COMMANDS = {
         settings="trainer.tool_settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
     ),
     "export": Command(
-        summary="write a checkpoint of a run as a Hugging Face folder",
+        summary="write a checkpoint of a run for Hugging Face or Google's BERT",
         settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
@@ -111,20 +111,9 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from trainer.export import export_hf
-    from trainer.open_model import open_run
+    from trainer.export_run import export_run
 
-    opened = open_run(settings.run)
-    assert opened.vocab is not None, "a run has its vocabulary"
-    export_hf(
-        opened.state,
-        opened.config,
-        opened.vocab,
-        settings.output,
-        lower_case=opened.lower_case,
-        provenance=opened.provenance,
-    )
-    print(json.dumps({"exported": settings.output, "checkpoint": opened.where, "step": opened.provenance["steps"]}))
+    print(json.dumps(export_run(settings)))
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:

@@ -10,6 +10,7 @@ May import torch, yaml, tokenizers, the tokenizer room, pipeline.shards' storage
 import dataclasses
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,17 @@ import yaml
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pipeline.shards.storage import file_exists, is_local, list_files, open_filesystem, read_file, write_atomic
+from pipeline.shards.storage import file_exists, is_local, list_files, open_filesystem, read_file
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
-from trainer.checkpoint import COMMITTED, MODEL, STATE, find_checkpoints, newest_checkpoint, read_state, read_weights
+from trainer.checkpoint import (
+    MODEL,
+    STATE,
+    find_checkpoints,
+    newest_checkpoint,
+    read_state,
+    read_weights,
+)
 from trainer.checkpoint_store import CHECKPOINTS, CheckpointStore
 from trainer.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf_task
 from trainer.initial_weights import InitialWeights, read_initial_weights
@@ -114,20 +122,24 @@ def open_model(name: str) -> OpenedModel:
     return _open_folder(folder)
 
 
-def open_run(name: str) -> OpenedModel:
+def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> OpenedModel:
     """Opens RUN or RUN@STEP, in a folder or at a URL.
+
+    Args:
+        name: As the module's docstring says.
+        storage_options: Of the filesystem, besides its environment.
 
     Raises:
         FileNotFoundError: There is no run, or it has no committed checkpoint of that step.
         ValueError: It is damaged.
     """
     folder, step = _split_step(name)
-    filesystem, path = open_filesystem(folder)
+    filesystem, path = open_filesystem(folder, storage_options)
     if is_local(filesystem):
-        return _open_local_run(RunFolder(Path(path)), step)
-    if not file_exists(filesystem, f"{path}/{RUN_FACTS}"):
-        raise FileNotFoundError(f"{folder} holds no {RUN_FACTS}; give the --checkpoint.url of a pretrain command")
-    return _open_remote_run(folder, step)
+        run = RunFolder(Path(path))
+        run.read_facts()  # first: whether it is a run at all
+        return _read_run(run, _choose_checkpoint(run, step))
+    return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
 
 
 def choose_device(name: str) -> torch.device:
@@ -147,9 +159,8 @@ def _split_step(name: str) -> tuple[str, int | None]:
     return (folder, int(step)) if folder and step.isdecimal() else (name, None)
 
 
-def _open_local_run(run: RunFolder, step: int | None) -> OpenedModel:
+def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     facts = run.read_facts()
-    checkpoint = _choose_checkpoint(run, step)
     state = read_state(checkpoint)
     datasets = [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]]
     return OpenedModel(
@@ -187,28 +198,23 @@ def _step_of(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
-def _open_remote_run(url: str, step: int | None) -> OpenedModel:
+def _open_remote_run(store: CheckpointStore, url: str, step: int | None) -> OpenedModel:
     """Downloads what reading weights takes, without the optimizer's states."""
-    store = CheckpointStore(url)
+    if store.read_facts() is None:
+        raise FileNotFoundError(f"{url} holds no {RUN_FACTS}; give the --checkpoint.url of a pretrain command")
     names = {_step_of(each): each for each in store.list_checkpoints()[0]}
     if not names:
-        raise FileNotFoundError(f"no committed checkpoint at {url}/{CHECKPOINTS}; train first, or give another run")
-    chosen = f"{CHECKPOINTS}/{names[max(names) if step is None else _check_step(step, sorted(names), url)]}"
-    filesystem, path = open_filesystem(url)
-    with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
-        for file in (
-            RUN_FACTS,
-            RUN_CONFIG,
-            VOCAB,
-            TOKENIZER,
-            *(f"{chosen}/{each}" for each in (COMMITTED, MODEL, STATE)),
-        ):
-            write_atomic(*open_filesystem(f"{temporary}/{file}"), read_file(filesystem, f"{path}/{file}"))
+        raise FileNotFoundError(f"no committed checkpoint at {url}; train first, or give another run")
+    name = names[max(names) if step is None else _check_step(step, sorted(names), url)]
+    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
+        run = RunFolder(Path(folder))
+        store.fetch_files([RUN_FACTS, RUN_CONFIG, VOCAB, TOKENIZER], run.path)
+        checkpoint = store.fetch_checkpoint(name, run.checkpoints, [MODEL, STATE])
         try:
-            opened = _open_local_run(RunFolder(Path(temporary)), step)
+            opened = _read_run(run, checkpoint)
         except ValueError as error:
-            raise ValueError(str(error).replace(temporary, url)) from error
-    return dataclasses.replace(opened, where=f"{url}/{chosen}")
+            raise ValueError(str(error).replace(folder, url)) from error
+    return dataclasses.replace(opened, where=f"{url}/{CHECKPOINTS}/{name}")
 
 
 def _open_folder(folder: str) -> OpenedModel:

@@ -8,15 +8,20 @@ from trainer.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Writes a checkpoint of a run as a folder that Hugging Face transformers opens.
+    """Writes a checkpoint of a run as a folder that Hugging Face transformers, or Google's program, opens.
 
     Attributes:
-        run: The run's folder or the URL of its checkpoints; the newest one is taken, of RUN@STEP that of this step.
+        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url); the newest one is
+            taken, of RUN@STEP that of this step.
         output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
+        format: "huggingface", or "google" for the TensorFlow checkpoint of google-research/bert.
+        storage_options: Options of the run's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     run: str
     output: str
+    format: Literal["huggingface", "google"] = "huggingface"
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         head = dataclasses.replace(head, dropout=settings.dropout)
     vocab = read_vocabulary(opened)
     lower_case = opened.lower_case if settings.lower_case is None else settings.lower_case
+    if opened.config.is_causal and head.reads_pooled:
+        notes.append(
+            f"{opened.where} reads left to right, so its last token is pooled; transformers pools the first and will "
+            "not give the same"
+        )
     encoder = TextEncoder(vocab, lower_case, settings.max_seq_len)
     files: dict[Split, list[DataFile]] = {"train": [], "validation": [], "test": []}
     for (split, path), rows in read.items():

@@ -34,23 +34,25 @@ class AdamW(ShardedOptimizer):
 
     def _update(self, gradients: list[Tensor]) -> None:
         learning_rate: float = self.param_groups[0]["lr"]
-        first, denominators, correction = self._advance_moments(gradients)
+        first, second = (self.tensors(name) for name in self.state_names)
+        denominators, correction = self._advance(first, second, gradients, self.num_updates)
         self._decay(1.0 - learning_rate * self.weight_decay)
         torch._foreach_addcdiv_(self.owned, first, denominators, -learning_rate / correction)
 
-    def _advance_moments(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor], float]:
-        """Moves both running means on; Adam's direction is the first list / the second list / the number."""
+    def _advance(
+        self, first: list[Tensor], second: list[Tensor], gradients: list[Tensor], num_updates: int
+    ) -> tuple[list[Tensor], float]:
+        """Moves both running means on; Adam's direction is the first mean / the returned list / the number."""
         beta1, beta2 = self.betas
-        first, second = self.tensors("exp_avg"), self.tensors("exp_avg_sq")
         torch._foreach_lerp_(first, gradients, 1.0 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1.0 - beta2)
-        correction1 = 1.0 - beta1**self.num_updates if self.bias_correction else 1.0
-        correction2 = 1.0 - beta2**self.num_updates if self.bias_correction else 1.0
+        correction1 = 1.0 - beta1**num_updates if self.bias_correction else 1.0
+        correction2 = 1.0 - beta2**num_updates if self.bias_correction else 1.0
         denominators = list(torch._foreach_sqrt(second))
         torch._foreach_div_(denominators, math.sqrt(correction2))
         torch._foreach_add_(denominators, self.eps)
-        return first, denominators, correction1
+        return denominators, correction1
 
     def _decay(self, factor: float) -> None:
         """Shrinks the weights that decay, before they move, as torch.optim.AdamW does."""

@@ -80,6 +80,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.max_grad_norm = max_grad_norm
         self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
+        self.is_clipped = False  # the gradient of the last update
         self.grad_squared_norms_P: Tensor | None = None
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
@@ -102,6 +103,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def has_partitioned_weights(self) -> bool:
         """Whether a rank's model holds only its part of each weight, as under ZeRO-3."""
         return self._partitions is not None
+
+    @property
+    def asks_other_ranks(self) -> bool:
+        """Whether norms of whole tensors take an all-reduce."""
+        return self.is_partitioned and torch.distributed.get_world_size() > 1
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
         """Takes what ZeRO-3 lets this rank update, which is among `param_groups` during a step only."""
@@ -163,11 +169,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         gradients = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned
         ]
-        self.grad_squared_norms_P = self.squared_norms([fragment.of(gradients) for fragment in self.fragments])
+        self.grad_squared_norms_P = self._measure(gradients)
         if not float(self.grad_norm) < self.norm_limit:  # NaN is below nothing
             return
-        if self.max_grad_norm:
-            torch._foreach_mul_(gradients, torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0))
+        factor = torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0)
+        self.is_clipped = bool(self.max_grad_norm) and bool(factor < 1.0)
+        if self.is_clipped:
+            torch._foreach_mul_(gradients, factor)
         self.num_updates += 1
         self._update(gradients)
 
@@ -188,7 +196,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self.fragments:
             for row, tensors in zip(norms, pieces, strict=True):
                 row[self._index] = torch.stack(torch._foreach_norm(list(tensors))).square()
-        if self.is_partitioned and torch.distributed.get_world_size() > 1:
+        if self.asks_other_ranks:
             carried = norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
             everything = torch.cat([norms.double().flatten(), carried])
             torch.distributed.all_reduce(everything)
@@ -196,6 +204,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
             carried.copy_(everything[norms.numel() :])
             self._carried = None
         return norms[0] if len(pieces) == 1 else norms
+
+    def pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The fragments of tensors shaped like `owned`, as views, in the order of `fragments`."""
+        return [fragment.of(tensors) for fragment in self.fragments]
+
+    def _measure(self, gradients: list[Tensor]) -> Tensor:
+        """[P] squared norms of the gradient before clipping; must leave weights and states as they are."""
+        return self.squared_norms(self.pieces(gradients))
 
     def _update(self, gradients: list[Tensor]) -> None:
         """Moves `owned` by clipped gradients of the same shapes."""
