@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
+from trainer.features.settings import FeaturesSettings
 from trainer.tool_settings import (
     DoctorSettings,
     EvaluateSettings,
@@ -56,6 +57,10 @@ COMMANDS = {
     "evaluate": Command(
         summary="measure a model's losses and accuracies on a dataset",
         settings="trainer.tool_settings:EvaluateSettings", function="trainer.cli:evaluate",
+    ),
+    "features": Command(
+        summary="write hidden states of texts to Parquet or npy",
+        settings="trainer.features.settings:FeaturesSettings", function="trainer.cli:features",
     ),
     "nsp": Command(
         summary="see how probable a model finds it that one text follows another",
@@ -132,6 +137,13 @@ def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> 
 
     [probability] = follow_probabilities(open_judge(settings.model), [(settings.first, settings.second)])
     print(f"the second text follows the first with probability {probability:.4f}")
+
+
+def features(settings: FeaturesSettings, _remainder: object = None) -> None:
+    """`python -m trainer features --model DIR --input FILES --output DIR`."""
+    from trainer.features.job import describe_features, write_features
+
+    print(describe_features(settings.output, write_features(settings)))
 
 
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:

@@ -125,6 +125,20 @@ class BertModel(nn.Module):
         normalised_TH: Tensor = self.final_norm(hidden_TH)
         return normalised_TH
 
+    def hidden_states(
+        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> list[Tensor]:
+        """[T, H] of the embeddings and of every layer, the last one as `encode` gives it.
+
+        The same as transformers' `output_hidden_states`.
+        """
+        sequences = PackedSequences(cu_seqlens, max_seqlen)
+        states_TH = [self.embeddings(input_ids, token_type_ids, position_ids)]
+        for layer in self.layers:
+            states_TH.append(layer(states_TH[-1], sequences))
+        states_TH[-1] = self.final_norm(states_TH[-1])
+        return states_TH
+
 
 class BertForPreTraining(nn.Module):
     """BERT with the masked language model and next sentence heads.
