@@ -1,7 +1,9 @@
 """One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts."""
 
+import contextlib
 import fcntl
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,11 +21,18 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
         FileExistsError: Another job is still there after so many seconds.
     """
     if not run.is_foreign:  # else `prepare_run` refuses it
-        hold_lock(run.path, patience_seconds)
+        _held.append(_lock(run.path, patience_seconds))
 
 
-def hold_lock(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """As lock_run(), for any folder; it is made where there is none."""
+@contextlib.contextmanager
+def locked(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+    """Keeps other jobs out of any folder, which is made where there is none; raises as lock_run()."""
+    with _lock(folder, patience_seconds):
+        yield
+
+
+def _lock(folder: Path, patience_seconds: float) -> IO[bytes]:
+    """A file that keeps others out as long as it is open."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("wb")
     began = time.monotonic()
@@ -39,5 +48,4 @@ def hold_lock(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
                 ) from error
             time.sleep(0.2)
         else:
-            _held.append(file)
-            return
+            return file

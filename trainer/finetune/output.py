@@ -80,14 +80,13 @@ class OutputFolder:
             replace_file(folder / name, text.encode())
 
 
-def open_output(settings: FinetuneSettings, prepared: Prepared) -> OutputFolder:
+def open_output(output: OutputFolder, settings: FinetuneSettings, prepared: Prepared) -> None:
     """Makes the folder, or checks that the one there may be continued. Rank 0 only.
 
     Raises:
         FileExistsError: It holds something else.
         ValueError: It holds runs of other settings, of another model or of other data; says which.
     """
-    output = OutputFolder(Path(settings.output))
     facts = json.loads(to_json(shared_facts(settings, prepared)))
     if output.facts.is_file():
         old = json.loads(output.facts.read_bytes())
@@ -101,7 +100,6 @@ def open_output(settings: FinetuneSettings, prepared: Prepared) -> OutputFolder:
         raise FileExistsError(f"{output.path} exists and holds no fine-tuning; give another --output, or remove it")
     output.runs.mkdir(parents=True, exist_ok=True)
     replace_file(output.facts, to_json(facts))
-    return output
 
 
 def shared_facts(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:

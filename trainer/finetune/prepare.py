@@ -103,6 +103,11 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         head = dataclasses.replace(head, dropout=settings.dropout)
     vocab = read_vocabulary(opened)
     lower_case = opened.lower_case if settings.lower_case is None else settings.lower_case
+    if opened.config.is_causal and head.reads_pooled:
+        notes.append(
+            f"{opened.where} reads left to right, so its last token is pooled; transformers pools the first and will "
+            "not give the same"
+        )
     encoder = TextEncoder(vocab, lower_case, settings.max_seq_len)
     files: dict[Split, list[DataFile]] = {"train": [], "validation": [], "test": []}
     for (split, path), rows in read.items():
@@ -132,10 +137,10 @@ def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:
 
 def _check_names(settings: FinetuneSettings) -> None:
     """Metrics and predictions are found by the names of files."""
-    for split, paths in _splits(settings)[1:]:
-        repeated = [name for name, count in Counter(map(plain_name, paths)).items() if count > 1]
-        if repeated:
-            raise ValueError(f"two files of {split} are called {', '.join(repeated)}; rename one, or run twice")
+    names = Counter(map(plain_name, [*settings.validation, *settings.test]))
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise ValueError(f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice")
 
 
 def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig:

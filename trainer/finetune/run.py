@@ -3,7 +3,9 @@
 May import what the package may. All ranks call everything; rank 0 writes and prints.
 """
 
+import contextlib
 import dataclasses
+import gc
 import statistics
 import sys
 import time
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed
 from tqdm import tqdm
 
@@ -27,7 +30,7 @@ from trainer.model.task_heads import BertForTask, build_task_model
 from trainer.partitions import iterate_weights
 from trainer.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.run_folder import replace_file
-from trainer.run_lock import hold_lock
+from trainer.run_lock import locked
 
 
 def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
@@ -37,14 +40,27 @@ def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
     keep_freed_memory()
     ranks = start_ranks()
     try:
-        with together(ranks):
-            prepared = prepare_data(settings)
-        with together(ranks):
-            output = _open(settings, prepared, ranks)
-        runs = run_grid(settings, prepared, output, ranks)
-        _finish(settings, prepared, output, runs, ranks)
+        finetune_on(ranks, settings)
     finally:
         stop_ranks()
+
+
+def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
+    """As finetune(), by processes that have joined each other already; may be called again and again.
+
+    Raises:
+        ValueError: A file, a model or an output folder that does not fit; the same on every rank.
+    """
+    check_settings(settings)
+    output = OutputFolder(Path(settings.output))
+    with contextlib.ExitStack() as stack:
+        with together(ranks):
+            prepared = prepare_data(settings)
+            if ranks.rank == 0:
+                stack.enter_context(locked(output.path))
+                open_output(output, settings, prepared)
+        runs = run_grid(settings, prepared, output, ranks)
+        _finish(settings, prepared, output, runs, ranks)
 
 
 def run_grid(settings: FinetuneSettings, prepared: Prepared, output: OutputFolder, ranks: Ranks) -> list[Run]:
@@ -61,6 +77,7 @@ def run_grid(settings: FinetuneSettings, prepared: Prepared, output: OutputFolde
         for recipe in left:
             progress.begin(recipe.name)
             finished[recipe.name] = _run(recipe, settings, prepared, output, finished, ranks, progress)
+            gc.collect()  # engines are cycles: five large ones would fill a GPU before they are found
     return [finished[recipe.name] for recipe in recipes]
 
 
@@ -104,14 +121,6 @@ def share(ranks: Ranks, read: Callable[[], Any]) -> Any:
             box = [read()]
     torch.distributed.broadcast_object_list(box, src=0, group=ranks.counts_group)
     return box[0]
-
-
-def _open(settings: FinetuneSettings, prepared: Prepared, ranks: Ranks) -> OutputFolder:
-    output = OutputFolder(Path(settings.output))
-    if ranks.rank == 0:
-        hold_lock(output.path)
-        open_output(settings, prepared)
-    return output
 
 
 def _run(
@@ -177,10 +186,11 @@ def _finish(
     best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
     assert best is not None, "there is at least one run"
     model = build_task_model(prepared.config, prepared.head, seed=0)
+    share(ranks, lambda: None)  # rank 0 may still be writing what the others read now
     loaded = load_hf_task(str(output.best))
     assert loaded is not None, "the best model has a head"
     model.load_state_dict(loaded[1])
-    model.to(ranks.device)
+    model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
     tuned = best["metrics"][prepared.validation[0].name]
     for file in [*prepared.validation, *prepared.test]:
         predictions = predict(model, file, prepared, settings, ranks)
