@@ -137,10 +137,10 @@ def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:
 
 def _check_names(settings: FinetuneSettings) -> None:
     """Metrics and predictions are found by the names of files."""
-    for split, paths in _splits(settings)[1:]:
-        repeated = [name for name, count in Counter(map(plain_name, paths)).items() if count > 1]
-        if repeated:
-            raise ValueError(f"two files of {split} are called {', '.join(repeated)}; rename one, or run twice")
+    names = Counter(map(plain_name, [*settings.validation, *settings.test]))
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise ValueError(f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice")
 
 
 def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig:

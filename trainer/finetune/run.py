@@ -186,6 +186,7 @@ def _finish(
     best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
     assert best is not None, "there is at least one run"
     model = build_task_model(prepared.config, prepared.head, seed=0)
+    share(ranks, lambda: None)  # rank 0 may still be writing what the others read now
     loaded = load_hf_task(str(output.best))
     assert loaded is not None, "the best model has a head"
     model.load_state_dict(loaded[1])

@@ -175,11 +175,15 @@ def _encode_words(sentences: Sequence[Sentence], encoder: TextEncoder) -> dict[s
 def _number_tags(sentence: Sentence, labels: tuple[str, ...]) -> list[int]:
     number = {label: index for index, label in enumerate(labels)}
     tags = sentence.tags_in(_model_scheme(sentence))
-    unknown = next((index for index, tag in enumerate(tags) if tag not in number), None)
-    if unknown is not None:
-        raise ValueError(
-            f"{sentence.locate(unknown)}: tag {tags[unknown]!r} is none of the model's: {', '.join(labels)}"
-        )
+    known = "bioes" if any(label[0] in "ES" for label in labels) else "iob2"
+    for index, tag in enumerate(tags):
+        if tag != OUTSIDE and known != _model_scheme(sentence):
+            raise ValueError(
+                f"{sentence.locate(index)}: the file is {sentence.scheme}, the model's labels are {known}; write the "
+                "files in one scheme"
+            )
+        if tag not in number:
+            raise ValueError(f"{sentence.locate(index)}: tag {tag!r} is none of the model's: {', '.join(labels)}")
     return [number[tag] for tag in tags]
 
 

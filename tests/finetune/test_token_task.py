@@ -131,6 +131,19 @@ def test_tags_that_training_does_not_know_are_refused(tmp_path):
         task.encode(sentences, ("O", "B-LOC", "I-LOC"), TextEncoder(VOCAB, True, 8), "validation")
 
 
+@pytest.mark.parametrize(
+    ("labels", "text", "says"),
+    [
+        (("O", "B-LOC", "I-LOC"), "in O\nRome S-LOC\n", "f.conll:2: the file is bioes, the model's labels are iob2"),
+        (("O", "B-X", "I-X", "E-X", "S-X"), "Rome B-X\n", "f.conll:1: the file is iob2, the model's labels are bioes"),
+    ],
+)
+def test_a_file_of_another_scheme_than_the_models_is_refused(tmp_path, labels, text, says):
+    task = _open()
+    with pytest.raises(ValueError, match=says):
+        task.encode(_read(task, tmp_path, text, "validation"), labels, TextEncoder(VOCAB, True, 8), "validation")
+
+
 def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path):
     task = _open()
     first = _read(task, tmp_path, "Rome S-LOC\n")
