@@ -1,6 +1,10 @@
-"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts."""
+"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts.
+
+The lock's content is drawn by the job that holds it, so a rank that reads it there sees the folder of rank 0.
+"""
 
 import fcntl
+import secrets
 import time
 from typing import IO
 
@@ -20,7 +24,7 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
     if run.is_foreign:
         return  # `prepare_run` refuses it
     run.path.mkdir(parents=True, exist_ok=True)
-    file = run.lock.open("wb")
+    file = run.lock.open("ab")
     began = time.monotonic()
     while True:
         try:
@@ -34,5 +38,8 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
                 ) from error
             time.sleep(0.2)
         else:
+            file.truncate(0)
+            file.write(secrets.token_bytes(16))
+            file.flush()
             _held.append(file)
             return
