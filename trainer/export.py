@@ -31,6 +31,8 @@ from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.model.config import BertConfig
 from trainer.model.google import to_google_config, to_google_tensors
 from trainer.model.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
+from trainer.model.task_heads import Head
+from trainer.model.task_huggingface import from_hf_task_state, head_of_hf_config, to_hf_task_config, to_hf_task_state
 from trainer.tensor_bundle_writer import bundle_files
 
 CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
@@ -47,31 +49,36 @@ def export_hf(
     *,
     lower_case: bool,
     provenance: Mapping[str, Any],
+    head: Head | None = None,
 ) -> None:
     """Writes config.json, model.safetensors (float32), vocab.txt, tokenizer.json and tokenizer_config.json.
 
     The folder appears whole or not at all. An earlier export in its place is replaced, anything else is refused.
 
     Args:
-        state: all parameters of BertForPreTraining, under our names.
+        state: all parameters of BertForPreTraining, or of BertForTask, under our names.
         config: what they belong to.
         vocab: content of vocab.txt.
         folder: local path or fsspec URL.
         lower_case: whether the model reads lower-cased text.
         provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the known ones.
+        head: of a fine-tuned model; None for a pretrained one.
 
     Raises:
         ValueError: the vocabulary does not fit the model, or the folder holds something that is not an export.
     """
     vocabulary = _parse_fitting_vocab(vocab, config)
-    settings = to_hf_config(config, vocabulary.pad_id) | {PROVENANCE_KEY: dict(provenance)}
-    tensors = {name: _plain(tensor) for name, tensor in to_hf_state(state, config).items()}
+    if head is None:
+        settings, renamed = to_hf_config(config, vocabulary.pad_id), to_hf_state(state, config)
+    else:
+        settings, renamed = to_hf_task_config(config, head, vocabulary.pad_id), to_hf_task_state(state, config, head)
+    tensors = {name: _plain(tensor) for name, tensor in renamed.items()}
     files = {
         WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
         TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, config.max_position_embeddings).encode(),
-        CONFIG: _to_json(settings),
+        CONFIG: _to_json(settings | {PROVENANCE_KEY: dict(provenance)}),
     }
     write_export(files, folder)
 
@@ -110,12 +117,16 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
         ValueError: it is not a BERT as pretrained here, or a file is damaged; says what was found.
     """
     config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
-    data = read_export_file(folder, WEIGHTS)
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
-    return config, from_hf_state(tensors, config, f"{folder}/{WEIGHTS}")
+    return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
+
+
+def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | None:
+    """As load_hf(), with the head, of a fine-tuned BERT saved by us or by transformers; None for a pretrained one."""
+    settings = read_json(folder, CONFIG)
+    if (head := head_of_hf_config(settings, f"{folder}/{CONFIG}")) is None:
+        return None
+    config = from_hf_config(settings, f"{folder}/{CONFIG}")
+    return config, from_hf_task_state(_read_tensors(folder), config, head, f"{folder}/{WEIGHTS}"), head
 
 
 def read_provenance(folder: str) -> dict[str, Any]:
@@ -175,6 +186,14 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
         remove_files(filesystem, path, names[-1:])
     for name, data in files.items():
         write_atomic(filesystem, f"{path}/{name}", data)
+
+
+def _read_tensors(folder: str) -> dict[str, Tensor]:
+    data = read_export_file(folder, WEIGHTS)
+    try:
+        return safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
 
 
 def _parse_fitting_vocab(vocab: bytes, config: BertConfig) -> Vocabulary:

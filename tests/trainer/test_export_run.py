@@ -59,7 +59,7 @@ def run(ranks, bucket, tmp_path):
     run.path.mkdir()
     facts = {"id": "abc", "model": dataclasses.asdict(CONFIG), "datasets": [DATASET]}
     run.facts.write_text(json.dumps(facts))
-    for name, text in {"config.yaml": "", "vocab.txt": VOCAB, "tokenizer.json": "{}"}.items():
+    for name, text in {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": "{}"}.items():
         (run.path / name).write_text(text)
     engine = SimpleNamespace(module=build_model(CONFIG, seed=1), zero_optimization_stage=lambda: 0)
     optimizer = AdamW(engine.module.named_parameters())
@@ -95,7 +95,7 @@ def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path
     capsys.readouterr()
     assert export(URL, tmp_path / "from-url", "--format", form) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["step"], said["checkpoint"]) == (2, "memory:///bucket/run/checkpoints/step-00000002")
+    assert (said["step"], said["checkpoint"]) == (2, "memory://bucket/run/checkpoints/step-00000002")
     assert contents(tmp_path / "from-url") == contents(tmp_path / "from-folder")
     found = read_initial_weights(str(tmp_path / "from-url"))
     assert_same(found, run.weights)
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
     bucket.pipe(path, bytes(data))
     assert export(URL, tmp_path / "out") == 2
     said = capsys.readouterr().err
-    assert re.search(r"memory://\S*step-00000002/model\.safetensors is damaged: .* COMMITTED says", said)
+    assert re.search(r"memory://bucket/run/checkpoints/step-00000002/model\.safetensors: sha256 is", said)
     assert not (tmp_path / "out").exists()
 
 
