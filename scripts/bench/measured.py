@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cleaning import clean_text
-from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.read import read_part
-
 
 def print_result(benchmark: str, config: object, packages: Iterable[str], **found: Any) -> None:
     """One JSON line: where and with what it was measured, then what was found."""
@@ -46,6 +42,11 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 
 def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
     """Cleaned texts of the documents of an input, empty ones left out."""
+    # What reads documents is not on a machine that only trains.
+    from pipeline.cleaning import clean_text
+    from pipeline.documents.parts import find_inputs, plan_parts
+    from pipeline.documents.read import read_part
+
     parts = plan_parts(find_inputs(patterns), "auto", 2**30)
     return (text for part in parts for document in read_part(part) if (text := clean_text(document.text)))
 
