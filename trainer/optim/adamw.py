@@ -1,7 +1,7 @@
 """AdamW as BERT uses it (google-research/bert `optimization.py`; Loshchilov and Hutter 2019, algorithm 2)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,28 +32,54 @@ class AdamW(ShardedOptimizer):
         self.weight_decay = weight_decay
         self.bias_correction = bias_correction
 
-    def _update(self, gradients: list[Tensor]) -> None:
+    def _update(self, gradients: list[Tensor], divisor: Tensor) -> None:
         learning_rate: float = self.param_groups[0]["lr"]
-        first, denominators, correction = self._advance_moments(gradients)
-        self._decay(1.0 - learning_rate * self.weight_decay)
-        torch._foreach_addcdiv_(self.owned, first, denominators, -learning_rate / correction)
+        weights = self.pieces("fp32")
+        for decays in (True, False):
+            chosen = [place for place, fragment in enumerate(self.fragments) if fragment.decays == decays]
+            self._move(weights, gradients, divisor, learning_rate, self.weight_decay if decays else 0.0, chosen)
 
-    def _advance_moments(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor], float]:
-        """Moves both running means on; Adam's direction is the first list / the second list / the number."""
-        beta1, beta2 = self.betas
-        first, second = self.tensors("exp_avg"), self.tensors("exp_avg_sq")
-        torch._foreach_lerp_(first, gradients, 1.0 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1.0 - beta2)
-        correction1 = 1.0 - beta1**self.num_updates if self.bias_correction else 1.0
-        correction2 = 1.0 - beta2**self.num_updates if self.bias_correction else 1.0
-        denominators = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(denominators, math.sqrt(correction2))
-        torch._foreach_add_(denominators, self.eps)
-        return first, denominators, correction1
+    def _move(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        divisor: Tensor,
+        learning_rate: float,
+        weight_decay: float,
+        chosen: Sequence[int],
+    ) -> None:
+        """Moves both running means on, and weights by Adam's direction, with torch's kernel: one pass over all.
 
-    def _decay(self, factor: float) -> None:
-        """Shrinks the weights that decay, before they move, as torch.optim.AdamW does."""
-        weights = [fragment.of(self.owned) for fragment in self.fragments if fragment.decays]
-        if weights and factor != 1.0:
-            torch._foreach_mul_(weights, factor)
+        28 bytes an element where single operations move 90; the gradients are divided on the way, in place.
+
+        Args:
+            weights: What moves, in the order of `fragments`, as the gradients.
+            gradients: Before clipping.
+            divisor: Scalar that clips them.
+            learning_rate: Of this step.
+            weight_decay: Share of learning_rate by which weights shrink before they move.
+            chosen: Places of the fragments to move.
+        """
+        if not chosen:
+            return
+        everything = (weights, gradients, self.pieces("exp_avg"), self.pieces("exp_avg_sq"))
+        moving, grads, first, second = ([each[place] for place in chosen] for each in everything)
+        # After infinitely many updates there is nothing to correct.
+        num_updates = float(self.num_updates) if self.bias_correction else math.inf
+        step = torch.full((), num_updates, dtype=torch.float32, device=divisor.device)
+        torch._fused_adamw_(
+            moving,
+            grads,
+            first,
+            second,
+            [],
+            [step] * len(chosen),
+            lr=learning_rate,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+        )

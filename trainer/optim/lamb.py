@@ -36,19 +36,17 @@ class Lamb(AdamW):
         values = torch.stack([ratios.min(), ratios.median(), ratios.max()]).tolist()
         return dict(zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True))
 
-    def _update(self, gradients: list[Tensor]) -> None:
+    def _update(self, gradients: list[Tensor], divisor: Tensor) -> None:
         learning_rate: float = self.param_groups[0]["lr"]
-        first, denominators, correction = self._advance_moments(gradients)
-        directions = torch._foreach_div(first, denominators)
-        torch._foreach_div_(directions, correction)
-        weights = [fragment.of(self.owned) for fragment in self.fragments]
-        updates = [fragment.of(directions) for fragment in self.fragments]
-        for fragment, weight, update in zip(self.fragments, weights, updates, strict=True):
-            if fragment.decays:
-                update.add_(weight, alpha=self.weight_decay)
+        weights = self.pieces("fp32")
+        decays = [-self.weight_decay if fragment.decays else 0.0 for fragment in self.fragments]
+        # Adam with learning rate 1 takes the direction from what decay takes: updates with their signs turned.
+        updates = list(torch._foreach_mul(weights, decays)) if weights else []
+        self._move(updates, gradients, divisor, 1.0, 0.0, range(len(updates)))
         self.trust_ratios_P = self._trust_ratios(weights, updates)
-        for fragment, weight, update in zip(self.fragments, weights, updates, strict=True):
-            weight.sub_(update.mul_(self.trust_ratios_P[fragment.index]), alpha=learning_rate)
+        if weights:
+            ratios = self.trust_ratios_P[self.index].unbind()
+            torch._foreach_addcmul_(weights, updates, ratios, value=learning_rate)
 
     def _trust_ratios(self, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
         """[P]; both norms of every tensor come from all ranks in one all-reduce."""

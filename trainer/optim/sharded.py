@@ -59,7 +59,7 @@ def decays(name: str, parameter: Tensor) -> bool:
 class ShardedOptimizer(torch.optim.Optimizer):
     """Clips to a global norm and keeps states next to the fp32 weights; subclasses say how weights move.
 
-    Subclasses implement `_update(gradients)` and name their states in `state_names`.
+    Subclasses implement `_update` and name their states in `state_names`.
     """
 
     state_names: tuple[str, ...] = ()
@@ -76,7 +76,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._fragments: list[Fragment] | None = None
         self._partitions: list[Tensor] | None = None
         self._carried: Tensor | None = None
-        self._index: Tensor | None = None  # fragment.index of each fragment, on the device
+        self._index: Tensor | None = None
+        self._pieces: dict[str, tuple[list[int], list[Tensor]]] = {}
         self.max_grad_norm = max_grad_norm
         self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
@@ -125,9 +126,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self.state[tensor][name] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         return [self.state[tensor][name] for tensor in self.owned]
 
+    def pieces(self, name: str) -> list[Tensor]:
+        """What `tensors` gives as views [numel], one for each of `fragments`; made anew where a tensor has moved."""
+        tensors = self.tensors(name)
+        places = [tensor.data_ptr() for tensor in tensors]
+        if self._pieces.get(name, ([], []))[0] != places:
+            self._pieces[name] = places, [fragment.of(tensors) for fragment in self.fragments]
+        return self._pieces[name][1]
+
+    @property
+    def index(self) -> Tensor:
+        """`Fragment.index` of each of `fragments`, int64 on the device."""
+        if self._index is None:
+            places = [fragment.index for fragment in self.fragments]
+            self._index = torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
+        return self._index
+
     def reset(self) -> None:
         """Forgets the states and the number of updates, for a phase that starts afresh."""
         self.state.clear()
+        self._pieces.clear()
         self.num_updates = 0
 
     def metrics(self) -> dict[str, float]:
@@ -160,16 +178,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
         A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
         """
         assert closure is None, "DeepSpeed passes no closure"
-        gradients = [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned
-        ]
-        self.grad_squared_norms_P = self.squared_norms([fragment.of(gradients) for fragment in self.fragments])
-        if not float(self.grad_norm) < self.norm_limit:  # NaN is below nothing
+        whole = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned]
+        gradients = [fragment.of(whole) for fragment in self.fragments]
+        self.grad_squared_norms_P = self.squared_norms(gradients)
+        grad_norm = self.grad_norm
+        divisor = (grad_norm / self.max_grad_norm).clamp(min=1.0) if self.max_grad_norm else torch.ones_like(grad_norm)
+        for name in ("fp32", *self.state_names):
+            self.pieces(name)  # here, while a GPU is still busy: what comes next waits for it
+        if not float(grad_norm) < self.norm_limit:  # NaN is below nothing
             return
-        if self.max_grad_norm:
-            torch._foreach_mul_(gradients, torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0))
         self.num_updates += 1
-        self._update(gradients)
+        self._update(gradients, divisor)
 
     @torch.no_grad()
     def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
@@ -181,13 +200,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Returns:
             fp32 [P] for one list, [len(pieces), P] for several; equal on all ranks.
         """
-        if self._index is None:
-            places = [fragment.index for fragment in self.fragments]
-            self._index = torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
-        norms = torch.zeros(len(pieces), len(self._parameters), device=self._index.device)
+        norms = torch.zeros(len(pieces), len(self._parameters), device=self.index.device)
         if self.fragments:
             for row, tensors in zip(norms, pieces, strict=True):
-                row[self._index] = torch.stack(torch._foreach_norm(list(tensors))).square()
+                row[self.index] = torch.stack(torch._foreach_norm(list(tensors))).square()
         if self.is_partitioned and torch.distributed.get_world_size() > 1:
             carried = norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
             everything = torch.cat([norms.double().flatten(), carried])
@@ -197,8 +213,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._carried = None
         return norms[0] if len(pieces) == 1 else norms
 
-    def _update(self, gradients: list[Tensor]) -> None:
-        """Moves `owned` by clipped gradients of the same shapes."""
+    def _update(self, gradients: list[Tensor], divisor: Tensor) -> None:
+        """Moves the weights by gradients divided by a scalar, both in the order of `fragments`; may divide in place."""
         raise NotImplementedError
 
     def _find_fragments(self) -> Iterable[Fragment]:
