@@ -1,6 +1,7 @@
 """What every benchmark says of the machine and of its runs, and how CPU seconds are measured."""
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -57,6 +58,6 @@ def read_documents(patterns: Sequence[str]) -> list[str]:
 
 
 def commit() -> str:
-    """The checkout's commit, or an empty string outside one."""
+    """The checkout's commit; outside one what BEAMBERT_COMMIT says, or an empty string."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    return found.stdout.strip() or os.environ.get("BEAMBERT_COMMIT", "").strip()

@@ -53,7 +53,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seq_lens", type=int, nargs="+", default=[128, 512], help="of the cases on a CPU")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--output", type=Path, help="file or folder of the result; scripts/bench/results without it")
-    parser.add_argument("--commit", default="", help="of the code, where it is no checkout")
     return parser.parse_args()
 
 
@@ -61,7 +60,7 @@ def benchmark(options: argparse.Namespace, ranks: Ranks) -> int:
     """All of it; the exit code."""
     device = ranks.device
     budget = Budget(60 * options.minutes, GUESSED_SECONDS[device.type])
-    result = ResultFile("pretrain_gpu", device, options.output, options.commit)
+    result = ResultFile("pretrain_gpu", device, options.output)
     dataset = open_dataset(options.data)
     config = preset(options.preset, vocab_size=dataset.manifest.vocab_size)
     result.put(model=vars(config), preset=options.preset, dataset=dataset.manifest.root_hash, minutes=options.minutes)

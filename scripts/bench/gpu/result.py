@@ -27,14 +27,13 @@ CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit
 class ResultFile:
     """WHAT_HARDWARE_DATE.json, whole at any time: a run that is killed keeps what it had measured."""
 
-    def __init__(self, what: str, device: torch.device, output: Path | None, commit_hash: str = "") -> None:
+    def __init__(self, what: str, device: torch.device, output: Path | None) -> None:
         """Writes nothing yet.
 
         Args:
             what: Was measured; the benchmark's name.
             device: It was measured on.
             output: The file, or the folder for it; scripts/bench/results without one.
-            commit_hash: Of the code, where it does not lie in a checkout.
         """
         now = datetime.now(UTC)
         hardware = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
@@ -42,7 +41,7 @@ class ResultFile:
         self.path = folder if folder.suffix == ".json" else folder / f"{what}_{hardware}_{now:%Y-%m-%d}.json"
         self.content: dict[str, Any] = {
             "benchmark": what,
-            "commit": commit_hash or commit(),
+            "commit": commit(),
             "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
             "command": sys.argv[1:],
             "versions": versions(),

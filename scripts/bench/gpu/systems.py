@@ -22,9 +22,9 @@ from trainer.engine import (
     start_engine,
     train_step,
 )
-from trainer.model.bert import BertForPreTraining
+from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.compiled import compile_model
-from trainer.model.config import BertConfig
+from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.ranks import Ranks
@@ -55,8 +55,9 @@ def build_system(case: Case, model: BertForPreTraining, ranks: Ranks) -> System:
     """The case's system with the weights of `model`, which is on the CPU and stays as it is."""
     if case.system == "transformers":
         return Transformers(case, model, ranks.device)
-    ours = BertForPreTraining(case_config(case, model.config))
-    ours.load_state_dict(model.state_dict())
+    with torch.device("meta"):  # weights of torch's own would take seconds to draw
+        ours = BertForPreTraining(case_config(case, model.config))
+    ours.to_empty(device="cpu").load_state_dict(model.state_dict())
     ours.train().bert.recompute_layers = case.recompute
     if case.compile:
         compile_model(ours)
@@ -182,7 +183,7 @@ class Transformers:
 
     def __init__(self, case: Case, model: BertForPreTraining, device: torch.device) -> None:
         self.marks, self._device, self._case = Marks(device), device, case
-        self.attention = peer_attention(case.attention, model)
+        self.attention = peer_attention(case.attention)
         ours = copy.deepcopy(model)
         ours.config = case_config(case, model.config)
         self._model = twin_of(ours, self.attention).to(device, torch.bfloat16)
@@ -224,7 +225,7 @@ class Transformers:
         """Nothing holds it."""
 
 
-def peer_attention(wanted: str, model: BertForPreTraining) -> str:
+def peer_attention(wanted: str) -> str:
     """The name that transformers has for an implementation; for "best" the first of PEER_ATTENTIONS that can be had.
 
     Raises:
@@ -232,7 +233,7 @@ def peer_attention(wanted: str, model: BertForPreTraining) -> str:
     """
     if wanted != "best":
         return wanted
-    refusals = []
+    refusals, model = [], build_model(preset("tiny", vocab_size=64), seed=0)
     for name in PEER_ATTENTIONS:
         try:
             twin_of(model, name)
