@@ -108,13 +108,14 @@ class BertModel(nn.Module):
         recompute_layers: Whether training keeps only each layer's input and computes the rest again going backward.
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
+        """Without the pooler only encode() is to be called: for heads that read every token."""
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = _layer_norm(config) if config.pre_norm else nn.Identity()
         self.recompute_layers = False
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if has_pooler else nn.Identity()
 
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
@@ -137,6 +138,20 @@ class BertModel(nn.Module):
                 hidden_TH = layer(hidden_TH, sequences)
         normalised_TH: Tensor = self.final_norm(hidden_TH)
         return normalised_TH
+
+    def hidden_states(
+        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> list[Tensor]:
+        """[T, H] of the embeddings and of every layer, the last one as `encode` gives it.
+
+        The same as transformers' `output_hidden_states`.
+        """
+        sequences = PackedSequences(cu_seqlens, max_seqlen)
+        states_TH = [self.embeddings(input_ids, token_type_ids, position_ids)]
+        for layer in self.layers:
+            states_TH.append(layer(states_TH[-1], sequences))
+        states_TH[-1] = self.final_norm(states_TH[-1])
+        return states_TH
 
 
 class BertForPreTraining(nn.Module):

@@ -1,7 +1,7 @@
 """AdamW as BERT uses it (google-research/bert `optimization.py`; Loshchilov and Hutter 2019, algorithm 2)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -32,48 +32,51 @@ class AdamW(ShardedOptimizer):
         self.weight_decay = weight_decay
         self.bias_correction = bias_correction
 
-    def _update(self, gradients: list[Tensor], divisor: Tensor) -> None:
+    def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         learning_rate: float = self.param_groups[0]["lr"]
-        weights = self.pieces("fp32")
+        everything = (self.views("fp32"), gradients, *map(self.views, self.state_names))
         for decays in (True, False):
-            chosen = [place for place, fragment in enumerate(self.fragments) if fragment.decays == decays]
-            self._move(weights, gradients, divisor, learning_rate, self.weight_decay if decays else 0.0, chosen)
+            places = [place for place, fragment in enumerate(self.fragments) if fragment.decays == decays]
+            weights, grads, first, second = ([pieces[place] for place in places] for pieces in everything)
+            weight_decay = self.weight_decay if decays else 0.0
+            self._move(weights, grads, first, second, learning_rate, weight_decay, self.num_updates, divisor)
 
     def _move(
         self,
         weights: list[Tensor],
         gradients: list[Tensor],
-        divisor: Tensor,
+        first: list[Tensor],
+        second: list[Tensor],
         learning_rate: float,
         weight_decay: float,
-        chosen: Sequence[int],
+        num_updates: int,
+        divisor: Tensor | None,
     ) -> None:
         """Moves both running means on, and weights by Adam's direction, with torch's kernel: one pass over all.
 
-        28 bytes an element where single operations move 90; the gradients are divided on the way, in place.
+        28 bytes an element where single operations move 90.
 
         Args:
-            weights: What moves, in the order of `fragments`, as the gradients.
-            gradients: Before clipping.
-            divisor: Scalar that clips them.
-            learning_rate: Of this step.
+            weights: What moves, as many tensors as in the next three.
+            gradients: Before clipping; divided in place where they are clipped.
+            first: Running means of gradients.
+            second: Running means of their squares.
+            learning_rate: Of this update.
             weight_decay: Share of learning_rate by which weights shrink before they move.
-            chosen: Places of the fragments to move.
+            num_updates: This one included.
+            divisor: Scalar that clips the gradients; None for those that stay.
         """
-        if not chosen:
+        if not weights:
             return
-        everything = (weights, gradients, self.pieces("exp_avg"), self.pieces("exp_avg_sq"))
-        moving, grads, first, second = ([each[place] for place in chosen] for each in everything)
         # After infinitely many updates there is nothing to correct.
-        num_updates = float(self.num_updates) if self.bias_correction else math.inf
-        step = torch.full((), num_updates, dtype=torch.float32, device=divisor.device)
+        step = torch.full_like(weights[0][0], num_updates if self.bias_correction else math.inf)
         torch._fused_adamw_(
-            moving,
-            grads,
+            weights,
+            gradients,
             first,
             second,
             [],
-            [step] * len(chosen),
+            [step] * len(weights),
             lr=learning_rate,
             beta1=self.betas[0],
             beta2=self.betas[1],
