@@ -185,12 +185,8 @@ def _finish(
     """Predictions of the best model, results.json, and the table."""
     best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
     assert best is not None, "there is at least one run"
-    model = build_task_model(prepared.config, prepared.head, seed=0)
-    share(ranks, lambda: None)  # rank 0 may still be writing what the others read now
-    loaded = load_hf_task(str(output.best))
-    assert loaded is not None, "the best model has a head"
-    model.load_state_dict(loaded[1])
-    model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+    model = _open_best(prepared, output, ranks)
+    model.to(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
     tuned = best["metrics"][prepared.validation[0].name]
     for file in [*prepared.validation, *prepared.test]:
         predictions = predict(model, file, prepared, settings, ranks)
@@ -203,6 +199,20 @@ def _finish(
         tqdm.write(format_table(summary, best))
         tqdm.write(f"{output.path}: {output.results.name}, predictions, and the best model in {output.best}")
         sys.stdout.flush()
+
+
+def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> BertForTask:
+    """The best run's model on every rank; rank 0 alone reads it, others may be on machines without its disk."""
+    model = build_task_model(prepared.config, prepared.head, seed=0)
+    with together(ranks):
+        if ranks.rank == 0:
+            loaded = load_hf_task(str(output.best))
+            assert loaded is not None, "the best model has a head"
+            model.load_state_dict(loaded[1])
+    model.to(ranks.device)
+    for parameter in model.parameters():
+        torch.distributed.broadcast(parameter.data, src=0)
+    return model
 
 
 def _results(
