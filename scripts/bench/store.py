@@ -104,7 +104,7 @@ def read_window(dataset: Dataset, num_shards: int, table: BlockTable, settings: 
         shard = Shard("train", 128, 0, f"shard-{number}.tar", SHARD_BYTES, "", "", 0, 0, 0, 0, 0, 0)
         for first in range(0, len(table), per_read):
             blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
-            reads.append(Read(blocks, [Future() for _ in range(blocks.stop - first)]))
+            reads.append(Read(blocks, first, Future()))
 
     def submit() -> None:
         for read in reads:
@@ -114,8 +114,9 @@ def read_window(dataset: Dataset, num_shards: int, table: BlockTable, settings: 
     threading.Thread(target=submit, daemon=True).start()
     count = 0
     for read in reads:
-        count += sum(len(result.result()) for result in read.results)
-        read.results.clear()
+        bodies = read.bodies.result()
+        count += sum(map(len, bodies))
+        bodies.clear()
         room.release()
     threads.close()
     return count
