@@ -55,7 +55,8 @@ class Operations(TorchDispatchMode):
 
     @property
     def launches(self):
-        return sum(count for name, count in self.counts.items() if name not in VIEWS)
+        started = {name: count for name, count in self.counts.items() if name not in VIEWS}
+        return sum(count for name, count in started.items() if not name.startswith("_record_function"))
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +90,12 @@ def test_micro_batches_never_wait_for_the_device(ranks, kernel, optimizer_class)
     assert waits == [2, 2]
 
 
-@pytest.mark.parametrize(("optimizer_class", "most"), [(AdamW, 20), (Lamb, 30)])
+@pytest.mark.parametrize(("optimizer_class", "most"), [(AdamW, 20), (Lamb, 32)])
 def test_an_update_starts_as_many_operations_however_many_tensors_there_are(optimizer_class, most):
     launches = []
     for num_layers in (1, 6):
         model = build_model(BertConfig(num_layers=num_layers, **SIZES), seed=0)
-        optimizer = optimizer_class(model.named_parameters())
+        optimizer = optimizer_class(model.named_parameters(), max_grad_norm=0.01)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
