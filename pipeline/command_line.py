@@ -74,6 +74,7 @@ def _has_no_reader(descriptor: int) -> bool:
 
 def _run_command(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None) -> int:
     arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
+    arguments = _join_negative_lists(arguments)
     arguments = _drop_launcher_rank(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(program, description, commands))
@@ -132,7 +133,7 @@ def _build_parser(program: str, command: Command, settings_class: Any) -> jsonar
     lists = _list_fields(settings_class)
     for name in command.positionals:
         nargs = "+" if name in lists else None
-        parser.add_argument(name, type=lists.get(name, str), nargs=nargs, help=_field_help(settings_class, name))
+        parser.add_argument(name, type=lists.get(name, str), nargs=nargs, help=field_help(settings_class, name))
     parser.add_argument("--config", action="config", help="YAML file of settings that differ from the defaults")
     parser.add_class_arguments(settings_class, skip={*lists, *command.positionals}, sub_configs=False)
     for field in dataclasses.fields(settings_class):
@@ -144,7 +145,7 @@ def _build_parser(program: str, command: Command, settings_class: Any) -> jsonar
                 type=lists[field.name],
                 required=not has_default,
                 default=field.default_factory() if callable(field.default_factory) else None,
-                help=_field_help(settings_class, field.name),
+                help=field_help(settings_class, field.name),
             )
     return parser
 
@@ -158,9 +159,11 @@ def _list_fields(settings_class: Any) -> dict[str, Callable[[str], Any]]:
     return found
 
 
-def _field_help(settings_class: Any, name: str) -> str:
+def field_help(settings_class: Any, name: str) -> str:
     """What the class's docstring says of a field (its `Attributes:` section)."""
-    match = re.search(rf"^\s+{name}: (.+?)(?=^\s+\w+: |\Z)", settings_class.__doc__ or "", re.MULTILINE | re.DOTALL)
+    any_field = "|".join(field.name for field in dataclasses.fields(settings_class))
+    pattern = rf"^\s+{name}: (.+?)(?=^\s+(?:{any_field}): |\Z)"
+    match = re.search(pattern, settings_class.__doc__ or "", re.MULTILINE | re.DOTALL)
     return " ".join(match.group(1).split()) if match else ""
 
 
@@ -194,14 +197,15 @@ def _explain(message: str, settings_class: Any) -> str:
         return f"a --config file gives one value where a list belongs, as [value]; lists are {lists}"
     if not re.search("unrecognized|not accept", message):
         return message
-    return f"{message}; the keys are {', '.join(_known_keys(settings_class))}"
+    return f"{message}; the keys are {', '.join(known_keys(settings_class))}"
 
 
-def _known_keys(settings_class: Any, prefix: str = "") -> list[str]:
+def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
+    """Every key of a settings class, those of nested classes after a dot."""
     keys: list[str] = []
     for name, hint in typing.get_type_hints(settings_class).items():
         inner = next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
-        keys += _known_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+        keys += known_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
     return keys
 
 
@@ -210,6 +214,17 @@ def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     position = arguments.index("--")
     return arguments[:position], arguments[position + 1 :]
+
+
+def _join_negative_lists(arguments: list[str]) -> list[str]:
+    """`--layers -1,-2` as `--layers=-1,-2`: the parser takes a word that begins so for a flag."""
+    joined: list[str] = []
+    for word in arguments:
+        if re.fullmatch(r"-\d+(,-?\d+)+", word) and joined and re.fullmatch(r"--\w+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _drop_launcher_rank(arguments: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ Worker processes are the local default, named explicitly: plain "DirectRunner" m
 """
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -105,6 +106,7 @@ def run_graph(
             with worker_guard.guard_workers(f"{log}.lock"):
                 pipeline = beam.Pipeline(options=options)
                 build(pipeline)
+                gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
                 pipeline.run().wait_until_finish()
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error

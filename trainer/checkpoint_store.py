@@ -103,8 +103,8 @@ class CheckpointStore:
         for name in names:
             write_atomic(*open_filesystem(str(folder / name)), read_file(self._filesystem, f"{self._path}/{name}"))
 
-    def fetch_checkpoint(self, name: str, checkpoints: Path) -> Path:
-        """Downloads a committed checkpoint; its folder appears when every file is there.
+    def fetch_checkpoint(self, name: str, checkpoints: Path, files: Iterable[str] | None = None) -> Path:
+        """Downloads a committed checkpoint, or some of its files; its folder appears when all of them are there.
 
         Raises:
             ValueError: It is damaged.
@@ -115,7 +115,7 @@ class CheckpointStore:
         folder.mkdir(parents=True)
         try:
             self._fetch(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
-            for file in read_marker(folder):
+            for file in read_marker(folder) if files is None else files:
                 self._fetch(f"{CHECKPOINTS}/{name}/{file}", folder / file)
         except FileNotFoundError as error:
             raise ValueError(

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 from pipeline.command_line import Command, run_program
+from trainer.features.settings import FeaturesSettings
 from trainer.tool_settings import (
     DoctorSettings,
+    EvaluateSettings,
     ExportSettings,
     FillMaskSettings,
+    NextSentenceSettings,
     PlanSettings,
     ReportSettings,
     StreamSettings,
@@ -21,6 +24,10 @@ COMMANDS = {
     "pretrain": Command(
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
         function="trainer.pretrain:pretrain",
+    ),
+    "finetune": Command(
+        summary="train a pretrained model on a task, over settings and seeds",
+        settings="trainer.finetune.settings:FinetuneSettings", function="trainer.finetune.run:finetune",
     ),
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
@@ -39,13 +46,26 @@ COMMANDS = {
         settings="trainer.tool_settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
     ),
     "export": Command(
-        summary="write a run's newest checkpoint as a Hugging Face folder",
+        summary="write a checkpoint of a run for Hugging Face or Google's BERT",
         settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
-        summary="see what an exported model puts in the place of [MASK]",
+        summary="see what a model puts in the place of [MASK]",
         settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
-        positionals=("model", "text"),
+        positionals=("model", "texts"),
+    ),
+    "evaluate": Command(
+        summary="measure a model's losses and accuracies on a dataset",
+        settings="trainer.tool_settings:EvaluateSettings", function="trainer.cli:evaluate",
+    ),
+    "features": Command(
+        summary="write hidden states of texts to Parquet or npy",
+        settings="trainer.features.settings:FeaturesSettings", function="trainer.cli:features",
+    ),
+    "nsp": Command(
+        summary="see how probable a model finds it that one text follows another",
+        settings="trainer.tool_settings:NextSentenceSettings", function="trainer.cli:next_sentence",
+        positionals=("first", "second"),
     ),
 }  # fmt: skip
 
@@ -96,29 +116,9 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from trainer.checkpoint import newest_checkpoint, read_state, read_weights
-    from trainer.export import export_hf
-    from trainer.model.config import BertConfig
-    from trainer.run_folder import RunFolder
+    from trainer.export_run import export_run
 
-    run = RunFolder(Path(settings.run))
-    facts = run.read_facts()
-    checkpoint = newest_checkpoint(run.checkpoints)
-    state = read_state(checkpoint)
-    export_hf(
-        read_weights(checkpoint),
-        BertConfig(**facts["model"]),
-        (run.path / "vocab.txt").read_bytes(),
-        settings.output,
-        lower_case=facts["datasets"][0]["lower_case"],
-        provenance={
-            "steps": state["step"],
-            "tokens_seen": state["tokens"],
-            "instances_seen": state["instances"],
-            "datasets": [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]],
-        },
-    )
-    print(json.dumps({"exported": settings.output, "checkpoint": str(checkpoint), "step": state["step"]}))
+    print(json.dumps(export_run(settings)))
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
@@ -127,4 +127,49 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
     from trainer.fill_mask import format_candidates, open_mask_filler
 
     filler = open_mask_filler(settings.model)
-    print(format_candidates(fill(filler, settings.text, settings.top_k), filler.tokens_seen))
+    filled = {text: fill(filler, text, settings.top_k) for text in settings.texts}
+    print(format_candidates(filled, filler.tokens_seen))
+
+
+def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> None:
+    """`python -m trainer nsp --model DIR "It rains." "The street is wet."`."""
+    from trainer.next_sentence import follow_probabilities, open_judge
+
+    [probability] = follow_probabilities(open_judge(settings.model), [(settings.first, settings.second)])
+    print(f"the second text follows the first with probability {probability:.4f}")
+
+
+def features(settings: FeaturesSettings, _remainder: object = None) -> None:
+    """`python -m trainer features --model DIR --input FILES --output DIR`."""
+    from trainer.features.job import describe_features, write_features
+
+    print(describe_features(settings.output, write_features(settings)))
+
+
+def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
+    """`python -m trainer evaluate --model DIR --data DATASET`."""
+    from pipeline.shards.dataset import open_dataset
+    from pipeline.shards.storage import open_filesystem, parse_storage_options, write_atomic
+    from trainer.device import choose_device
+    from trainer.evaluate import evaluate as measure
+    from trainer.evaluate import format_evaluation
+    from trainer.open_model import open_model
+
+    device = choose_device(settings.device)
+    dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
+    lengths = [group.seq_len for group in dataset.manifest.groups if group.split == settings.split]
+    seq_len = settings.seq_len or min(lengths, default=0)
+    opened = open_model(settings.model)
+    found = measure(
+        opened,
+        dataset,
+        settings.split,
+        seq_len,
+        max_instances=settings.max_instances,
+        micro_tokens=settings.micro_tokens,
+        device=device,
+    )
+    facts = {"model": opened.where, "data": dataset.url, "split": settings.split, "seq_len": seq_len}
+    if settings.output:
+        write_atomic(*open_filesystem(settings.output), (json.dumps(facts | found.as_json(), indent=2) + "\n").encode())
+    print(f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}")

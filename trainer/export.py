@@ -1,4 +1,4 @@
-"""A trained model as a folder that Hugging Face transformers opens, and back.
+"""A trained model as a folder that Hugging Face transformers or Google's program opens, and back.
 
 May import torch, safetensors, tokenizer, trainer.model and pipeline.shards' storage. Folders may be any fsspec URL.
 """
@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,17 @@ from pipeline.shards.storage import (
     write_atomic,
 )
 from tokenizer.export import tokenizer_config_json, tokenizer_json
-from tokenizer.vocab import parse_vocab
+from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.model.config import BertConfig
+from trainer.model.google import to_google_config, to_google_tensors
 from trainer.model.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
+from trainer.model.task_heads import Head
+from trainer.model.task_huggingface import from_hf_task_state, head_of_hf_config, to_hf_task_config, to_hf_task_state
+from trainer.tensor_bundle_writer import bundle_files
 
 CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-# config.json is last: without it transformers opens nothing, so on an object store it marks a whole export.
-FILES = (WEIGHTS, VOCAB, TOKENIZER, TOKENIZER_CONFIG, CONFIG)
+GOOGLE_CONFIG, GOOGLE_WEIGHTS = "bert_config.json", "bert_model.ckpt"
 PROVENANCE_KEY = "beambert"
 
 
@@ -46,23 +49,62 @@ def export_hf(
     *,
     lower_case: bool,
     provenance: Mapping[str, Any],
+    head: Head | None = None,
 ) -> None:
     """Writes config.json, model.safetensors (float32), vocab.txt, tokenizer.json and tokenizer_config.json.
 
     The folder appears whole or not at all. An earlier export in its place is replaced, anything else is refused.
 
     Args:
-        state: all parameters of BertForPreTraining, under our names.
+        state: all parameters of BertForPreTraining, or of BertForTask, under our names.
         config: what they belong to.
         vocab: content of vocab.txt.
         folder: local path or fsspec URL.
         lower_case: whether the model reads lower-cased text.
         provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the known ones.
+        head: of a fine-tuned model; None for a pretrained one.
 
     Raises:
         ValueError: the vocabulary does not fit the model, or the folder holds something that is not an export.
     """
-    write_export(_files_of_export(state, config, vocab, lower_case, provenance), folder)
+    vocabulary = _parse_fitting_vocab(vocab, config)
+    if head is None:
+        settings, renamed = to_hf_config(config, vocabulary.pad_id), to_hf_state(state, config)
+    else:
+        settings, renamed = to_hf_task_config(config, head, vocabulary.pad_id), to_hf_task_state(state, config, head)
+    tensors = {name: _plain(tensor) for name, tensor in renamed.items()}
+    files = {
+        WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+        VOCAB: vocab,
+        TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
+        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, config.max_position_embeddings).encode(),
+        CONFIG: _to_json(settings | {PROVENANCE_KEY: dict(provenance)}),
+    }
+    write_export(files, folder)
+
+
+def export_google(
+    state: Mapping[str, Tensor],
+    config: BertConfig,
+    vocab: bytes,
+    folder: str,
+    *,
+    lower_case: bool,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Writes bert_config.json, bert_model.ckpt (a TensorFlow checkpoint, float32) and vocab.txt.
+
+    As `export_hf`, and with `lower_case` beside the provenance, for Google's format has no place for it.
+
+    Raises:
+        ValueError: as `export_hf`; or Google's program has no such model.
+    """
+    _parse_fitting_vocab(vocab, config)
+    provenance = {"lower_case": lower_case, **provenance}
+    settings = to_google_config(config) | {PROVENANCE_KEY: provenance}
+    bundle = bundle_files(to_google_tensors(state, config))
+    files = {f"{GOOGLE_WEIGHTS}{suffix}": data for suffix, data in bundle.items()}
+    write_export({**files, VOCAB: vocab, GOOGLE_CONFIG: _to_json(settings)}, folder)
 
 
 def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
@@ -74,19 +116,39 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
         FileNotFoundError: there is no config.json or no model.safetensors.
         ValueError: it is not a BERT as pretrained here, or a file is damaged; says what was found.
     """
-    config = from_hf_config(_read_config(folder), f"{folder}/{CONFIG}")
-    data = read_export_file(folder, WEIGHTS)
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
-    return config, from_hf_state(tensors, config, f"{folder}/{WEIGHTS}")
+    config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
+    return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
+
+
+def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | None:
+    """As load_hf(), with the head, of a fine-tuned BERT saved by us or by transformers; None for a pretrained one."""
+    settings = read_json(folder, CONFIG)
+    if (head := head_of_hf_config(settings, f"{folder}/{CONFIG}")) is None:
+        return None
+    config = from_hf_config(settings, f"{folder}/{CONFIG}")
+    return config, from_hf_task_state(_read_tensors(folder), config, head, f"{folder}/{WEIGHTS}"), head
 
 
 def read_provenance(folder: str) -> dict[str, Any]:
     """What export_hf was told about the model's training; empty for a model that was not exported here."""
-    provenance: dict[str, Any] = _read_config(folder).get(PROVENANCE_KEY, {})
+    provenance: dict[str, Any] = read_json(folder, CONFIG).get(PROVENANCE_KEY, {})
     return provenance
+
+
+def read_json(folder: str, name: str) -> dict[str, Any]:
+    """A JSON object of a model folder.
+
+    Raises:
+        FileNotFoundError: it is not there; names what is.
+        ValueError: it is not a JSON object.
+    """
+    try:
+        settings = json.loads(read_export_file(folder, name))
+    except ValueError as error:
+        raise ValueError(f"{folder}/{name}: not JSON ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{folder}/{name}: expected a JSON object, found {type(settings).__name__}")  # noqa: TRY004
+    return settings
 
 
 def read_export_file(folder: str, name: str) -> bytes:
@@ -107,40 +169,45 @@ def read_export_file(folder: str, name: str) -> bytes:
 
 
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
-    """Writes the files of an export: a renamed folder on local disks, elsewhere uploads with config.json last.
+    """Writes the files of an export: a renamed folder on local disks, elsewhere uploads in the order of `files`.
+
+    The settings come last: without them nobody opens the model, so on an object store they mark a whole export.
 
     Raises:
-        ValueError: the folder holds something that is not an earlier export.
+        ValueError: the folder holds something that is not an earlier export of the same form.
     """
     filesystem, path = open_filesystem(folder)
-    _refuse_foreign_folder(filesystem, path, folder)
+    names = list(files)
+    _refuse_foreign_folder(filesystem, path, folder, names)
     if is_local(filesystem):
         _replace_local_folder(Path(path), files)
         return
-    if file_exists(filesystem, f"{path}/{CONFIG}"):
-        remove_files(filesystem, path, [CONFIG])
-    for name in FILES:
-        write_atomic(filesystem, f"{path}/{name}", files[name])
+    if file_exists(filesystem, f"{path}/{names[-1]}"):
+        remove_files(filesystem, path, names[-1:])
+    for name, data in files.items():
+        write_atomic(filesystem, f"{path}/{name}", data)
 
 
-def _files_of_export(
-    state: Mapping[str, Tensor], config: BertConfig, vocab: bytes, lower_case: bool, provenance: Mapping[str, Any]
-) -> dict[str, bytes]:
+def _read_tensors(folder: str) -> dict[str, Tensor]:
+    data = read_export_file(folder, WEIGHTS)
+    try:
+        return safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
+
+
+def _parse_fitting_vocab(vocab: bytes, config: BertConfig) -> Vocabulary:
     vocabulary = parse_vocab(vocab, VOCAB)
     if len(vocabulary) != config.vocab_size:
         raise ValueError(
             f"{VOCAB} has {len(vocabulary)} tokens, the model {config.vocab_size}; export with the vocabulary "
             "the model was trained with"
         )
-    settings = to_hf_config(config, vocabulary.pad_id) | {PROVENANCE_KEY: dict(provenance)}
-    tensors = {name: _plain(tensor) for name, tensor in to_hf_state(state, config).items()}
-    return {
-        WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
-        VOCAB: vocab,
-        TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
-        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, config.max_position_embeddings).encode(),
-        CONFIG: (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode(),
-    }
+    return vocabulary
+
+
+def _to_json(settings: Mapping[str, Any]) -> bytes:
+    return (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -148,26 +215,15 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
-def _read_config(folder: str) -> dict[str, Any]:
-    data = read_export_file(folder, CONFIG)
-    try:
-        settings = json.loads(data)
-    except ValueError as error:
-        raise ValueError(f"{folder}/{CONFIG}: not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{folder}/{CONFIG}: expected a JSON object, found {type(settings).__name__}")  # noqa: TRY004
-    return settings
-
-
-def _refuse_foreign_folder(filesystem: Any, path: str, folder: str) -> None:
+def _refuse_foreign_folder(filesystem: Any, path: str, folder: str, names: Sequence[str]) -> None:
     """An existing folder may be replaced if it is empty or holds an export of ours and nothing else."""
     if is_file(filesystem, path):
         raise ValueError(f"{folder}: is a file; name a folder to export to")
     found = list_files(filesystem, path)
-    foreign = sorted(set(found) - set(FILES))
-    is_export = CONFIG in found and PROVENANCE_KEY in _read_config(folder)
+    foreign = sorted(set(found) - set(names))
+    is_export = names[-1] in found and PROVENANCE_KEY in read_json(folder, names[-1])
     if found and (foreign or not is_export):
-        what = ", ".join(foreign[:5]) if foreign else f"{CONFIG} without the key {PROVENANCE_KEY!r}"
+        what = ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"
         raise ValueError(f"{folder}: holds {what}, which no export wrote; empty it or name another folder")
 
 
@@ -178,8 +234,8 @@ def _replace_local_folder(target: Path, files: Mapping[str, bytes]) -> None:
     fresh, old = (target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("partial", "replaced"))
     try:
         fresh.mkdir()
-        for name in FILES:
-            _write_synced(fresh / name, files[name])
+        for name, data in files.items():
+            _write_synced(fresh / name, data)
         if target.exists():
             target.rename(old)
         fresh.rename(target)

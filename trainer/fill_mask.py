@@ -1,8 +1,9 @@
-"""What a trained model puts in the place of [MASK]. May import torch, tokenizers, trainer.model and trainer.export.
+"""What a trained model puts in the place of [MASK]. May import torch, tokenizers and this package.
 
 Shapes: T tokens of one text, M masks in it, K candidates, V vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tokenizer.vocab import MASK
-from trainer.export import TOKENIZER, load_hf, read_export_file, read_provenance
 from trainer.model.bert import BertForPreTraining
+from trainer.open_model import open_model
+from trainer.packed_text import pack_sequences
 
 BERT_TOKENS = "128 billion"  # BERT paper, appendix A.2: 128,000 tokens a batch, 1,000,000 steps
 
@@ -36,27 +38,22 @@ class MaskFiller:
     """Tokens of pretraining; None where the folder does not say."""
 
 
-def open_mask_filler(folder: str) -> MaskFiller:
-    """Opens a folder written by export, or by transformers, for fill_mask().
+def open_mask_filler(name: str) -> MaskFiller:
+    """Opens a run, an export or a folder of transformers (`trainer.open_model`) for fill_mask().
 
     Raises:
-        FileNotFoundError: the folder lacks a file.
+        FileNotFoundError: there is no model, or it lacks a file.
         ValueError: it is no BERT, was trained left to right, or saved without its masked language model head.
     """
-    config, state = load_hf(folder)
-    if config.is_causal:
-        raise ValueError(f"{folder}: was trained left to right, so it predicts next tokens and cannot fill masks")
-    if "mlm_head.bias" not in state:
-        raise ValueError(f"{folder}: saved without the masked language model head, so it cannot fill masks")
-    with torch.device("meta"):
-        model = BertForPreTraining(config)
-    # A model saved without pooler and next sentence head keeps those on the meta device: fill_mask() reads neither.
-    model.load_state_dict(state, strict=False, assign=True)
-    tokenizer = Tokenizer.from_str(read_export_file(folder, TOKENIZER).decode())
+    opened = open_model(name)
+    if opened.config.is_causal:
+        raise ValueError(f"{opened.where}: was trained left to right, so it predicts next tokens and cannot fill masks")
+    opened.check_has(("mlm_head.",), "the masked language model head, so it cannot fill masks")
+    tokenizer = opened.tokenizer()
     mask_id = tokenizer.token_to_id(MASK)
     if mask_id is None:
-        raise ValueError(f"{folder}/{TOKENIZER}: has no token {MASK}; BERT's tokenizer is expected")
-    return MaskFiller(model.eval(), tokenizer, mask_id, read_provenance(folder).get("tokens_seen"))
+        raise ValueError(f"{opened.where}: its tokenizer has no token {MASK}; BERT's tokenizer is expected")
+    return MaskFiller(opened.build(), tokenizer, mask_id, opened.provenance.get("tokens_seen"))
 
 
 @torch.inference_mode()
@@ -80,13 +77,20 @@ def fill_mask(filler: MaskFiller, text: str, top_k: int = 5) -> list[list[Candid
     ]
 
 
-def format_candidates(candidates: list[list[Candidate]], tokens_seen: int | None) -> str:
-    """Lines for a terminal: each mask's candidates with their probabilities, then how little the model has read."""
-    width = max(len(candidate.token) for of_mask in candidates for candidate in of_mask)
+def format_candidates(filled: Mapping[str, list[list[Candidate]]], tokens_seen: int | None) -> str:
+    """Lines for a terminal: what fits each mask of each text, then how little the model has read.
+
+    Args:
+        filled: The answers of fill_mask() by text.
+        tokens_seen: Of the model.
+    """
+    width = max(len(candidate.token) for masks in filled.values() for of_mask in masks for candidate in of_mask)
     lines = []
-    for number, of_mask in enumerate(candidates, start=1):
-        lines += [f"{MASK} {number}"] if len(candidates) > 1 else []
-        lines += [f"{candidate.token:<{width}}  {candidate.probability:.4f}" for candidate in of_mask]
+    for text, masks in filled.items():
+        lines += [text] if len(filled) > 1 else []
+        for number, of_mask in enumerate(masks, start=1):
+            lines += [f"{MASK} {number}"] if len(masks) > 1 else []
+            lines += [f"{candidate.token:<{width}}  {candidate.probability:.4f}" for candidate in of_mask]
     seen = "an unknown number of" if tokens_seen is None else f"{tokens_seen:,}"
     return "\n".join([*lines, f"This model has seen {seen} tokens; BERT saw {BERT_TOKENS}."])
 
@@ -110,9 +114,6 @@ def _encode(filler: MaskFiller, text: str) -> Tensor:
 
 def _mlm_logits(model: BertForPreTraining, input_ids_T: Tensor, masked_M: Tensor) -> Tensor:
     """Logits [M, V] in float32, without the pooler and the next sentence head."""
-    length = len(input_ids_T)
-    cu_seqlens = torch.tensor([0, length], dtype=torch.int32)
-    segment_a_T = torch.zeros_like(input_ids_T)
-    hidden_TH = model.bert.encode(input_ids_T, segment_a_T, torch.arange(length), cu_seqlens, length)
+    hidden_TH = model.bert.encode(**pack_sequences([input_ids_T.tolist()], input_ids_T.device))
     logits_MV: Tensor = model.mlm_head(hidden_TH[masked_M], model.bert.embeddings.word.weight)
     return logits_MV.float()

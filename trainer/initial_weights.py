@@ -3,8 +3,8 @@
 May import torch, numpy and this package. Nothing is unpickled unless the caller allows it.
 """
 
+import hashlib
 import io
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from pipeline.shards.storage import list_files, open_filesystem, read_file, read_range
-from trainer.export import CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file
+from trainer.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
 from trainer.model.config import BertConfig
 from trainer.model.google import from_google_tensors, google_names
 from trainer.model.huggingface import from_hf_config, from_hf_state
 from trainer.tensor_bundle import TensorBundle
 
-GOOGLE_CONFIG = "bert_config.json"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 
 
@@ -63,6 +62,15 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
     )
 
 
+def hash_state(state: Mapping[str, Tensor]) -> str:
+    """Hex digest of parameters by name."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(f"{name} {tuple(state[name].shape)}\n".encode())
+        digest.update(state[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str, Tensor]]:
     where = f"{folder}/{PICKLED_WEIGHTS}"
     if not allow_pickle:
@@ -70,7 +78,7 @@ def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str
             f"{where} is a pickle, which can run any code when it is read; save the model again as safetensors, or "
             "give --init_from_pickle true if you trust the file"
         )
-    config = from_hf_config(_read_json(folder, CONFIG), f"{folder}/{CONFIG}")
+    config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
     try:
         tensors = torch.load(io.BytesIO(read_export_file(folder, PICKLED_WEIGHTS)), "cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -79,7 +87,7 @@ def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str
 
 
 def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
-    config = from_hf_config(_read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
+    config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
     filesystem, path = open_filesystem(folder)
 
     def read(suffix: str, span: tuple[int, int] | None) -> bytes:
@@ -90,13 +98,3 @@ def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]
     known = google_names(config)
     tensors: Mapping[str, Any] = {each: bundle.read(each) for each in known.values() if each in bundle.names}
     return config, from_google_tensors(tensors, bundle.names, config, bundle.where)
-
-
-def _read_json(folder: str, name: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(read_export_file(folder, name))
-    except ValueError as error:
-        raise ValueError(f"{folder}/{name}: not JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{folder}/{name}: expected a JSON object, found {type(settings).__name__}")  # noqa: TRY004
-    return settings

@@ -1,10 +1,17 @@
-"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts."""
+"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts.
 
+The lock's content is drawn by the job that holds it, so a rank that reads it there sees the folder of rank 0.
+"""
+
+import contextlib
 import fcntl
+import secrets
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
-from trainer.run_folder import RunFolder
+from trainer.run_folder import LOCK, RunFolder
 
 PATIENCE_SECONDS = 60.0
 
@@ -17,10 +24,21 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
     Raises:
         FileExistsError: Another job is still there after so many seconds.
     """
-    if run.is_foreign:
-        return  # `prepare_run` refuses it
-    run.path.mkdir(parents=True, exist_ok=True)
-    file = run.lock.open("wb")
+    if not run.is_foreign:  # else `prepare_run` refuses it
+        _held.append(_lock(run.path, patience_seconds))
+
+
+@contextlib.contextmanager
+def locked(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+    """Keeps other jobs out of any folder, which is made where there is none; raises as lock_run()."""
+    with _lock(folder, patience_seconds):
+        yield
+
+
+def _lock(folder: Path, patience_seconds: float) -> IO[bytes]:
+    """A file that keeps others out as long as it is open."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("ab")
     began = time.monotonic()
     while True:
         try:
@@ -29,10 +47,12 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
             if time.monotonic() - began > patience_seconds:
                 file.close()
                 raise FileExistsError(
-                    f"{run.path} is in use by another job for {patience_seconds:.0f} s; wait for it, stop it, or give "
+                    f"{folder} is in use by another job for {patience_seconds:.0f} s; wait for it, stop it, or give "
                     "another --output"
                 ) from error
             time.sleep(0.2)
         else:
-            _held.append(file)
-            return
+            file.truncate(0)
+            file.write(secrets.token_bytes(16))
+            file.flush()
+            return file

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_MAGIC = 0xDB4775248B80FB57
-_FOOTER_BYTES = 48
-_TRAILER_BYTES = 5  # one of compression, four of crc32c
+MAGIC = 0xDB4775248B80FB57
+FOOTER_BYTES = 48
+TRAILER_BYTES = 5  # one of compression, four of crc32c
 _MASK_DELTA = 0xA282EAD8
-_DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
@@ -84,13 +84,13 @@ class TensorBundle:
             ValueError: Damaged, or of a kind that is not read (strings, bfloat16, sliced variables).
         """
         entry = self._entries[name]
-        if entry.dtype not in _DTYPES or entry.is_sliced:
+        if entry.dtype not in DTYPES or entry.is_sliced:
             raise ValueError(f"{self.where}: {name} has dtype {entry.dtype} or is cut into slices; not read here")
-        dtype = _DTYPES[entry.dtype]
+        dtype = DTYPES[entry.dtype]
         suffix = f".data-{entry.shard:05d}-of-{self._num_shards:05d}"
         data = self._read(suffix, (entry.offset, entry.offset + entry.size))
         expected = math.prod(entry.shape) * dtype.itemsize
-        if not len(data) == entry.size == expected or _masked_crc32c(data) != entry.crc32c:
+        if not len(data) == entry.size == expected or masked_crc32c(data) != entry.crc32c:
             raise ValueError(
                 f"{self.where}{suffix}: {name} is damaged: {len(data)} bytes of {expected}, or another crc32c; "
                 "copy the checkpoint again"
@@ -101,8 +101,8 @@ class TensorBundle:
 
 def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of a LevelDB table."""
-    footer = data[-_FOOTER_BYTES:]
-    if len(footer) < _FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != _MAGIC:
+    footer = data[-FOOTER_BYTES:]
+    if len(footer) < FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != MAGIC:
         raise ValueError("it does not end as a TensorFlow checkpoint's index does; copy the checkpoint again")
     _, position = _handle(footer, 0)  # of the table's metadata
     index, _ = _handle(footer, position)
@@ -112,8 +112,8 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _block(data: bytes, handle: tuple[int, int]) -> bytes:
     start, size = handle
-    block = data[start : start + size + _TRAILER_BYTES]
-    if len(block) != size + _TRAILER_BYTES or _masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]:
+    block = data[start : start + size + TRAILER_BYTES]
+    if len(block) != size + TRAILER_BYTES or masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]:
         raise ValueError("a block is cut short or has another crc32c; copy the checkpoint again")
     if block[size]:
         raise ValueError(f"a block is compressed (type {block[size]}), which TensorFlow's writers do not do")
@@ -187,7 +187,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             return value, position
 
 
-def _masked_crc32c(data: bytes) -> int:
+def masked_crc32c(data: bytes) -> int:
     """crc32c, rotated and moved: LevelDB's way of storing one beside what it covers."""
     import google_crc32c
 

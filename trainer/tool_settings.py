@@ -8,30 +8,77 @@ from trainer.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Writes the newest checkpoint of a run as a folder that Hugging Face transformers opens.
+    """Writes a checkpoint of a run as a folder that Hugging Face transformers, or Google's program, opens.
 
     Attributes:
-        run: The run's folder.
+        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url); the newest one is
+            taken, of RUN@STEP that of this step.
         output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
+        format: "huggingface", or "google" for the TensorFlow checkpoint of google-research/bert.
+        storage_options: Options of the run's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     run: str
     output: str
+    format: Literal["huggingface", "google"] = "huggingface"
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)
 class FillMaskSettings:
-    """Prints what an exported model would put in the place of [MASK].
+    """Prints what a trained model would put in the place of [MASK].
 
     Attributes:
-        model: Folder written by export, or by transformers.
-        text: Text with one [MASK] or several.
+        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+        texts: Texts with one [MASK] or several each.
         top_k: Candidates for each [MASK].
     """
 
     model: str
-    text: str
+    texts: list[str]
     top_k: int = 5
+
+
+@dataclass(frozen=True)
+class NextSentenceSettings:
+    """Prints how probable it is, by a trained model, that the second text follows the first.
+
+    Attributes:
+        first: Text A.
+        second: Text B.
+        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+    """
+
+    first: str
+    second: str
+    model: str
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Measures how well a model predicts a dataset's instances: losses, accuracies, and by the token's frequency.
+
+    Attributes:
+        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+        data: A dataset made by `python -m pipeline build`, with the model's vocabulary.
+        split: train or validation; of its first pass.
+        seq_len: Length of the instances; null for the shortest there is.
+        max_instances: Only the first ones; null for all.
+        micro_tokens: Most tokens of one forward pass.
+        device: auto takes a GPU where there is one.
+        output: File, or URL of one, for the same numbers as JSON; null for none.
+        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+    """
+
+    model: str
+    data: str
+    split: Literal["train", "validation"] = "validation"
+    seq_len: int | None = None
+    max_instances: int | None = None
+    micro_tokens: int = 8_192
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    output: str | None = None
+    storage_options: str | None = None
 
 
 @dataclass(frozen=True)

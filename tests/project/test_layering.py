@@ -29,6 +29,12 @@ ALLOWED = {
         "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
         "google_crc32c",
     },
+    "trainer.finetune": {
+        "trainer.finetune", "trainer.model", "trainer.optim", "trainer.engine", "trainer.ranks", "trainer.partitions",
+        "trainer.export", "trainer.open_model", "trainer.model_settings", "trainer.settings_changes",
+        "trainer.run_folder", "trainer.run_lock", "trainer.allocator", "trainer.watch", "tokenizer", "tokenizers",
+        "pipeline.shards", "torch", "numpy", "tqdm", "zstandard",
+    },
 }  # fmt: skip
 OWN_ROOM = {
     "tokenizer": "tokenizer",
@@ -84,6 +90,8 @@ def test_imports_follow_the_arrows(module, path):
         ("import pipeline.build", {"torch", "deepspeed", "webdataset"}),
         ("import pipeline.cli", {"apache_beam", "pyarrow", "torch"}),
         ("import trainer.cli", {"torch", "deepspeed", "apache_beam"}),
+        ("import trainer.finetune.settings", {"torch", "deepspeed", "apache_beam"}),
+        ("import trainer.finetune.task, trainer.finetune.tasks", {"torch", "deepspeed", "apache_beam"}),
         ("import trainer.stream.step", {"apache_beam", "deepspeed"}),
     ],
 )

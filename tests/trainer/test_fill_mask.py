@@ -2,6 +2,7 @@ import pytest
 import torch
 import transformers
 
+from trainer.cli import main
 from trainer.export import export_hf
 from trainer.fill_mask import Candidate, fill_mask, format_candidates, open_mask_filler
 from trainer.model.bert import build_model
@@ -74,7 +75,7 @@ def test_a_folder_without_the_masked_lm_head_is_refused(tmp_path):
         vocab_size=10, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
     )
     transformers.BertModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="without the masked language model head"):
+    with pytest.raises(ValueError, match="without the masked language model head, so it cannot fill masks"):
         open_mask_filler(str(tmp_path))
 
 
@@ -85,13 +86,23 @@ def test_a_model_transformers_saved_for_masked_lm_fills_masks(folder, tmp_path):
     assert found == fill_mask(open_mask_filler(str(folder)), "The [MASK] sat.")
 
 
+def test_the_command_takes_several_texts(folder, capsys):
+    assert main(["fill-mask", str(folder), "the [MASK]", "[MASK] sat", "--top_k", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[0], lines[3]] == ["the [MASK]", "[MASK] sat"]
+    assert len(lines) == 7
+
+
 def test_format(filler):
     assert filler.tokens_seen == 1_234_567
     cat, end = Candidate("cat", 0.75), Candidate("##s", 0.03125)
-    assert format_candidates([[cat, end]], 1_234_567) == (
+    assert format_candidates({"a [MASK]": [[cat, end]]}, 1_234_567) == (
         "cat  0.7500\n##s  0.0312\nThis model has seen 1,234,567 tokens; BERT saw 128 billion."
     )
-    assert format_candidates([[cat], [end]], None) == (
+    assert format_candidates({"a [MASK]": [[cat]], "b [MASK]": [[end]]}, 8) == (
+        "a [MASK]\ncat  0.7500\nb [MASK]\n##s  0.0312\nThis model has seen 8 tokens; BERT saw 128 billion."
+    )
+    assert format_candidates({"[MASK] [MASK]": [[cat], [end]]}, None) == (
         "[MASK] 1\ncat  0.7500\n[MASK] 2\n##s  0.0312\n"
         "This model has seen an unknown number of tokens; BERT saw 128 billion."
     )

@@ -93,10 +93,7 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["pretend"],
-            "unknown command 'pretend'; the commands are pretrain, plan, doctor, stream, report, export, fill-mask",
-        ),
+        (["pretend"], "unknown command 'pretend'; the commands are pretrain, finetune, plan, doctor, stream, report,"),
         (["pretrain", "--data", "D", "--output", "R"], "phases"),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),

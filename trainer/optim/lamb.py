@@ -4,11 +4,14 @@ As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both
 without weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in
 one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt off.
 
-A step asks the other ranks twice: for the gradient's norms, and, once these have clipped it, for the norms of weights
-and updates. The direction is not linear in the clipped gradient, so the second cannot ride along with the first.
+The norms of updates depend on the clipped gradient, not linearly, and what clips it is a norm that takes an all-reduce.
+So the update is worked out as if nothing were clipped, and its norms ride along with the gradient's. Mostly that is
+how it turns out, and a step asks the other ranks once. Where the gradient is clipped, the guess is dropped, and the
+norms of the right update take a second all-reduce. What comes out is the same to the last bit.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +19,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from trainer.optim.adamw import AdamW
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """An update that is worked out and not made; lists are in the order of the optimizer's fragments.
+
+    Attributes:
+        moments: Both running means after it.
+        updates: What is added to weights, before it is scaled: minus Adam's direction, minus decay.
+    """
+
+    moments: tuple[list[Tensor], list[Tensor]]
+    updates: list[Tensor]
 
 
 class Lamb(AdamW):
@@ -29,6 +45,7 @@ class Lamb(AdamW):
         """As AdamW."""
         super().__init__(named_parameters, **settings)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
+        self._guess: tuple[_Proposal, Tensor] | None = None  # and squared norms [2, P] of weights and updates
 
     def metrics(self) -> dict[str, float]:
         """Smallest, middle and largest trust ratio among the tensors that decay."""
@@ -36,22 +53,51 @@ class Lamb(AdamW):
         values = torch.stack([ratios.min(), ratios.median(), ratios.max()]).tolist()
         return dict(zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True))
 
-    def _update(self, gradients: list[Tensor]) -> None:
-        learning_rate: float = self.param_groups[0]["lr"]
-        first, denominators, correction = self._advance_moments(gradients)
-        directions = torch._foreach_div(first, denominators)
-        torch._foreach_div_(directions, correction)
-        weights = [fragment.of(self.owned) for fragment in self.fragments]
-        updates = [fragment.of(directions) for fragment in self.fragments]
-        for fragment, weight, update in zip(self.fragments, weights, updates, strict=True):
-            if fragment.decays:
-                update.add_(weight, alpha=self.weight_decay)
-        self.trust_ratios_P = self._trust_ratios(weights, updates)
-        for fragment, weight, update in zip(self.fragments, weights, updates, strict=True):
-            weight.sub_(update.mul_(self.trust_ratios_P[fragment.index]), alpha=learning_rate)
+    def _measure(self, gradients: list[Tensor]) -> Tensor:
+        self._guess = None
+        if not self.asks_other_ranks:
+            return super()._measure(gradients)
+        first, second = ([each.clone() for each in self.views(name)] for name in self.state_names)
+        proposal = self._propose(first, second, gradients, self.num_updates + 1, None)
+        norms = self.squared_norms(gradients, self.views("fp32"), proposal.updates)
+        self._guess = proposal, norms[1:]
+        return norms[0]
 
-    def _trust_ratios(self, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
-        """[P]; both norms of every tensor come from all ranks in one all-reduce."""
-        weight_norms_P, update_norms_P = self.squared_norms(weights, updates).sqrt()
+    def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        guess, self._guess = None if self.is_clipped else self._guess, None
+        weights = self.views("fp32")
+        if guess is None:
+            first, second = map(self.views, self.state_names)
+            proposal = self._propose(first, second, gradients, self.num_updates, divisor)
+            squared_norms = self.squared_norms(weights, proposal.updates)
+        else:
+            proposal, squared_norms = guess
+            for name, moved in zip(self.state_names, proposal.moments, strict=True):
+                if moved:
+                    torch._foreach_copy_(self.views(name), moved)
+        weight_norms_P, update_norms_P = squared_norms.sqrt()
+        self.trust_ratios_P = self._trust_ratios(weight_norms_P, update_norms_P)
+        learning_rate: float = self.param_groups[0]["lr"]
+        if weights:
+            ratios = self.trust_ratios_P[self.index].unbind()
+            torch._foreach_addcmul_(weights, proposal.updates, ratios, value=learning_rate)
+
+    def _propose(
+        self,
+        first: list[Tensor],
+        second: list[Tensor],
+        gradients: list[Tensor],
+        num_updates: int,
+        divisor: Tensor | None,
+    ) -> _Proposal:
+        """Moves the two running means on, and says what they would do to the weights."""
+        decays = [-self.weight_decay if fragment.decays else 0.0 for fragment in self.fragments]
+        # Adam with learning rate 1 takes its direction from what decay takes.
+        updates = list(torch._foreach_mul(self.views("fp32"), decays)) if decays else []
+        self._move(updates, gradients, first, second, 1.0, 0.0, num_updates, divisor)
+        return _Proposal((first, second), updates)
+
+    def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:
+        """[P], of the norms of whole tensors."""
         is_scaled_P = self.decays_P.to(weight_norms_P.device) & (weight_norms_P > 0) & (update_norms_P > 0)
         return torch.where(is_scaled_P, weight_norms_P / update_norms_P, torch.ones_like(weight_norms_P))

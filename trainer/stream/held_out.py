@@ -1,4 +1,4 @@
-"""The validation split, once and in order, as packed micro-batches. May import numpy, pipeline.shards, this package."""
+"""A split, once and in order, as packed micro-batches. May import numpy, pipeline.shards, this package."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,19 +21,20 @@ def iterate_validation(
     micro_tokens: int,
     max_instances: int | None = None,
     reading: ReadSettings | None = None,
+    split: str = "validation",
 ) -> Iterator[MicroBatch]:
-    """This rank's share of the validation split's first instances, once and in order, as micro-batches.
+    """This rank's share of the first instances of a split's pass 0, once and in order, as micro-batches.
 
     Rank r of W takes instances floor(r n / W) to floor((r + 1) n / W) - 1 of n, so sums over ranks are sums over the
     split; a rank may get none, and ranks may get unequal numbers of micro-batches.
 
     Raises:
-        ValueError: The dataset has no validation instances of this length, or micro_tokens is below it.
+        ValueError: The split has no instances of this length, or micro_tokens is below it.
     """
     if micro_tokens < seq_len:
         raise ValueError(f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len}; raise it")
-    dataset.num_passes("validation", seq_len)
-    shards = dataset.shards("validation", seq_len, 0)
+    dataset.num_passes(split, seq_len)
+    shards = dataset.shards(split, seq_len, 0)
     num_instances = sum(shard.instances for shard in shards)
     if max_instances is not None:
         num_instances = min(num_instances, max_instances)

@@ -1,0 +1,108 @@
+"""The tasks of scripts/bench/downstream.py: their files, and how those are cut of which only one is at hand.
+
+| name    | train                                     | validation                            | metric         |
+|---------|-------------------------------------------|---------------------------------------|----------------|
+| sst2    | GLUE's                                    | GLUE's dev                            | accuracy       |
+| rte     | rows of GLUE's train, cut by others       | theirs                                | accuracy       |
+| wnut17  | the task's                                | the task's dev                        | entity F1      |
+| uner    | four fifths of the sentences of EWT's dev | the others                            | entity F1      |
+| squad2  | three quarters of 16 articles             | every fourth article by title         | F1             |
+| squad11 | the same articles' answerable questions   | the same                              | F1             |
+
+A sentence of uner is held out where the first byte of the blake2b of its sent_id is divisible by 5.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from trainer.finetune.squad.settings import SquadSettings
+from trainer.finetune.tokens.settings import TokenSettings
+
+
+@dataclass(frozen=True)
+class BenchTask:
+    """One task and what does not depend on the variant.
+
+    Attributes:
+        name: In results.
+        task: As `finetune --task` takes it.
+        train: File.
+        validation: File.
+        epochs: Times that the training items are seen.
+        squad: Windows.
+        tokens: Columns.
+    """
+
+    name: str
+    task: str
+    train: Path
+    validation: Path
+    epochs: int
+    squad: SquadSettings = field(default_factory=lambda: SquadSettings(doc_stride=48, max_query_pieces=32))
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+
+    @property
+    def is_percent(self) -> bool:
+        """Whether its metric goes to 100, as SQuAD's program has it."""
+        return self.task.startswith("squad")
+
+
+def list_tasks(data: Path, work: Path) -> dict[str, BenchTask]:
+    """The tasks by name; files that have to be cut are written to `work`."""
+    uner = TokenSettings(token_column=1, tag_column=2)
+    squad = data / "squad"
+    tasks = [
+        BenchTask("sst2", "sst2", data / "sst2/train.tsv.zst", data / "sst2/dev.tsv", 2),
+        BenchTask("rte", "rte", data / "rte/train.tsv", data / "rte/dev.tsv", 4),
+        BenchTask("wnut17", "ner", data / "ner_wnut17/train.conll", data / "ner_wnut17/dev.conll", 5),
+        BenchTask("uner", "ner", *cut_sentences(data / "ner_uner_ewt/en_ewt-ud-dev.iob2.zst", work), 8, tokens=uner),
+        BenchTask("squad2", "squad2", *cut_articles(squad / "squad_v2_half_dev.json.zst", work), 3),
+        BenchTask("squad11", "squad", *cut_articles(squad / "squad_v11_derived_half_dev.json.zst", work), 3),
+    ]
+    return {task.name: task for task in tasks}
+
+
+def cut_sentences(source: Path, work: Path) -> tuple[Path, Path]:
+    """A CoNLL file as one to train on and one to validate on, by the ids of its sentences."""
+    cut: dict[bool, list[str]] = {False: [], True: []}
+    for sentence in _read(source).strip().split("\n\n"):
+        [name] = [line for line in sentence.split("\n") if line.startswith("# sent_id = ")]
+        cut[is_held_out(name.removeprefix("# sent_id = "))].append(sentence)
+    return _write(work, source, {split: "\n\n".join(cut[split]) + "\n" for split in cut})
+
+
+def is_held_out(sentence_id: str) -> bool:
+    """Whether a sentence is validated on: one of five."""
+    return blake2b(sentence_id.encode(), digest_size=1).digest()[0] % 5 == 0
+
+
+def cut_articles(source: Path, work: Path) -> tuple[Path, Path]:
+    """A SQuAD file as one to train on and one to validate on: every fourth of the titles in order, from the first."""
+    content = json.loads(_read(source))
+    held_out = set(sorted(article["title"] for article in content["data"])[::4])
+    return _write(work, source, {split: json.dumps(content | {"data": list(_choose(content, held_out, split))})
+                                 for split in (False, True)})  # fmt: skip
+
+
+def _choose(content: Any, held_out: set[str], split: bool) -> Iterator[Any]:
+    return (article for article in content["data"] if (article["title"] in held_out) == split)
+
+
+def _read(source: Path) -> str:
+    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(source.read_bytes())).read().decode()
+
+
+def _write(work: Path, source: Path, contents: dict[bool, str]) -> tuple[Path, Path]:
+    name, _, suffix = source.name.removesuffix(".zst").rpartition(".")
+    paths = tuple(work / f"{name}.{split}.{suffix}" for split in ("train", "validation"))
+    work.mkdir(parents=True, exist_ok=True)
+    for path, content in zip(paths, (contents[False], contents[True]), strict=True):
+        path.write_text(content, encoding="utf-8")
+    return paths[0], paths[1]

@@ -1,0 +1,256 @@
+"""Fine-tuning with ours and with a transformers loop: the same weights, items, batches and hyperparameters.
+
+    python -m scripts.bench.finetune --model HF_OR_RUN --train train.tsv --validation dev.tsv [--task sst2 --seeds 5]
+
+The other loop trains transformers' BertForSequenceClassification, padded to the longest of each batch, with torch's
+AdamW, BERT's two groups, clipping and the same learning rates. Per seed, which draws new weights and order, both begin
+with the same parameters and take turns in who goes first; one thread. Texts are encoded once for both, outside of
+what is measured. One JSON line: metric of both (mean, standard error), their difference seed by seed, the largest
+difference of a step's losses, and real tokens of the training per CPU second.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from scripts.bench.measured import cpu_seconds, print_result, summarize
+from trainer.allocator import keep_freed_memory
+from trainer.finetune.batches import iterate_steps, shuffled_order
+from trainer.finetune.prepare import Prepared, prepare_data
+from trainer.finetune.run import measure
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.start import start_model
+from trainer.finetune.task import Item, Outputs
+from trainer.finetune.training import Recipe, train_task
+from trainer.model.task_heads import BertForTask
+from trainer.model.task_huggingface import to_hf_task_config, to_hf_task_state
+from trainer.optim.schedule import Schedule
+from trainer.ranks import Ranks, start_ranks, stop_ranks
+
+PACKAGES = ("torch", "transformers", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run of either side.
+
+    Attributes:
+        score: The task's main metric on the validation file.
+        losses: Of every step.
+        seconds: CPU seconds of the training.
+    """
+
+    score: float
+    losses: list[float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs share.
+
+    Attributes:
+        settings: Of the task.
+        prepared: Its files, encoded, and the model.
+        items: What is trained on.
+        ranks: This process alone.
+    """
+
+    settings: FinetuneSettings
+    prepared: Prepared
+    items: list[Item]
+    ranks: Ranks
+
+    def start(self, seed: int) -> BertForTask:
+        """The model that both sides begin with."""
+        prepared = self.prepared
+        return start_model(prepared.opened, prepared.config, prepared.head, seed, keeps_head=False)[0]
+
+    def train_ours(self, recipe: Recipe) -> Trained:
+        """Our side, as the command trains."""
+        losses: list[float] = []
+        engines: list[Any] = []
+
+        def train() -> None:
+            model = self.start(recipe.seed)
+            engines.append(train_task(model, self.items, recipe, self.settings, self.ranks, losses.append))
+
+        seconds = cpu_seconds(train)
+        metrics = measure(engines[0].module, self.prepared.validation[0], self.prepared, self.settings, self.ranks)
+        engines[0].destroy()
+        return Trained(metrics[self.prepared.task.main_metric], losses, seconds)
+
+    def train_theirs(self, recipe: Recipe) -> Trained:
+        """The other side: a plain loop over transformers' model."""
+        losses: list[float] = []
+        models: list[Any] = []
+        seconds = cpu_seconds(lambda: models.append(self._loop(recipe, losses)))
+        file, task = self.prepared.validation[0], self.prepared.task
+        outputs = predict(models[0].eval(), file.items, recipe.batch_size)
+        predictions = task.decode(file.examples, file.items, outputs, self.prepared.head.labels)
+        return Trained(task.score(file.examples, predictions)[task.main_metric], losses, seconds)
+
+    def _loop(self, recipe: Recipe, losses: list[float]) -> Any:
+        model = twin_of(self.start(recipe.seed)).train()
+        optimizer = two_groups(model)
+        steps = recipe.num_steps(len(self.items))
+        schedule = Schedule(steps, round(self.settings.warmup_fraction * steps), recipe.learning_rate)
+        stream = iterate_steps(
+            self.items,
+            batch_size=recipe.batch_size,
+            epochs=recipe.epochs,
+            seed=recipe.seed,
+            world_size=1,
+            micro_tokens=self.settings.micro_tokens,
+        )
+        for index, step in enumerate(stream):
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.learning_rate(index)
+            loss = model(
+                **pad_items(step.items), labels=torch.tensor([int(item.labels[0]) for item in step.items])
+            ).loss
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return model
+
+
+def main() -> None:
+    """Prints the comparison."""
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    ranks = start_ranks()
+    try:
+        bench = open_bench(arguments, ranks)
+        grid = arguments.batch_size, arguments.learning_rate, arguments.epochs
+        pairs = [run_both(bench, Recipe(*grid, seed)) for seed in range(arguments.seeds)]
+    finally:
+        stop_ranks()
+    tokens = arguments.epochs * sum(len(item.sequences[0].input_ids) for item in bench.items)
+    print_result("finetune", vars(arguments), PACKAGES, **compare(pairs, tokens))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What to run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--validation", required=True)
+    parser.add_argument("--task", default="sst2", help="a task of one class a text or pair")
+    parser.add_argument("--max_train", type=int, default=4_000, help="items to train on, drawn once for all seeds")
+    parser.add_argument("--max_seq_len", type=int, default=128)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--learning_rate", type=float, default=3e-4)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--dropout", type=float, help="the model's own where it is not given")
+    return parser.parse_args()
+
+
+def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
+    """The files and the model.
+
+    Raises:
+        ValueError: The task is not one of classes.
+    """
+    settings = FinetuneSettings(
+        task=arguments.task,
+        model=arguments.model,
+        train=[arguments.train],
+        validation=[arguments.validation],
+        output="",
+        max_seq_len=arguments.max_seq_len,
+        dropout=arguments.dropout,
+        attention_dropout=arguments.dropout,
+    )
+    prepared = prepare_data(settings)
+    if prepared.head.kind != "classification":
+        raise ValueError(f"task {arguments.task} is of kind {prepared.head.kind}; this compares classification")
+    items = prepared.train_items
+    chosen = [items[index] for index in shuffled_order(len(items), 0, 0)[: arguments.max_train]]
+    return Bench(settings, prepared, chosen, ranks)
+
+
+def run_both(bench: Bench, recipe: Recipe) -> tuple[Trained, Trained]:
+    """Both sides with one seed; odd seeds let the other one go first."""
+    sides = {"ours": bench.train_ours, "theirs": bench.train_theirs}
+    found = {name: sides[name](recipe) for name in sorted(sides, reverse=recipe.seed % 2 == 1)}
+    return found["ours"], found["theirs"]
+
+
+def compare(pairs: Sequence[tuple[Trained, Trained]], tokens: int) -> dict[str, Any]:
+    """What is reported of all seeds."""
+    differences = [ours.score - theirs.score for ours, theirs in pairs]
+    steps = [pair for ours, theirs in pairs for pair in zip(ours.losses, theirs.losses, strict=True)]
+    return {
+        "real_tokens": tokens,
+        "ours": mean_and_error([ours.score for ours, _ in pairs]),
+        "transformers": mean_and_error([theirs.score for _, theirs in pairs]),
+        "ours_minus_transformers": mean_and_error(differences),
+        "largest_loss_difference": max(abs(one - other) for one, other in steps),
+        "real_tokens_per_cpu_second": {
+            "ours": summarize([tokens / ours.seconds for ours, _ in pairs], 0),
+            "transformers": summarize([tokens / theirs.seconds for _, theirs in pairs], 0),
+        },
+        "ours_over_transformers": summarize([theirs.seconds / ours.seconds for ours, theirs in pairs], 2),
+    }
+
+
+def mean_and_error(values: Sequence[float]) -> dict[str, float]:
+    """Mean over seeds and its standard error."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if values[1:] else math.nan
+    return {"mean": round(statistics.fmean(values), 5), "standard_error": round(error, 5), "seeds": len(values)}
+
+
+def twin_of(model: BertForTask) -> Any:
+    """BertForSequenceClassification of transformers with the same weights."""
+    settings = transformers.BertConfig(**to_hf_task_config(model.config, model.head, 0))
+    twin = transformers.BertForSequenceClassification(settings)
+    twin.load_state_dict(to_hf_task_state(model.state_dict(), model.config, model.head))
+    return twin
+
+
+def two_groups(model: torch.nn.Module) -> torch.optim.AdamW:
+    """AdamW of torch; biases and LayerNorm do not decay."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.0, eps=1e-6)
+
+
+def pad_items(items: Sequence[Item]) -> dict[str, Tensor]:
+    """Rows [B, S] padded to the longest."""
+    longest = max(len(item.sequences[0].input_ids) for item in items)
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    rows = {name: torch.zeros((len(items), longest), dtype=torch.int64) for name in names}
+    for row, item in enumerate(items):
+        [sequence] = item.sequences
+        length = len(sequence.input_ids)
+        rows["input_ids"][row, :length] = torch.from_numpy(sequence.input_ids.astype(np.int64))
+        rows["token_type_ids"][row, sequence.segment_a_length : length] = 1
+        rows["attention_mask"][row, :length] = 1
+    return rows
+
+
+@torch.inference_mode()
+def predict(model: Any, items: Sequence[Item], batch_size: int) -> list[Outputs]:
+    """Logits of each item."""
+    outputs: list[Outputs] = []
+    for start in range(0, len(items), batch_size):
+        outputs += list(model(**pad_items(items[start : start + batch_size])).logits.numpy())
+    return outputs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Items to packed micro-batches: every item once an epoch, on one rank, in micro-batches that fit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.finetune.batches import cut_items, iterate_steps, make_step, pack_items, shuffled_order
+from trainer.finetune.results import best_run, list_recipes
+from trainer.finetune.settings import FinetuneSettings, check_settings
+from trainer.finetune.task import Item, TokenSequence
+
+
+def make_items(lengths):
+    return [
+        Item(index, (TokenSequence(np.full(length, index, np.uint16), 1),), np.array([index]))
+        for index, length in enumerate(lengths)
+    ]
+
+
+def test_packed_columns():
+    first = Item(0, (TokenSequence(np.array([2, 9, 3, 8, 3], np.uint16), 3),), np.array([1]))
+    choices = tuple(TokenSequence(np.array([2, word, 3], np.uint16), 3) for word in (5, 6))
+    batch = pack_items([first, Item(1, choices, np.array([0]))], torch.device("cpu"))
+    assert batch.input_ids.tolist() == [2, 9, 3, 8, 3, 2, 5, 3, 2, 6, 3]
+    assert batch.cu_seqlens.tolist() == [0, 5, 8, 11]
+    assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
+    assert (batch.item_starts.tolist(), batch.labels.tolist(), batch.max_seqlen) == ([0, 1, 3], [1, 0], 5)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    world_size=st.integers(1, 4),
+    micro_tokens=st.integers(9, 30),
+)
+def test_a_step_deals_every_item_once(lengths, world_size, micro_tokens):
+    items = make_items(lengths)
+    step = make_step(items, world_size, micro_tokens)
+    dealt = [item.example for rank in step.ranks for batch in rank for item in batch]
+    assert sorted(dealt) == list(range(len(items)))
+    assert len({len(rank) for rank in step.ranks}) == 1
+    sizes = [sum(len(item.sequences[0].input_ids) for item in batch) for rank in step.ranks for batch in rank]
+    assert max(sizes) <= micro_tokens
+
+
+def test_an_item_is_never_cut():
+    assert [len(batch) for batch in cut_items(make_items([9, 1, 1, 9]), 3)] == [1, 2, 1]
+
+
+@given(num_items=st.integers(1, 40), batch_size=st.integers(1, 12), seed=st.integers(0, 5))
+def test_every_item_once_an_epoch(num_items, batch_size, seed):
+    items = make_items([3] * num_items)
+    steps = list(iterate_steps(items, batch_size=batch_size, epochs=2, seed=seed, world_size=1, micro_tokens=8))
+    seen = [item.example for step in steps for item in step.items]
+    assert [sorted(seen[:num_items]), sorted(seen[num_items:])] == [list(range(num_items))] * 2
+    assert {len(step.items) for step in steps} <= {batch_size, num_items % batch_size}
+
+
+def test_the_order_is_fixed_by_seed_and_epoch():
+    assert shuffled_order(8, seed=1, epoch=0) == [3, 1, 2, 6, 5, 0, 4, 7]
+    assert shuffled_order(8, seed=1, epoch=1) != shuffled_order(8, seed=2, epoch=0)
+
+
+def settings_of(**changes):
+    return FinetuneSettings("sst2", "M", ["T"], ["V"], "O", **changes)
+
+
+def test_grids():
+    assert [recipe.seed for recipe in list_recipes(settings_of(seeds=[3]))] == [0, 1, 2]
+    assert [recipe.seed for recipe in list_recipes(settings_of(seeds=[3, 7]))] == [3, 7]
+    paper = list_recipes(settings_of(sweep="paper", seeds=[2]))
+    assert (len(paper), paper[0].name) == (36, "batch16-lr5e-05-epochs2-seed0")
+    assert len({recipe.name for recipe in paper}) == 36
+    assert len(list_recipes(settings_of(sweep="small-models"))) == 20
+
+
+def test_the_first_of_equal_runs_is_the_best():
+    runs = [{"name": name, "metrics": {"dev": {"f1": value}}} for name, value in (("a", 0.5), ("b", 0.7), ("c", 0.7))]
+    assert best_run(runs, "dev", "f1")["name"] == "b"
+    assert best_run([], "dev", "f1") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": []}, "batch_size is empty"),
+        ({"epochs": [3, 0]}, r"epochs is \[3, 0\]"),
+        ({"seeds": [0]}, "seeds is 0; one number says how many seeds"),
+        ({"seeds": [3, 3]}, r"seeds \[3, 3\] repeats one"),
+        ({"warmup_fraction": 1.0}, "warmup_fraction is 1.0"),
+        ({"max_seq_len": 4}, "max_seq_len is 4"),
+        ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one sequence of max_seq_len 128"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_settings(settings_of(**changes))

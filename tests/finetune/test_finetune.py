@@ -1,0 +1,305 @@
+"""The whole command on one rank and on two: grid, seeds, resuming, predictions, exports, refusals.
+
+Run as a program, this file is one of the ranks: it fine-tunes what the tests below judge.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.finetune.tiny_data import write_sst2
+from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
+from tests.trainer.two_ranks import run_ranks
+from trainer.finetune.batches import iterate_steps
+from trainer.finetune.prepare import prepare_data
+from trainer.finetune.run import finetune_on
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.start import start_model
+from trainer.finetune.training import Recipe, train_task
+from trainer.model.task_heads import Head
+from trainer.ranks import start_ranks, stop_ranks
+
+pytestmark = pytest.mark.slow
+
+LOSSES = Recipe(batch_size=6, learning_rate=2e-3, epochs=2, seed=3)
+CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
+    f'a,"the cat, {word}",the dog,gold,good,bad,ran .,sat,0\na,the film {word},a cat,gen,bad,ran,good,sat,2\n'
+    for word in ("sat", "ran", "is bad", "very")
+)
+NUMBERS = "".join(
+    json.dumps({"a": " ".join([word] * length), "b": "cat", "score": score}) + "\n"
+    for word, score in (("good", 1.5), ("bad", 0)) for length in (1, 2, 3)
+)  # fmt: skip
+
+
+def settings_of(folder, output, **changes):
+    base = FinetuneSettings(
+        task="sst2",
+        model=str(folder / "model"),
+        train=[str(folder / "train.tsv")],
+        validation=[str(folder / "dev.tsv")],
+        test=[str(folder / "test.tsv")],
+        output=str(output),
+        max_seq_len=16,
+        batch_size=[8, 16],
+        learning_rate=[5e-3],
+        epochs=[3],
+        seeds=[2],
+        micro_tokens=64,
+    )
+    return replace(base, **changes)
+
+
+def main(folder, output):
+    ranks = start_ranks()
+    finetune_on(ranks, settings_of(folder, output / "grid"))
+    faults = {"missing": fault_of(ranks, settings_of(folder, output / "missing", train=["none.tsv"]))}
+    if ranks.world_size == 1:
+        alone(ranks, folder, output, faults)
+    if ranks.rank == 0:
+        (output / "faults.json").write_text(json.dumps(faults))
+    stop_ranks()
+
+
+def alone(ranks, folder, output, faults):
+    """What needs no second rank."""
+    finetune_on(ranks, settings_of(folder, output / "again"))
+    resume(ranks, folder, output)
+    finetune_on(ranks, settings_of(folder, output / "longer", seeds=[0, 1, 5], batch_size=[8]))
+    shutil.copytree(output / "grid", output / "grown")
+    finetune_on(ranks, settings_of(folder, output / "grown", seeds=[0, 1, 5], batch_size=[8]))
+    shutil.copytree(output / "grid", output / "changed")
+    faults["changed"] = fault_of(ranks, settings_of(folder, output / "changed", max_seq_len=12, warmup_fraction=0.2))
+    (output / "foreign").mkdir()
+    (output / "foreign" / "thesis.txt").write_text("mine")
+    faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
+    faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", max_seq_len=41))
+    once = {"batch_size": [4], "seeds": [1], "test": [], "epochs": [8]}
+    swag, numbers = str(folder / "swag.csv"), str(folder / "numbers.jsonl")
+    finetune_on(ranks, settings_of(folder, output / "swag", task="swag", train=[swag], validation=[swag], **once))
+    columns = replace(settings_of(folder, "").columns, text="a", text_b="b", label="score")
+    regression = {"task": "regression", "columns": columns, "train": [numbers], "validation": [numbers], **once}
+    finetune_on(ranks, settings_of(folder, output / "numbers", **regression))
+    head = {"model": str(output / "grid" / "best"), "seeds": [1], "batch_size": [16]}
+    finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
+    other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
+    faults["other"] = fault_of(ranks, other)
+    finetune_on(ranks, replace(other, replace_head=True))
+    (output / "losses.json").write_text(json.dumps(our_losses(ranks, folder)))
+
+
+def resume(ranks, folder, output):
+    """As a command that was killed during its third run, with the model of the best one lost."""
+    shutil.copytree(output / "grid", output / "resumed")
+    names = sorted(path.name for path in (output / "grid" / "runs").iterdir())
+    for name in names[2:]:
+        (output / "resumed" / "runs" / name).unlink()
+    shutil.rmtree(output / "resumed" / "best")
+    (output / "resumed" / "results.json").unlink()
+    runs = output / "resumed" / "runs"
+    before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
+    finetune_on(ranks, settings_of(folder, output / "resumed"))
+    kept = [name for name, written in before.items() if (runs / name).stat().st_mtime_ns == written]
+    (output / "kept.json").write_text(json.dumps(kept))
+
+
+def fault_of(ranks, settings):
+    try:
+        finetune_on(ranks, settings)
+    except (ValueError, OSError) as fault:
+        return str(fault)
+    return None
+
+
+def our_losses(ranks, folder):
+    settings = settings_of(folder, "")
+    prepared = prepare_data(settings)
+    model, _ = start_model(prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False)
+    losses = []
+    train_task(model, prepared.train_items, LOSSES, settings, ranks, losses.append)
+    return losses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    write_sst2(folder)
+    write_pretrained(folder / "model")
+    write_fine_tuned(folder / "three-labels", Head("classification", ("x", "y", "z")), **NO_DROPOUT)
+    (folder / "swag.csv").write_text(CHOICES)
+    (folder / "numbers.jsonl").write_text(NUMBERS)
+    return folder
+
+
+def launch(folder, world_size):
+    output = folder / f"on-{world_size}"
+    output.mkdir()
+    for process in run_ranks([__file__, str(folder), str(output)], world_size):
+        assert process.returncode == 0, process.stderr
+    return output
+
+
+@pytest.fixture(scope="module")
+def output(folder):
+    return launch(folder, 1)
+
+
+@pytest.fixture(scope="module")
+def faults(output):
+    return json.loads((output / "faults.json").read_text())
+
+
+def results_of(path):
+    return json.loads((path / "results.json").read_text())
+
+
+def test_the_grid_is_trained_and_learns(output):
+    results = results_of(output / "grid")
+    assert [run["name"] for run in results["runs"]] == [
+        "batch8-lr0.005-epochs3-seed0",
+        "batch8-lr0.005-epochs3-seed1",
+        "batch16-lr0.005-epochs3-seed0",
+        "batch16-lr0.005-epochs3-seed1",
+    ]
+    assert [run["steps"] for run in results["runs"]] == [18, 18, 9, 9]
+    assert results["best"]["metrics"]["dev"]["accuracy"] == 1.0  # one word decides
+    assert results["data"]["train"][0]["examples"] == 48
+    assert results["data"]["train"][0]["truncated_examples"] == 0
+    first = results["settings"][0]
+    values = [run["metrics"]["dev"]["accuracy"] for run in results["runs"][:2]]
+    assert first["mean"]["dev"]["accuracy"] == pytest.approx(sum(values) / 2)
+    assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+
+
+def test_the_best_model_opens_in_transformers_and_made_the_predictions(output, folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(output / "grid" / "best")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(output / "grid" / "best").eval()
+    texts = [line.split("\t")[1] for line in (folder / "test.tsv").read_text().splitlines()[1:]]
+    with torch.no_grad():
+        logits = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits
+    rows = (output / "grid" / "predictions" / "test" / "SST-2.tsv").read_text().splitlines()
+    assert rows == ["index\tprediction", *(f"{row}\t{label}" for row, label in enumerate(logits.argmax(1).tolist()))]
+    best = results_of(output / "grid")["best"]
+    finetuned = json.loads((output / "grid" / "best" / "config.json").read_text())["beambert"]
+    assert (finetuned["tokens_seen"], finetuned["finetuned"]["run"]) == (99, best["name"])
+
+
+def test_the_same_command_gives_the_same_results(output):
+    assert (output / "again" / "results.json").read_bytes() == (output / "grid" / "results.json").read_bytes()
+
+
+def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
+    for name in ("results.json", "best/model.safetensors", "predictions/test/SST-2.tsv"):
+        assert (output / "resumed" / name).read_bytes() == (output / "grid" / name).read_bytes()
+    assert len(json.loads((output / "kept.json").read_text())) == 1  # the best run's model was lost, so it was redone
+
+
+def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
+    """By the command line, killed as soon as its first run is finished."""
+    target = output / "killed"
+    files = ["--train", folder / "train.tsv", "--validation", folder / "dev.tsv", "--test", folder / "test.tsv"]
+    grid = "--max_seq_len 16 --batch_size 8 16 --learning_rate 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
+    command = ["-m", "trainer", "finetune", "--task", "sst2", "--model", folder / "model", *files, "--output", target]
+    arguments = [sys.executable, *map(str, command), *grid.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL)
+    while not list(target.glob("runs/*.json")):
+        assert first.poll() is None, "it ended before its first run was finished"
+        time.sleep(0.02)
+    first.kill()
+    first.wait()
+    assert not (target / "results.json").exists()
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "of 4 runs were finished before" in done.stdout
+    for name in ("results.json", "best/model.safetensors"):
+        assert (target / name).read_bytes() == (output / "grid" / name).read_bytes()
+
+
+def test_a_grid_may_grow(output):
+    grown, at_once = results_of(output / "grown"), results_of(output / "longer")
+    assert grown == at_once
+    assert [run["seed"] for run in grown["runs"]] == [0, 1, 5]
+
+
+def test_refusals(faults):
+    assert "no such file" in faults["missing"].lower()
+    assert "max_seq_len was 16 and is now 12" in faults["changed"]
+    assert "warmup_fraction was 0.1 and is now 0.2" in faults["changed"]
+    assert "exists and holds no fine-tuning" in faults["foreign"]
+    assert "max_seq_len is 41" in faults["positions"]
+    assert "reads 40 tokens at most" in faults["positions"]
+    assert "has a head for classification with 3 labels: x, y, z, this task needs one" in faults["other"]
+    assert "--replace_head true" in faults["other"]
+
+
+def test_multiple_choice_and_regression_learn(output):
+    assert results_of(output / "swag")["best"]["metrics"]["swag"]["accuracy"] == 1.0
+    assert results_of(output / "numbers")["best"]["metrics"]["numbers"]["pearson"] > 0.9
+
+
+def test_a_head_goes_on_where_it_fits(output):
+    goes_on, new = results_of(output / "goes-on")["runs"][0], results_of(output / "other")["runs"][0]
+    assert goes_on["train_loss"] < 0.5 * new["train_loss"]
+
+
+def test_two_ranks_give_what_one_gives(folder, output):
+    both = launch(folder, 2)
+    alone, together = results_of(output / "grid"), results_of(both / "grid")
+    assert [run["metrics"] for run in together["runs"]] == [run["metrics"] for run in alone["runs"]]
+    losses = [[run["train_loss"] for run in results["runs"]] for results in (together, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    predictions = Path("grid/predictions/test/SST-2.tsv")
+    assert (both / predictions).read_text() == (output / predictions).read_text()
+    assert "none.tsv" in json.loads((both / "faults.json").read_text())["missing"]
+
+
+def test_losses_are_those_of_a_loop_over_transformers(folder, output):
+    settings = settings_of(folder, "")
+    prepared = prepare_data(settings)
+    ours, _ = start_model(prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False)
+    theirs = transformers.BertForSequenceClassification.from_pretrained(folder / "model", num_labels=2).train()
+    theirs.classifier.load_state_dict(ours.task_head.state_dict())
+    decays = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
+    groups = [{"params": decays, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LOSSES.learning_rate, eps=1e-6)
+    steps = LOSSES.num_steps(len(prepared.train_items))
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
+    losses = []
+    stream = iterate_steps(
+        prepared.train_items, batch_size=6, epochs=2, seed=LOSSES.seed, world_size=1, micro_tokens=64
+    )
+    for step in stream:
+        loss = theirs(**padded(step.items)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert len(losses) == 16
+    assert json.loads((output / "losses.json").read_text()) == pytest.approx(losses, abs=1e-4)
+
+
+def padded(items):
+    width = max(len(item.sequences[0].input_ids) for item in items)
+    columns = {name: torch.zeros(len(items), width, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    for row, item in enumerate(items):
+        ids = torch.from_numpy(item.sequences[0].input_ids.astype("int64"))
+        columns["input_ids"][row, : len(ids)] = ids
+        columns["attention_mask"][row, : len(ids)] = 1
+    return {**columns, "labels": torch.tensor([int(item.labels[0]) for item in items])}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,53 @@
+"""Files in configs/finetune are complete but for model and data; documents name settings that exist."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.command_line import parse_settings
+from trainer.cli import COMMANDS
+from trainer.finetune.settings import check_settings
+from trainer.finetune.squad.settings import SquadSettings
+from trainer.finetune.tasks import open_task
+from trainer.finetune.tokens.settings import TokenSettings
+
+ROOT = Path(__file__).parents[2]
+CONFIGS, DOCS = ROOT / "configs/finetune", ROOT / "docs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_configs_can_be_run(path):
+    arguments = ["--config", str(path), "--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
+    settings = parse_settings("finetune", COMMANDS["finetune"], arguments)
+    check_settings(settings)
+    assert open_task(settings).main_metric
+
+
+def test_questions_and_entities_have_the_papers_settings():
+    def read(name, *arguments):
+        required = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
+        return parse_settings(
+            "finetune", COMMANDS["finetune"], ["--config", str(CONFIGS / f"{name}.yaml"), *required, *arguments]
+        )
+
+    assert (read("squad").max_seq_len, read("squad").batch_size, read("squad").epochs) == (384, [32], [3])
+    assert (read("squad2").task, read("squad2").batch_size, read("squad2").epochs) == ("squad2", [48], [2])
+    assert read("squad2", "--squad.null_threshold", "-1.5").squad.null_threshold == -1.5
+    assert read("ner", "--tokens.tag_column", "2", "--tokens.scheme", "bioes").tokens.tag_column == 2
+
+
+@pytest.mark.parametrize(
+    ("document", "prefix", "defaults"),
+    [
+        ("question-answering.md", "squad", SquadSettings()),
+        ("token-classification.md", "tokens", TokenSettings()),
+    ],
+)
+def test_documents_name_settings_and_defaults_that_exist(document, prefix, defaults):
+    text = (DOCS / document).read_text()
+    named = dict(re.findall(rf"`--{prefix}\.(\w+)`(?: (-?\d+)\b)?", text))
+    assert set(named) <= set(dataclasses.asdict(defaults))
+    stated = {name: int(number) for name, number in named.items() if number}
+    assert stated == {name: value for name, value in dataclasses.asdict(defaults).items() if isinstance(value, int)}

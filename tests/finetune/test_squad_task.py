@@ -1,0 +1,231 @@
+"""Question answering from a file to predictions, with logits that are known instead of a model's."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tokenizer.vocab import parse_vocab
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.squad.settings import SquadSettings
+from trainer.finetune.squad.task import open_squad
+from trainer.finetune.text import TextEncoder
+
+
+def _open(task="squad", max_seq_len=384, **squad):
+    return open_squad(
+        FinetuneSettings(task, "m", ["t"], ["v"], "o", max_seq_len=max_seq_len, squad=SquadSettings(**squad))
+    )
+
+
+def _write(path, questions, context="Rollo (the Norse leader) met Café Society."):
+    qas = [
+        {
+            "id": f"q{number}",
+            "question": text,
+            "answers": [{"text": answer, "answer_start": context.index(answer)} for answer in answers],
+            "is_impossible": not answers,
+        }
+        for number, (text, answers) in enumerate(questions)
+    ]
+    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": context, "qas": qas}]}]}))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def vocab(shared_data):
+    return parse_vocab((shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt")
+
+
+def _logits_of_labels(item, sure=9.0):
+    """What a model that knows the labels would say."""
+    logits = np.zeros((len(item.sequences[0].input_ids), 2), np.float32)
+    logits[item.labels[0], 0] = logits[item.labels[1], 1] = sure
+    return logits
+
+
+def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Who met whom?", ["Norse leader"])])
+    task = _open(max_seq_len=13, max_query_pieces=2, doc_stride=4)
+    (question,) = task.read(path, "train").examples
+    encoded = task.encode([question], (), TextEncoder(vocab, True, 13), "train")
+    tokens = [" ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items]
+    assert tokens == [
+        "[CLS] who met [SEP] roll ##o ( the norse leader ) met [SEP]",
+        "[CLS] who met [SEP] norse leader ) met cafe society . [SEP]",
+    ]
+    assert [item.labels.tolist() for item in encoded.items] == [[8, 9], [4, 5]]
+    assert [item.sequences[0].segment_a_length for item in encoded.items] == [4, 4]
+    assert [item.may_start.tolist() for item in encoded.items] == [
+        [True] * 6 + [False] * 2,
+        [False] * 2 + [True] * 5,
+    ]
+    assert encoded.counts == {
+        "questions_cut": 1,
+        "questions_in_windows": 1,
+        "questions_without_answer": 0,
+        "answers_without_pieces": 0,
+        "contexts_without_pieces": 0,
+    }
+
+
+def test_an_answer_that_a_window_has_only_half_of_is_none_there(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Who?", ["met Café Society"])])
+    task = _open(max_seq_len=13, max_query_pieces=2, doc_stride=4)
+    encoded = task.encode(task.read(path, "train").examples, (), TextEncoder(vocab, True, 13), "train")
+    assert [item.labels.tolist() for item in encoded.items] == [[0, 0], [7, 9]]
+
+
+def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Where?", ["Café Society"]), ("Who?", ["Rollo", "Norse leader"])])
+    task = _open()
+    questions = task.read(path, "validation").examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
+    predictions = task.decode(questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ())
+    metrics = task.score(questions, predictions)
+    assert metrics == {"exact": 100.0, "f1": 100.0}
+    files = task.prediction_files(path, questions, predictions, metrics)
+    assert sorted(files) == ["nbest_predictions.json", "predictions.json"]
+    assert json.loads(files["predictions.json"]) == {"q0": "Café Society", "q1": "Rollo"}
+    best = json.loads(files["nbest_predictions.json"])["q0"]
+    assert len(best) == 20
+    assert len({each["text"] for each in best}) == 20
+    assert best[0] == {
+        "text": "Café Society",
+        "probability": pytest.approx(best[0]["probability"]),
+        "start_logit": 9.0,
+        "end_logit": 9.0,
+        "start": 29,
+        "end": 41,
+    }
+    assert sum(each["probability"] for each in best) == pytest.approx(1)
+
+
+def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Who?", ["Rollo"]), ("Why?", []), ("Whom?", ["Society"])])
+    task = _open("squad2")
+    questions = task.read(path, "validation").examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
+    outputs = [_logits_of_labels(item) for item in encoded.items]
+    outputs[1][:] = 0
+    outputs[1][0] = 2.0  # no answer: above the best answer by 4
+    outputs[2][0] = 10.0  # above the right answer by 2
+    predictions = task.decode(questions, encoded.items, outputs, ())
+    metrics = task.score(questions, predictions)
+    assert metrics == {
+        "exact": 100.0,
+        "f1": 100.0,
+        "HasAns_exact": 100.0,
+        "HasAns_f1": 100.0,
+        "NoAns_exact": 100.0,
+        "NoAns_f1": 100.0,
+        "null_threshold": 2.0,
+        "best_exact": 100.0,
+        "best_exact_thresh": 2.0,
+        "best_f1": 100.0,
+        "best_f1_thresh": 2.0,
+    }
+    files = task.prediction_files(path, questions, predictions, metrics)
+    assert json.loads(files["predictions.json"]) == {"q0": "Rollo", "q1": "", "q2": "Society"}
+    assert json.loads(files["null_odds.json"]) == {"q0": -18.0, "q1": 4.0, "q2": 2.0}
+    assert json.loads(files["nbest_predictions.json"])["q1"][0]["text"] == ""
+    assert "" in [each["text"] for each in json.loads(files["nbest_predictions.json"])["q0"]]
+    fixed = _open("squad2", null_threshold=1.0).score(questions, predictions)
+    assert (fixed["exact"], fixed["HasAns_exact"], fixed["best_exact"]) == (pytest.approx(200 / 3), 50.0, 100.0)
+
+
+def test_the_best_answer_may_be_in_any_window(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Who?", ["Society"])])
+    task = _open(max_seq_len=13, max_query_pieces=2, doc_stride=4)
+    questions = task.read(path, "validation").examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 13), "validation")
+    assert len(encoded.items) == 2
+    (prediction,) = task.decode(questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ())
+    assert prediction.text == "Society"
+
+
+def test_a_test_file_needs_no_answers(vocab, tmp_path):
+    text = json.dumps({"data": [{"paragraphs": [{"context": "Rollo met.", "qas": [{"id": "a", "question": "Who?"}]}]}]})
+    (tmp_path / "test.json").write_text(text)
+    task = _open()
+    questions = task.read(str(tmp_path / "test.json"), "test").examples
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "test")
+    assert encoded.items[0].labels.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "answer", "says"),
+    [
+        (" ", "Rollo met.", ("Rollo", 0), "article 'T', question a: the question is empty"),
+        ("Who?", "", ("Rollo", 0), "the context is empty"),
+        ("Who?", "Rollo met.", ("Rollo", 2), "'Rollo' is said to begin at character 2.*squad.on_bad_question skip"),
+    ],
+)
+def test_bad_questions_stop_or_are_counted(tmp_path, vocab, question, context, answer, says):
+    good = {"id": "b", "question": "Who?", "answers": [{"text": "Rollo", "answer_start": 0}]}
+    bad = {"id": "a", "question": question, "answers": [{"text": answer[0], "answer_start": answer[1]}]}
+    paragraphs = [{"context": context, "qas": [bad]}, {"context": "Rollo met.", "qas": [good]}]
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
+    for split in ("train", "validation"):
+        with pytest.raises(ValueError, match=says):
+            _open().read(str(path), split)
+    task = _open(on_bad_question="skip")
+    trained, measured = (task.read(str(path), split) for split in ("train", "validation"))
+    assert [each.id for each in trained.examples] == ["b"]
+    assert [each.id for each in measured.examples] == ["a", "b"]
+    assert trained.counts == measured.counts == {"bad_questions": 1}
+    encoded = task.encode(measured.examples, (), TextEncoder(vocab, True, 384), "validation")
+    outputs = [_logits_of_labels(item) for item in encoded.items]
+    predictions = task.decode(measured.examples, encoded.items, outputs, ())
+    assert predictions[1].text == "Rollo"
+    assert (predictions[0].text == "") == (context == "")
+    assert task.prediction_files("f", measured.examples, predictions, {}).keys() >= {"nbest_predictions.json"}
+
+
+def test_a_file_of_bad_questions_alone_is_refused(tmp_path):
+    path = _write(tmp_path / "f.json", [("", ["Rollo"])])
+    with pytest.raises(ValueError, match=r"no question is left; the first fault was .*the question is empty"):
+        _open(on_bad_question="skip").read(path, "train")
+
+
+def test_an_answer_without_pieces_stops_or_is_counted(vocab, tmp_path):
+    path = _write(tmp_path / "f.json", [("Which?", ["\u200b"]), ("Who?", ["Rollo"])], "Rollo \u200b met.")
+    for choice in ("stop", "skip"):
+        task = _open(on_bad_question=choice)
+        questions = task.read(path, "train").examples
+        encoder = TextEncoder(vocab, True, 384)
+        if choice == "stop":
+            with pytest.raises(ValueError, match=r"question q0: answer '.u200b' has no piece of text"):
+                task.encode(questions, (), encoder, "train")
+        else:
+            encoded = task.encode(questions, (), encoder, "train")
+            assert [item.example for item in encoded.items] == [1]
+            assert encoded.counts["answers_without_pieces"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"doc_stride": 0}, "squad.doc_stride is 0"),
+        ({"n_best": 0}, "squad.n_best is 0"),
+        ({"max_seq_len": 64}, "squad.max_query_pieces 64 leaves no room in max_seq_len 64"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, says):
+    with pytest.raises(ValueError, match=says):
+        _open(**settings)
+
+
+def test_real_questions_are_answered_right_by_their_labels(vocab, shared_data):
+    task = _open("squad2", max_seq_len=160, doc_stride=48)
+    questions = task.read(str(shared_data / "data/squad/squad_v2_half_dev.json.zst"), "validation").examples[::7]
+    encoded = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation")
+    outputs = [_logits_of_labels(item) for item in encoded.items]
+    for item, output in zip(encoded.items, outputs, strict=True):
+        if item.labels[1]:
+            output[0] = -9.0
+    metrics = task.score(questions, task.decode(questions, encoded.items, outputs, ()))
+    # Answers inside a word, as "20" of "20th", or longer than 30 pieces cannot be given exactly.
+    assert metrics["HasAns_exact"] > 99.0
+    assert metrics["NoAns_exact"] == 100.0

@@ -1,0 +1,145 @@
+"""Pieces and their places, windows of long contexts, and answers out of logits."""
+
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenizer.encode import Encoder
+from tokenizer.vocab import parse_vocab
+from trainer.finetune.squad.answers import WindowLogits, find_spans, softmax
+from trainer.finetune.squad.offsets import OffsetEncoder
+from trainer.finetune.squad.windows import Window, cut_windows, find_best_windows
+
+VOCAB = parse_vocab(
+    "\n".join(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789()-.,", "cafe", "the"]
+        + [f"##{character}" for character in "abcdefghijklmnopqrstuvwxyz0123456789"]
+        + ["ᄒ", "##ᅡ", "##ᆫ", "東"]
+    ).encode(),
+    "vocab.txt",
+)
+TEXTS = st.text(
+    st.one_of(
+        st.sampled_from("aAbcé É\u0301\u200b\ufeff\x00\t\n\u00a0東京한국İß(-).,[MASK]"),
+        st.characters(exclude_categories=("Cs",)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+@settings(deadline=None)
+@given(texts=st.lists(TEXTS, max_size=3))
+def test_ids_are_the_encoders_and_places_are_in_order(lower_case, texts):
+    encoder = Encoder(VOCAB, lower_case)
+    for text, pieces in zip(texts, OffsetEncoder(VOCAB, lower_case).encode_texts(texts), strict=True):
+        assert pieces.ids.tolist() == encoder.encode(text).tolist()
+        assert pieces.ids.dtype == encoder.encode(text).dtype
+        starts, ends = pieces.starts.tolist(), pieces.ends.tolist()
+        assert all(0 <= start < end <= len(text) for start, end in zip(starts, ends, strict=True))
+        assert starts == sorted(starts)
+        assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("The Café", ["The", "Café"]),
+        ("x cafe\u0301.", ["x", "cafe\u0301", "."]),
+        ("ca\u200bfe", ["ca\u200bfe"]),
+        ("\ufeffthe (a-b)", ["the", "(", "a", "-", "b", ")"]),
+        ("東the", ["東", "the"]),
+        ("한a", ["한", "한", "한", "a"]),
+        ("the ₿ a", ["the", "₿", "a"]),
+    ],
+)
+def test_pieces_stand_for_the_text_as_it_was_written(text, places):
+    (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts([text])
+    assert [text[start:end] for start, end in zip(pieces.starts, pieces.ends, strict=True)] == places
+
+
+@pytest.mark.parametrize(
+    ("answer", "span"),
+    [("(a-b)", (1, 5)), ("a", (2, 2)), ("Café", (6, 6)), ("afé", (6, 6)), (" Café ", (6, 6)), ("-b) C", (3, 6))],
+)
+def test_the_pieces_of_an_answer(answer, span):
+    text = "The (a-b) Café the"
+    (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts([text])
+    start = text.index(answer)
+    assert pieces.find_span(start, start + len(answer)) == span
+
+
+def test_an_answer_of_nothing_that_is_read_has_no_piece():
+    (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts(["a \u200b b"])
+    assert pieces.find_span(2, 3) is None
+
+
+def test_windows_of_the_reference():
+    assert cut_windows(10, 10, 4) == [Window(0, 10)]
+    assert cut_windows(11, 10, 4) == [Window(0, 10), Window(4, 7)]
+    assert cut_windows(18, 10, 4) == [Window(0, 10), Window(4, 10), Window(8, 10)]
+    assert cut_windows(18, 5, 9) == [Window(0, 5), Window(5, 5), Window(10, 5), Window(15, 3)]
+    assert cut_windows(0, 10, 4) == []
+
+
+def test_the_window_with_most_context_as_in_the_reference():
+    # "the man went to the store and bought a gallon of milk", 5 words a window, stride 3: "bought" has 4 words of
+    # context to its left and none to its right in the second window, 1 and 3 in the third.
+    windows = cut_windows(12, 5, 3)
+    assert [window.start for window in windows] == [0, 3, 6, 9]
+    assert find_best_windows(windows, 12)[7] == 2
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 25))
+def test_every_piece_is_read_and_best_in_one_window(num_pieces, room, stride):
+    windows = cut_windows(num_pieces, room, stride)
+    assert max(window.length for window in windows) <= room
+    best = find_best_windows(windows, num_pieces)
+    for piece, chosen in enumerate(best.tolist()):
+        scores = [
+            min(piece - window.start, window.start + window.length - 1 - piece) + 0.01 * window.length
+            if window.start <= piece < window.start + window.length
+            else -1
+            for window in windows
+        ]
+        assert scores[chosen] == max(scores)
+        assert scores.index(max(scores)) == chosen
+
+
+LOGITS = st.integers(-4, 4).map(float)
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 5), st.integers(1, 12))
+def test_the_best_spans_are_the_best_of_all(data, num_pieces, max_pieces, num_spans):
+    start, end = (
+        np.array(data.draw(st.lists(LOGITS, min_size=num_pieces, max_size=num_pieces)), np.float32) for _ in range(2)
+    )
+    may_start = np.array(data.draw(st.lists(st.booleans(), min_size=num_pieces, max_size=num_pieces)))
+    found = find_spans(WindowLogits(start, end, (0.0, 0.0), may_start, 100), max_pieces, num_spans)
+    every = [
+        (100 + first, 100 + last, float(start[first] + end[last]))
+        for first in range(num_pieces)
+        for last in range(first, min(num_pieces, first + max_pieces))
+        if may_start[first]
+    ]
+    expected = sorted(every, key=lambda each: -each[2])[:num_spans]
+    assert [(span.first, span.last, span.score) for span in found] == expected
+
+
+def test_softmax_of_large_scores():
+    assert softmax([1000.0, 1000.0]) == [0.5, 0.5]
+
+
+def test_real_contexts_have_the_encoders_ids(shared_data):
+    vocab = parse_vocab((shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt")
+    text = (shared_data / "data/bert_sample/sample_text.txt").read_text()
+    (pieces,) = OffsetEncoder(vocab, lower_case=True).encode_texts([text])
+    assert np.array_equal(pieces.ids, Encoder(vocab, lower_case=True).encode(text))
+    for index in range(0, len(pieces.ids), 7):
+        token = vocab.tokens[pieces.ids[index]].removeprefix("##")
+        place = text[pieces.starts[index] : pieces.ends[index]]
+        plain = "".join(c for c in unicodedata.normalize("NFD", place.lower()) if unicodedata.category(c) != "Mn")
+        assert token in ("[UNK]", plain)

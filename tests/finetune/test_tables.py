@@ -1,0 +1,144 @@
+"""Any table by the names of its columns: classification, regression and multiple choice, and what is refused."""
+
+import gzip
+
+import pytest
+import zstandard
+
+from tests.finetune.test_glue import make_encoder, task_of, write
+from tests.finetune.tiny_model import TOKENS
+from trainer.finetune.settings import ColumnSettings
+from trainer.finetune.text_files import data_format, plain_name, read_text
+
+PAIRS = ColumnSettings(text="a", text_b="b", label="class", id="key")
+ROWS = [("k1", "the cat, sat", "a dog", "x"), ("k2", 'very "good"', "the film", "y")]
+CSV = 'key,a,b,class\nk1,"the cat, sat",a dog,x\nk2,"very ""good""",the film,y\n'
+TSV = "class\ta\tb\tkey\nx\tthe cat, sat\ta dog\tk1\n" + 'y\tvery "good"\tthe film\tk2\n'
+JSONL = '{"key": "k1", "a": "the cat, sat", "b": "a dog", "class": "x"}\n\n' + (
+    '{"key": "k2", "a": "very \\"good\\"", "b": "the film", "class": "y", "more": [1]}\n'
+)
+
+
+@pytest.mark.parametrize(("name", "text"), [("t.csv", CSV), ("t.tsv", TSV), ("t.jsonl", JSONL)])
+def test_three_forms_of_one_table(name, text, tmp_path):
+    task = task_of("classification", columns=PAIRS)
+    examples = task.read(write(tmp_path, name, text), "train").examples
+    assert [(each.id, each.text, each.text_b, each.label) for each in examples] == ROWS
+    assert task.find_labels(examples) == ("x", "y")
+    files = task.prediction_files(str(tmp_path / name), examples, ["y", "x"], {})
+    assert files == {"t.tsv": "id\tprediction\nk1\ty\nk2\tx\n"}
+    assert task.score(examples, ["x", "x"]) == {"accuracy": 0.5, "macro_f1": pytest.approx((2 / 3 + 0) / 2)}
+
+
+def test_numbers_of_json_are_labels_and_places_are_lines(tmp_path):
+    task = task_of("regression", columns=ColumnSettings(text="t", label="n"))
+    path = write(tmp_path, "t.jsonl", '{"t": "a", "n": 1.5}\n\n{"t": "b", "n": 2}\n')
+    examples = task.read(path, "train").examples
+    assert [(each.place, each.label, each.text_b) for each in examples] == [
+        (f"{path}:1", "1.5", None),
+        (f"{path}:3", "2", None),
+    ]
+    items = task.encode(examples, (), make_encoder(), "train").items
+    assert [item.labels.tolist() for item in items] == [[1.5], [2.0]]
+    assert task.find_labels(examples) == ()
+    assert task.decode(examples, items, [item.labels for item in items], ()) == [1.5, 2.0]
+
+
+def test_lines_of_a_csv_are_counted_through_quoted_line_ends(tmp_path):
+    task = task_of("classification")
+    path = write(tmp_path, "t.csv", 'text,label\n"two\nlines",x\nshort\n')
+    with pytest.raises(ValueError, match=r"t\.csv:4: 1 columns, expected 2 \(text, label\)"):
+        task.read(path, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.txt", "text\tlabel\n", r"ends in \.txt, expected \.tsv, \.csv or \.jsonl"),
+        ("t.csv", "text,text,label\na,b,c\n", r"t\.csv: two columns have one name: text, text, label"),
+        ("t.csv", 'text,label\n"open,x\n', r"t\.csv:2: unexpected end of data"),
+        ("t.jsonl", '{"text": "a", "label": 1}\n{"text"\n', r"t\.jsonl:2: not JSON"),
+        ("t.jsonl", "[1]\n", r"t\.jsonl:1: expected a JSON object, found list"),
+        ("t.jsonl", '{"text": "a"}\n', r"t\.jsonl:1: no column label; the columns are text"),
+        ("t.jsonl", '{"text": null, "label": 1}\n', r"t\.jsonl:1: text is null, expected a value"),
+        ("t.tsv", "text\tlabel\n", r"t\.tsv: has no rows"),
+    ],
+)
+def test_malformed_tables(name, text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        task_of("classification").read(write(tmp_path, name, text), "train")
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    task = task_of("classification")
+    examples = task.read(write(tmp_path, "t.csv", "text,label\na,x\nb,x\n"), "train").examples
+    with pytest.raises(ValueError, match=r"t\.csv:2: every training example has the label 'x'"):
+        task.find_labels(examples)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"text,label\n\xff,1\n")
+    with pytest.raises(ValueError, match=r"t\.csv:2: not UTF-8"):
+        read_text(str(tmp_path / "t.csv"))
+    for name, data in (("t.csv.gz", gzip.compress(CSV.encode())), ("t.csv.zst", zstandard.compress(CSV.encode()))):
+        (tmp_path / name).write_bytes(data)
+        assert read_text(str(tmp_path / name)) == CSV
+        (tmp_path / name).write_bytes(b"plain")
+        with pytest.raises(ValueError, match=rf"{name}: cannot be decompressed"):
+            read_text(str(tmp_path / name))
+    assert (plain_name("a/b.c/train.tsv.zst"), data_format("a/b.c/Train.TSV.gz")) == ("train", "tsv")
+
+
+SWAG = (
+    ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+    '0,anet,1,"the cat sat. a dog",the cat sat .,a dog,gold,ran .,is good,sat,is a film,3\n'
+)
+
+
+def test_swag(tmp_path):
+    task = task_of("swag")
+    examples = task.read(write(tmp_path, "train.csv", SWAG), "train").examples
+    [item] = task.encode(examples, (), make_encoder(11), "train").items
+    words = [" ".join(TOKENS[index] for index in sequence.input_ids) for sequence in item.sequences]
+    assert words == [
+        "[CLS] the cat sat . [SEP] a dog ran . [SEP]",
+        "[CLS] the cat sat . [SEP] a dog is good [SEP]",
+        "[CLS] the cat sat . [SEP] a dog sat [SEP]",
+        "[CLS] the cat sat . [SEP] a dog is a [SEP]",
+    ]
+    assert ([sequence.segment_a_length for sequence in item.sequences], item.labels.tolist()) == ([6] * 4, [3])
+    assert task.encode(examples, (), make_encoder(11), "train").counts == {
+        "truncated_examples": 1,
+        "truncated_tokens": 1,
+    }
+    assert task.score(examples, [3]) == {"accuracy": 1.0}
+
+
+def test_swags_test_file_needs_no_label(tmp_path):
+    task, text = task_of("swag"), SWAG.replace(",label", "").replace(",3\n", "\n")
+    path = write(tmp_path, "test.csv", text)
+    examples = task.read(path, "test").examples
+    assert task.prediction_files(path, examples, [2], {}) == {"test.tsv": "id\tprediction\n0\t2\n"}
+    with pytest.raises(ValueError, match=r"test\.csv: no column label; the columns are , video-id, fold-ind"):
+        task.read(path, "validation")
+
+
+@pytest.mark.parametrize("label", ["4", "-1", "gold", ""])
+def test_a_choice_that_there_is_not(label, tmp_path):
+    path = write(tmp_path, "train.csv", SWAG.replace(",3\n", f",{label}\n"))
+    with pytest.raises(ValueError, match=rf"train\.csv:2: label '{label}', expected the number of a choice, 0 to 3"):
+        task_of("swag").read(path, "train")
+
+
+def test_multiple_choice_by_columns(tmp_path):
+    columns = ColumnSettings(text="q", choices=["yes", "no", "so"], label="right", id="n")
+    task = task_of("multiple-choice", columns=columns)
+    examples = task.read(write(tmp_path, "t.csv", "n,q,yes,no,so,right\n7,is it,a,the,very,1\n"), "train").examples
+    assert (examples[0].id, examples[0].context, examples[0].endings) == ("7", "is it", ("a", "the", "very"))
+    with pytest.raises(ValueError, match="a choice needs at least two columns"):
+        task_of("multiple-choice", columns=ColumnSettings(choices=["one"]))
+
+
+def test_an_unknown_task_names_those_that_there_are():
+    with pytest.raises(ValueError, match="task 'imdb' is unknown; the tasks are cola, sst2"):
+        task_of("imdb")

@@ -1,0 +1,253 @@
+"""Heads, their losses, and folders of fine-tuned models, against transformers' classes."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from tests.finetune.tiny_model import TOKENS, tiny_config, write_fine_tuned, write_pretrained
+from trainer.finetune.batches import pack_items
+from trainer.finetune.start import start_model
+from trainer.finetune.task import Item, TokenSequence
+from trainer.finetune.training import forward
+from trainer.model.bert import BertModel
+from trainer.model.task_heads import IGNORED, BertForTask, Head, build_task_model, count_losses, task_loss_sum
+from trainer.open_model import open_model
+
+CPU = torch.device("cpu")
+HEADS = {
+    "classification": Head("classification", ("no", "yes", "maybe")),
+    "regression": Head("regression"),
+    "choice": Head("choice"),
+    "tokens": Head("tokens", ("O", "B-X", "I-X")),
+    "span": Head("span"),
+}
+CLASSES = {
+    "classification": "BertForSequenceClassification",
+    "regression": "BertForSequenceClassification",
+    "choice": "BertForMultipleChoice",
+    "tokens": "BertForTokenClassification",
+    "span": "BertForQuestionAnswering",
+}
+LABELS = {
+    "classification": [[2], [0], [1]],
+    "regression": [[0.5], [-1.25], [3.0]],
+    "choice": [[1], [2], [0]],
+    "tokens": [[IGNORED, 0, 1, 2, IGNORED], [IGNORED] * 7 + [1, IGNORED], [IGNORED, 2, IGNORED]],
+    "span": [[1, 3], [0, 0], [1, 1]],
+}
+LENGTHS = [(5, 2), (9, 6), (3, 3)]
+
+
+def random_sequence(length, segment_a, seed):
+    ids = np.random.default_rng(seed).integers(5, len(TOKENS), length)
+    ids[0], ids[-1] = 2, 3
+    return TokenSequence(ids.astype(np.uint16), segment_a)
+
+
+def make_items(kind):
+    """Three items of different lengths; choices have three sequences each."""
+    dtype = np.float32 if kind == "regression" else np.int64
+    return [
+        Item(
+            number,
+            tuple(random_sequence(length + choice, a, 10 * number + choice) for choice in range(3))
+            if kind == "choice"
+            else (random_sequence(length, a, number),),
+            np.array(label, dtype),
+        )
+        for number, ((length, a), label) in enumerate(zip(LENGTHS, LABELS[kind], strict=True))
+    ]
+
+
+def padded(sequences, width):
+    """As transformers takes them."""
+    batch = {name: np.zeros((len(sequences), width), np.int64) for name in ("input_ids", "attention_mask", "types")}
+    for row, sequence in enumerate(sequences):
+        length = len(sequence.input_ids)
+        batch["input_ids"][row, :length] = sequence.input_ids
+        batch["attention_mask"][row, :length] = 1
+        batch["types"][row, sequence.segment_a_length : length] = 1
+    batch["token_type_ids"] = batch.pop("types")
+    return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def their_outputs(theirs, kind, items):
+    """Loss and logits of transformers' model for the items, in our shapes."""
+    width = max(len(sequence.input_ids) for item in items for sequence in item.sequences)
+    batch = padded([sequence for item in items for sequence in item.sequences], width)
+    labels = [item.labels for item in items]
+    if kind == "choice":
+        batch = {name: values.view(len(items), 3, -1) for name, values in batch.items()}
+    if kind == "tokens":
+        rows = [np.pad(label, (0, width - len(label)), constant_values=IGNORED) for label in labels]
+        output = theirs(**batch, labels=torch.from_numpy(np.stack(rows)))
+    elif kind == "span":
+        starts, ends = torch.from_numpy(np.stack(labels)).T
+        output = theirs(**batch, start_positions=starts, end_positions=ends)
+        output.logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
+        # Its softmax gives padding a share; ours has none, which is what it computes of one sequence at a time.
+        alone = [padded([item.sequences[0]], len(item.sequences[0].input_ids)) for item in items]
+        pairs = zip(alone, starts, ends, strict=True)
+        output.loss = sum(theirs(**one, start_positions=a[None], end_positions=b[None]).loss for one, a, b in pairs) / 3
+    else:
+        output = theirs(**batch, labels=torch.from_numpy(np.concatenate(labels)))
+    if kind == "choice":
+        return output.loss, output.logits.reshape(-1, 1)
+    if kind in ("tokens", "span"):
+        return output.loss, output.logits[batch["attention_mask"].bool()]
+    return output.loss, output.logits
+
+
+def our_outputs(model, items):
+    batch = pack_items(items, CPU)
+    logits = forward(model, batch)
+    loss_sum = task_loss_sum(model.head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
+    return loss_sum / count_losses(model.head, batch.labels), logits
+
+
+def compare(model, theirs, kind):
+    items = make_items(kind)
+    our_loss, our_logits = our_outputs(model, items)
+    their_loss, their_logits = their_outputs(theirs, kind, items)
+    torch.testing.assert_close(our_logits, their_logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(our_loss, their_loss, rtol=0, atol=1e-5)
+    our_loss.backward()
+    their_loss.backward()
+    gradient = model.bert.embeddings.word.weight.grad
+    torch.testing.assert_close(gradient, theirs.get_input_embeddings().weight.grad, rtol=0, atol=1e-5)
+
+
+def load(folder, changes=None):
+    opened = open_model(str(folder))
+    model, new = start_model(opened, opened.config, opened.head, seed=77, keeps_head=True)
+    assert new == []
+    return opened, model.eval()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("kind", HEADS)
+def test_transformers_opens_an_export_whole_and_computes_the_same(kind, pre_norm, tmp_path):
+    folder = write_fine_tuned(tmp_path / "out", HEADS[kind], pre_norm=pre_norm)
+    name = f"Megatron{CLASSES[kind]}" if pre_norm else CLASSES[kind]
+    theirs, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    opened, model = load(folder)
+    assert opened.head == HEADS[kind]
+    compare(model, theirs.eval(), kind)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_folder_that_transformers_saved_opens_here(kind, tmp_path):
+    settings = {"num_labels": 1, "problem_type": "regression"} if kind == "regression" else {}
+    if HEADS[kind].labels:
+        settings["id2label"] = dict(enumerate(HEADS[kind].labels))
+        settings["label2id"] = {label: index for index, label in enumerate(HEADS[kind].labels)}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = transformers.BertConfig(vocab_size=len(TOKENS), max_position_embeddings=40, **sizes, **settings)
+    theirs = getattr(transformers, CLASSES[kind])(config).eval()
+    theirs.save_pretrained(tmp_path)
+    write_vocabulary(tmp_path)
+    opened, model = load(tmp_path)
+    assert opened.head == HEADS[kind]
+    compare(model, theirs, kind)
+
+
+def write_vocabulary(folder):
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
+
+
+def test_auto_classes_know_the_labels(tmp_path):
+    folder = write_fine_tuned(tmp_path / "out", HEADS["classification"])
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert theirs.config.id2label == {0: "no", 1: "yes", 2: "maybe"}
+    assert theirs.config.problem_type == "single_label_classification"
+    pipeline = transformers.pipeline("text-classification", model=str(folder))
+    assert pipeline("the film is good")[0]["label"] in ("no", "yes", "maybe")
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_an_empty_micro_batch_gives_every_parameter_a_gradient_of_zero(kind):
+    model = build_task_model(tiny_config(), HEADS[kind], seed=1)
+    batch = pack_items([], CPU)
+    logits = forward(model, batch)
+    loss = task_loss_sum(model.head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
+    assert (loss.item(), count_losses(model.head, batch.labels)) == (0.0, 0)
+    loss.backward()
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_micro_batches_add_up(kind):
+    model = build_task_model(tiny_config(), HEADS[kind], seed=1).eval()
+    items = make_items(kind)
+    whole = our_outputs(model, items)[0] * sum(count_losses(model.head, torch.from_numpy(i.labels)) for i in items)
+    parts = sum(
+        our_outputs(model, [item])[0] * count_losses(model.head, torch.from_numpy(item.labels)) for item in items
+    )
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_stands_where_transformers_has_it():
+    dropouts = {kind: build_task_model(tiny_config(), head, seed=1).dropout.p for kind, head in HEADS.items()}
+    assert dropouts == {"classification": 0.1, "regression": 0.1, "choice": 0.1, "tokens": 0.1, "span": 0.0}
+    assert build_task_model(tiny_config(), Head("regression", dropout=0.3), seed=1).dropout.p == 0.3
+
+
+def test_heads_that_read_every_token_have_no_pooler():
+    names = [name for name, _ in build_task_model(tiny_config(), HEADS["tokens"], seed=1).named_parameters()]
+    assert not [name for name in names if "pooler" in name]
+    assert isinstance(BertModel(tiny_config()).pooler, torch.nn.Linear)
+
+
+def test_a_causal_model_is_pooled_at_its_last_token():
+    model = build_task_model(tiny_config(is_causal=True), HEADS["classification"], seed=1).eval()
+    one, other = random_sequence(6, 6, 1), random_sequence(6, 6, 2)
+    logits = forward(model, pack_items([Item(0, (each,), np.array([0])) for each in (one, other)], CPU))
+    assert not torch.allclose(logits[0], logits[1])
+
+
+def test_new_weights_depend_on_the_seed_and_others_are_kept(tmp_path):
+    opened = open_model(str(write_pretrained(tmp_path / "out")))
+    models = [start_model(opened, opened.config, HEADS["span"], seed, keeps_head=False) for seed in (1, 1, 2)]
+    assert all(new == ["task_head.bias", "task_head.weight"] for _, new in models)
+    first, same, other = (model.state_dict() for model, _ in models)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert [name for name in first if not torch.equal(first[name], other[name])] == ["task_head.weight"]
+    assert torch.equal(first["bert.layers.1.query.weight"], opened.state["bert.layers.1.query.weight"])
+    assert isinstance(models[0][0], BertForTask)
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path):
+    folder = write_fine_tuned(tmp_path / "out", HEADS["classification"])
+    edit_config(folder, problem_type="multi_label_classification")
+    with pytest.raises(ValueError, match="problem_type is multi_label_classification; heads of one label"):
+        open_model(str(folder))
+    edit_config(folder, problem_type=None, id2label={"0": "no", "1": "yes"})
+    with pytest.raises(
+        ValueError, match=r"classifier\.weight has shape \(3, 32\), config\.json says \(2, 32\) \(2 labels"
+    ):
+        open_model(str(folder))
+    edit_config(folder, id2label={"0": "no", "2": "yes"})
+    with pytest.raises(ValueError, match=r"id2label has the ids \[0, 2\], expected 0 to 1"):
+        open_model(str(folder))
+    edit_config(folder, architectures=["BertForQuestionAnswering"])
+    with pytest.raises(ValueError, match=r"there is no qa_outputs\.bias, qa_outputs\.weight"):
+        open_model(str(folder))
+
+
+def test_a_fine_tuned_folder_that_lost_its_head_is_refused(tmp_path):
+    folder = write_fine_tuned(tmp_path / "out", HEADS["tokens"])
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    del tensors["classifier.bias"]
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"config\.json says ForTokenClassification, but there is no classifier\.bias"):
+        open_model(str(folder))

@@ -1,0 +1,157 @@
+"""Token classification from a file to predicted columns, with logits that are known instead of a model's."""
+
+import numpy as np
+import pytest
+
+from tokenizer.vocab import parse_vocab
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.text import TextEncoder
+from trainer.finetune.tokens.settings import TokenSettings
+from trainer.finetune.tokens.task import open_ner
+from trainer.model.task_heads import IGNORED
+
+VOCAB = parse_vocab(
+    "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "in", "rome", "new", "york", "##er", ".", "-"]).encode(),
+    "vocab.txt",
+)
+TEXT = "New B-LOC\nYorker-. I-LOC\n\u200b O\n\nRome B-LOC\n. O\n"
+
+
+def _open(**tokens):
+    return open_ner(FinetuneSettings("ner", "m", ["t"], ["v"], "o", tokens=TokenSettings(**tokens)))
+
+
+def _read(task, folder, text, split="train"):
+    (folder / "f.conll").write_text(text)
+    return task.read(str(folder / "f.conll"), split).examples
+
+
+def _logits_of_labels(item, num_labels):
+    """What a model that knows the labels would say; nothing of tokens that have none."""
+    logits = np.zeros((len(item.labels), num_labels), np.float32)
+    known = item.labels != IGNORED
+    logits[known, item.labels[known]] = 1
+    logits[~known, num_labels - 1] = 5
+    return logits
+
+
+def test_only_first_pieces_have_labels(tmp_path):
+    task = _open()
+    sentences = _read(task, tmp_path, TEXT)
+    labels = task.find_labels(sentences)
+    assert labels == ("O", "B-LOC", "I-LOC")
+    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 16), "train")
+    tokens = [" ".join(VOCAB.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items]
+    assert tokens == ["[CLS] new york ##er - . [UNK] [SEP]", "[CLS] rome . [SEP]"]
+    assert encoded.items[0].labels.tolist() == [IGNORED, 1, 2, IGNORED, IGNORED, IGNORED, 0, IGNORED]
+    assert encoded.counts == {"words": 5, "words_without_pieces": 1, "words_cut": 0, "sentences_in_windows": 0}
+
+
+def test_predictions_come_back_as_the_same_lines(tmp_path):
+    task = _open()
+    sentences = _read(task, tmp_path, TEXT)
+    labels = task.find_labels(sentences)
+    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 16), "validation")
+    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    assert predictions == [("B-LOC", "I-LOC", "O"), ("B-LOC", "O")]
+    metrics = task.score(sentences, [predictions[0], ("O", "O")])
+    assert metrics == {
+        "f1": pytest.approx(2 / 3),
+        "precision": 1.0,
+        "recall": 0.5,
+        "macro_f1": pytest.approx(2 / 3),
+        "strict_f1": pytest.approx(2 / 3),
+        "tag_accuracy": 0.8,
+        "f1_LOC": pytest.approx(2 / 3),
+    }
+    files = task.prediction_files("f.conll", sentences, predictions, metrics)
+    assert files["predictions.conll"] == (
+        "New B-LOC B-LOC\nYorker-. I-LOC I-LOC\n\u200b O O\n\nRome B-LOC B-LOC\n. O O\n"
+    )
+    assert files["entities.txt"].count("micro average") == 2
+
+
+def test_a_long_sentence_is_read_in_windows_and_predicted_once(tmp_path):
+    task = _open(context=2)
+    words = ["New B-LOC", "York I-LOC", "in O", "Rome B-LOC"] * 5 + ["Yorker" * 20 + " O"]
+    sentences = _read(task, tmp_path, "\n".join(words))
+    labels = task.find_labels(sentences)
+    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 10), "train")
+    assert len(encoded.items) > 2
+    assert encoded.counts["sentences_in_windows"] == 1
+    assert encoded.counts["words_cut"] == 0
+    assert sum(int((item.labels != IGNORED).sum()) for item in encoded.items) == 21
+    assert max(len(item.sequences[0].input_ids) for item in encoded.items) <= 10
+    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    assert predictions == [sentences[0].tags]
+
+
+def test_a_word_longer_than_the_model_reads_is_cut_and_counted(tmp_path):
+    task = _open()
+    sentences = _read(task, tmp_path, "Rome B-LOC\n.-.-.-.-.-.-.- O\nRome O\n")
+    labels = task.find_labels(sentences)
+    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
+    assert encoded.counts["words_cut"] == 1
+    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    assert predictions == [("B-LOC", "O", "O")]
+
+
+def test_test_files_need_no_tags(tmp_path):
+    task = _open()
+    sentences = _read(task, tmp_path, "Rome\n.\n", "test")
+    encoded = task.encode(sentences, ("O", "B-LOC", "I-LOC"), TextEncoder(VOCAB, True, 8), "test")
+    assert encoded.items[0].labels.tolist() == []
+    logits = np.array([[9, 0, 0], [0, 1, 0], [0, 0, 1], [9, 0, 0]], np.float32)
+    predictions = task.decode(sentences, encoded.items, [logits], ("O", "B-LOC", "I-LOC"))
+    files = task.prediction_files("f", sentences, predictions, {})
+    assert files == {"predictions.conll": "Rome B-LOC\n. I-LOC\n"}
+
+
+def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
+    task = _open()
+    sentences = _read(task, tmp_path, "Rome I-LOC\nRome B-LOC\nin O\n")
+    labels = task.find_labels(sentences)
+    encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
+    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    assert predictions == [("B-LOC", "B-LOC", "O")]
+    assert task.score(sentences, predictions)["strict_f1"] == 1.0
+    written = task.prediction_files("f", sentences, predictions, {})["predictions.conll"]
+    assert written == "Rome I-LOC I-LOC\nRome B-LOC B-LOC\nin O O\n"
+
+
+def test_bioes_labels(tmp_path):
+    task = _open(scheme="bioes")
+    assert task.find_labels(_read(task, tmp_path, "Rome S-LOC\n")) == ("O", "B-LOC", "I-LOC", "E-LOC", "S-LOC")
+
+
+def test_tags_that_training_does_not_know_are_refused(tmp_path):
+    task = _open()
+    sentences = _read(task, tmp_path, "in O\nRome B-PER\n", "validation")
+    with pytest.raises(ValueError, match=r"f.conll:2: tag 'B-PER' is none of the model's: O, B-LOC"):
+        task.encode(sentences, ("O", "B-LOC", "I-LOC"), TextEncoder(VOCAB, True, 8), "validation")
+
+
+@pytest.mark.parametrize(
+    ("labels", "text", "says"),
+    [
+        (("O", "B-LOC", "I-LOC"), "in O\nRome S-LOC\n", "f.conll:2: the file is bioes, the model's labels are iob2"),
+        (("O", "B-X", "I-X", "E-X", "S-X"), "Rome B-X\n", "f.conll:1: the file is iob2, the model's labels are bioes"),
+    ],
+)
+def test_a_file_of_another_scheme_than_the_models_is_refused(tmp_path, labels, text, says):
+    task = _open()
+    with pytest.raises(ValueError, match=says):
+        task.encode(_read(task, tmp_path, text, "validation"), labels, TextEncoder(VOCAB, True, 8), "validation")
+
+
+def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path):
+    task = _open()
+    first = _read(task, tmp_path, "Rome S-LOC\n")
+    (tmp_path / "g.conll").write_text("Rome B-LOC\nRome I-LOC\n")
+    second = task.read(str(tmp_path / "g.conll"), "train").examples
+    with pytest.raises(ValueError, match=r"several schemes, .*f.conll is bioes and .*g.conll is iob2"):
+        task.find_labels([*first, *second])
+    with pytest.raises(ValueError, match=r"f.conll: every tag is O"):
+        task.find_labels(_read(task, tmp_path, "Rome O\n"))
+    with pytest.raises(ValueError, match="context is -1"):
+        _open(context=-1)

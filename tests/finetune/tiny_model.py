@@ -1,0 +1,42 @@
+"""Small models for tests of fine-tuning, in the forms in which models lie about."""
+
+from pathlib import Path
+
+import torch
+
+from trainer.export import export_hf
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig, preset
+from trainer.model.task_heads import Head, build_task_model
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+WORDS = ["the", "film", "is", "good", "bad", "very", "a", "cat", "dog", "sat", "ran", "."]
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+TOKENS += [letter for letter in LETTERS if letter not in TOKENS] + [f"##{letter}" for letter in LETTERS]
+VOCAB = "".join(f"{token}\n" for token in TOKENS).encode()
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+
+def tiny_config(**changes) -> BertConfig:
+    """2 layers of 32, 40 positions."""
+    sizes = {"hidden_size": 32, "num_heads": 2, "max_position_embeddings": 40, "vocab_size": len(TOKENS)}
+    return preset("tiny", **{**sizes, **changes})
+
+
+def write_pretrained(folder: Path, seed: int = 5, **changes) -> Path:
+    """The folder of a pretrained model, without dropout unless asked for."""
+    config = tiny_config(**{**NO_DROPOUT, **changes})
+    state = build_model(config, seed).state_dict()
+    export_hf(state, config, VOCAB, str(folder), lower_case=True, provenance={"steps": 9, "tokens_seen": 99})
+    return folder
+
+
+def write_fine_tuned(folder: Path, head: Head, seed: int = 5, **changes) -> Path:
+    """The folder of a fine-tuned model whose biases are not 0."""
+    config = tiny_config(**changes)
+    model = build_task_model(config, head, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
+    export_hf(model.state_dict(), config, VOCAB, str(folder), lower_case=True, provenance={}, head=head)
+    return folder

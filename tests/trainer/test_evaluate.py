@@ -1,0 +1,128 @@
+"""`evaluate`: the numbers of a run's own validation, of transformers, and bands counted by hand."""
+
+import bisect
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pipeline.shards.dataset import open_dataset
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import train_tiny_run
+from trainer.cli import main
+from trainer.evaluate import evaluate
+from trainer.objectives import unmasked_text
+from trainer.open_model import open_model
+from trainer.stream.held_out import iterate_validation
+from trainer.stream.packing import pad_micro_batch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("evaluate")
+    write_tiny_dataset(path / "data", seq_lens=(16, 32))
+    train_tiny_run(path / "data", path / "run")
+    train_tiny_run(path / "data", path / "ltr", objective="left-to-right", model=CAUSAL)
+    assert main(["export", str(path / "run"), "--output", str(path / "hf")]) == 0
+    return path
+
+
+CAUSAL = {
+    "preset": "tiny",
+    "overrides": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "max_position_embeddings": 32},
+}
+
+
+def last_validation(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["split"] == "validation"][-1]
+
+
+@pytest.mark.parametrize(("run", "has_nsp"), [("run", True), ("ltr", False)])
+def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp):
+    expected = last_validation(folder / run)
+    found = evaluate(open_model(str(folder / run)), open_dataset(str(folder / "data")), "validation", 16).columns
+    assert ("nsp_accuracy" in found) == has_nsp
+    compared = {"mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"}
+    compared |= {"loss", "nsp_loss", "nsp_accuracy"} if has_nsp else set()
+    assert {name: found[name] for name in compared} == pytest.approx(
+        {name: expected[name] for name in compared}, rel=1e-6
+    )
+    assert found["perplexity"] == pytest.approx(math.exp(expected["mlm_loss"]), rel=1e-5)
+
+
+def batches(folder, split="validation"):
+    dataset = open_dataset(str(folder / "data"))
+    return list(iterate_validation(dataset, 16, rank=0, world_size=1, micro_tokens=512, split=split))
+
+
+def test_an_export_on_training_instances_is_as_transformers_says(folder):
+    theirs = transformers.BertForPreTraining.from_pretrained(folder / "hf").eval()
+    losses, hits, judged = [], [], []
+    for batch in batches(folder, "train"):
+        rows = pad_micro_batch(batch, 16)
+        with torch.no_grad():
+            out = theirs(**{name: rows[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
+        chosen = rows["labels"] != -100
+        losses += torch.nn.functional.cross_entropy(
+            out.prediction_logits[chosen], rows["labels"][chosen], reduction="none"
+        ).tolist()
+        hits += (out.prediction_logits[chosen].argmax(-1) == rows["labels"][chosen]).tolist()
+        judged += (out.seq_relationship_logits.argmax(-1) == rows["next_sentence_label"]).tolist()
+    found = evaluate(open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "train", 16).columns
+    assert found["mlm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["mlm_accuracy"] == pytest.approx(np.mean(hits), abs=1e-9)
+    assert found["nsp_accuracy"] == pytest.approx(np.mean(judged), abs=1e-9)
+    assert (found["masked"], found["instances"]) == (len(losses), len(judged))
+
+
+def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeypatch):
+    monkeypatch.setattr("trainer.evaluate.PER_MILLION", (100_000, 10_000, 2_000))
+    text, labels = Counter(), Counter()
+    for batch in batches(folder):
+        text.update(token for token in unmasked_text(batch).tolist() if token not in (2, 3))
+        labels.update(batch.masked_labels.tolist())
+    expected = Counter()
+    for token, count in labels.items():
+        rate = text[token] * 1e6 / text.total()
+        names = ("fewer than 2,000", "2,000 to 10,000", "10,000 to 100,000", "100,000")
+        expected[names[bisect.bisect_right((2_000, 10_000, 100_000), rate)]] += count
+    found = evaluate(open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "validation", 16)
+    assert {band.name.split(" times")[0]: band.masked for band in found.bands} == expected
+    assert len(expected) >= 3
+    mean = sum(band.mlm_loss * band.masked for band in found.bands) / found.columns["masked"]
+    assert mean == pytest.approx(found.columns["mlm_loss"])
+
+
+def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
+    command = ["evaluate", "--model", str(folder / "run"), "--data", str(folder / "data"), "--max_instances", "20"]
+    assert main([*command, "--output", str(folder / "found.json")]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((folder / "found.json").read_text())
+    assert (found["instances"], found["seq_len"], found["split"]) == (20, 16, "validation")
+    assert f"MLM loss {found['mlm_loss']:.4f} nats" in printed
+    assert f"{found['bands'][0]['masked']:,}" in printed
+    assert "20 instances, 40 masked tokens" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--split", "train", "--seq_len", "99"], "99"),
+        (["--data", "other"], "has another vocabulary (70 tokens) than"),
+        (["--data", "long"], "instances of 64 tokens, and"),
+        (["--device", "cuda"], "torch finds no GPU here; give --device cpu"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    write_tiny_dataset(tmp_path / "other", vocab_size=70)
+    write_tiny_dataset(tmp_path / "long", seq_lens=(64,))
+    command = ["evaluate", "--model", str(folder / "run"), "--data", str(folder / "data"), *arguments]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""A run's newest checkpoint as a model folder, for Hugging Face and for Google, from its folder and from a URL."""
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+import torch
+
+from trainer.checkpoint_saver import CheckpointSaver
+from trainer.checkpoint_store import CheckpointStore
+from trainer.cli import main
+from trainer.export import export_google
+from trainer.initial_weights import read_initial_weights
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
+from trainer.optim.adamw import AdamW
+from trainer.ranks import start_ranks, stop_ranks
+from trainer.run_folder import RunFolder
+from trainer.safety_settings import CheckpointSettings
+from trainer.tensor_bundle import TensorBundle
+from trainer.tensor_bundle_writer import bundle_files
+
+URL = "memory://bucket/run"
+GOOGLE = Path(__file__).with_name("google-checkpoint")
+VOCAB = "".join(f"{token}\n" for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])
+CONFIG = BertConfig(
+    vocab_size=30, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_position_embeddings=16
+)
+STATE = {"format": 1, "tokens": 1234, "instances": 56}
+DATASET = {"name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            patch.delenv(name, raising=False)
+        yield start_ranks()
+        stop_ranks()
+
+
+@pytest.fixture
+def bucket():
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.fixture
+def run(ranks, bucket, tmp_path):
+    """A run's folder with checkpoints of steps 1 and 2, both at the URL too; and the weights of the second."""
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    facts = {"id": "abc", "model": dataclasses.asdict(CONFIG), "datasets": [DATASET]}
+    run.facts.write_text(json.dumps(facts))
+    for name, text in {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": "{}"}.items():
+        (run.path / name).write_text(text)
+    engine = SimpleNamespace(module=build_model(CONFIG, seed=1), zero_optimization_stage=lambda: 0)
+    optimizer = AdamW(engine.module.named_parameters())
+    optimizer.set_learning_rate(0.1)
+    saver = CheckpointSaver(run, CheckpointSettings(keep=5), ranks, CheckpointStore(URL), lambda _: None)
+    for step in (1, 2):
+        for parameter in engine.module.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01 * step)
+        optimizer.step()
+        saver.save({**STATE, "step": step}, engine, optimizer)
+    saver.finish()
+    return SimpleNamespace(path=run.path, weights=engine.module.state_dict())
+
+
+def export(source, output, *options):
+    return main(["export", str(source), "--output", str(output), *options])
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def assert_same(found, weights):
+    assert found.state.keys() == weights.keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.state.items())
+
+
+@pytest.mark.parametrize("form", ["huggingface", "google"])
+def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys, form):
+    assert export(run.path, tmp_path / "from-folder", "--format", form) == 0
+    shutil.rmtree(run.path)
+    bucket.rm("/bucket/run/checkpoints/step-00000002/fragments-00000-of-00001.safetensors")  # not needed
+    capsys.readouterr()
+    assert export(URL, tmp_path / "from-url", "--format", form) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["step"], said["checkpoint"]) == (2, "memory://bucket/run/checkpoints/step-00000002")
+    assert contents(tmp_path / "from-url") == contents(tmp_path / "from-folder")
+    found = read_initial_weights(str(tmp_path / "from-url"))
+    assert_same(found, run.weights)
+
+
+def test_a_url_without_a_run_or_a_checkpoint_is_named(run, bucket, tmp_path, capsys):
+    assert export("memory://bucket/nothing", tmp_path / "out") == 2
+    assert "memory://bucket/nothing holds no run.json; give the --checkpoint.url" in capsys.readouterr().err
+    for step in (1, 2):
+        bucket.rm(f"/bucket/run/checkpoints/step-0000000{step}/COMMITTED")
+    assert export(URL, tmp_path / "out") == 2
+    assert f"no committed checkpoint at {URL}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
+    path = "/bucket/run/checkpoints/step-00000002/model.safetensors"
+    data = bytearray(bucket.cat(path))
+    data[-1] ^= 1
+    bucket.pipe(path, bytes(data))
+    assert export(URL, tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert re.search(r"memory://bucket/run/checkpoints/step-00000002/model\.safetensors: sha256 is", said)
+    assert not (tmp_path / "out").exists()
+
+
+def open_bundle(folder):
+    def read(suffix, span):
+        data = (folder / f"bert_model.ckpt{suffix}").read_bytes()
+        return data if span is None else data[slice(*span)]
+
+    return TensorBundle(str(folder), read)
+
+
+def test_a_checkpoint_is_written_as_tensorflow_writes_it():
+    """Variables of fp32 with one and two dimensions, and the step, a scalar of int64: both files, to the byte."""
+    bundle = open_bundle(GOOGLE)
+    files = bundle_files({name: bundle.read(name) for name in bundle.names})
+    for suffix, data in files.items():
+        assert data == (GOOGLE / f"bert_model.ckpt{suffix}").read_bytes()
+
+
+def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
+    found = read_initial_weights(str(GOOGLE))
+    facts = {"lower_case": False, "provenance": {"steps": 3}}
+    export_google(found.state, found.config, VOCAB.encode(), str(tmp_path / "out"), **facts)
+    names = ["bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "vocab.txt"]
+    assert list(contents(tmp_path / "out")) == names
+    theirs, ours = open_bundle(GOOGLE), open_bundle(tmp_path / "out")
+    assert theirs.names - ours.names == {"bert/pooler/dense/bias/adam_m", "global_step"}
+    for name in ours.names:
+        before, after = theirs.read(name), ours.read(name)
+        assert (before.shape, before.dtype, before.tobytes()) == (after.shape, after.dtype, after.tobytes())
+    settings = json.loads((tmp_path / "out" / "bert_config.json").read_text())
+    assert settings.pop("beambert") == {"lower_case": False, "steps": 3}
+    assert settings == json.loads((GOOGLE / "bert_config.json").read_text())
+    again = read_initial_weights(str(tmp_path / "out"))
+    assert (again.config, again.vocab) == (CONFIG, VOCAB.encode())
+    assert_same(again, found.state)
+
+
+def test_an_earlier_export_of_the_same_form_is_replaced_and_of_another_refused(run, tmp_path, capsys):
+    assert export(run.path, tmp_path / "out", "--format", "google") == 0
+    assert export(run.path, tmp_path / "out", "--format", "google") == 0
+    assert export(run.path, tmp_path / "out") == 2
+    assert "out: holds bert_config.json, bert_model.ckpt.data-00000-of-00001" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change", [{"pre_norm": True}, {"is_causal": True}, {"layer_norm_eps": 1e-5}], ids=lambda change: next(iter(change))
+)
+def test_models_that_googles_program_does_not_have_are_refused(tmp_path, change):
+    config = dataclasses.replace(CONFIG, **change)
+    state = build_model(config, seed=1).state_dict()
+    [(name, value)] = change.items()
+    with pytest.raises(ValueError, match=rf"the model has {name} {value}, in Google's program it is .* Hugging Face"):
+        export_google(state, config, VOCAB.encode(), str(tmp_path / "out"), lower_case=True, provenance={})
+    assert not (tmp_path / "out").exists()

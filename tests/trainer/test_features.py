@@ -1,0 +1,327 @@
+"""`features`: vectors equal to transformers', every token once, interrupted and continued, in bounded memory."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+
+from tests.trainer.lettered_model import export_lettered_model
+from trainer.cli import main
+from trainer.features.extract import FeatureExtractor
+from trainer.features.layers import choose_layers
+from trainer.features.read import InputText
+from trainer.features.windows import cut_windows
+from trainer.open_model import open_model
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = ["The cats sat.", "a cat", "", "the the x cat sat", "dogs"]
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory):
+    return export_lettered_model(tmp_path_factory.mktemp("model") / "hf")
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def features(hf, files, output, *flags):
+    files = files if isinstance(files, list) else [files]
+    return main(["features", "--model", str(hf), "--input", *map(str, files), "--output", str(output), *flags])
+
+
+def rows_of(output, column=None):
+    tables = [pq.read_table(path) for path in sorted(Path(output).glob("part-*.parquet"))]
+    rows = [row for table in tables for row in table.to_pylist()]
+    return np.array([row[column] for row in rows]) if column else rows
+
+
+def theirs(hf, text, **changes):
+    """Hidden states [layers, tokens without [CLS] and [SEP], H] of transformers, and its whole output."""
+    model = transformers.BertModel.from_pretrained(hf).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
+    with torch.no_grad():
+        out = model(**tokenizer(text, return_tensors="pt", **changes), output_hidden_states=True)
+    return torch.stack(out.hidden_states)[:, 0].numpy(), out
+
+
+def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file, tmp_path):
+    assert features(hf, text_file, tmp_path / "out", "--layers", "all", "--micro_tokens", "40") == 0
+    rows = rows_of(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
+    for number, text in enumerate(TEXTS):
+        mine = [row for row in rows if row["text"] == number]
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert [row["piece"] for row in mine] == tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+        assert [(row["start"], row["end"]) for row in mine] == encoding["offset_mapping"]
+        assert [row["token"] for row in mine] == list(range(len(mine)))
+        assert {(row["source"], row["line"]) for row in mine} <= {(str(text_file), number + 1)}
+        expected = theirs(hf, text)[0][:, 1:-1]
+        for layer in range(3):
+            found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32).reshape(-1, 64)
+            np.testing.assert_allclose(found, expected[layer], atol=1e-5)
+
+
+@pytest.mark.parametrize("pre_norm", [True])
+def test_a_model_normalised_first_gives_what_transformers_gives(tmp_path, text_file, pre_norm):
+    folder = export_lettered_model(tmp_path / "hf", pre_norm=pre_norm)
+    assert features(folder, text_file, tmp_path / "out", "--layers", "-1,-2") == 0
+    model = transformers.MegatronBertModel.from_pretrained(folder).eval()
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch, output_hidden_states=True).hidden_states
+    count = batch["input_ids"].shape[1] - 2
+    for layer in (1, 2):
+        found = rows_of(tmp_path / "out", f"layer_{layer}")[:count]
+        np.testing.assert_allclose(found, states[layer][0, 1:-1], atol=1e-5)
+
+
+def test_layers_are_added_up_or_laid_side_by_side(hf, text_file, tmp_path):
+    for how in ("sum", "concat"):
+        assert features(hf, text_file, tmp_path / how, "--layers", "-1,-3", "--combine", how) == 0
+    states, _ = theirs(hf, TEXTS[0])
+    count = states.shape[1] - 2
+    added, beside = rows_of(tmp_path / "sum", "sum_2_0"), rows_of(tmp_path / "concat", "concat_2_0")
+    np.testing.assert_allclose(added[:count], states[2, 1:-1] + states[0, 1:-1], atol=1e-5)
+    np.testing.assert_allclose(beside[:count], np.concatenate([states[2], states[0]], axis=1)[1:-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
+def test_a_vector_a_text(hf, text_file, tmp_path, rows):
+    assert features(hf, text_file, tmp_path / "out", "--layers", "-1", "--rows", rows, "--micro_tokens", "40") == 0
+    found = rows_of(tmp_path / "out", "pooler" if rows == "pooler" else "layer_2")
+    assert [row["text"] for row in rows_of(tmp_path / "out")] == list(range(len(TEXTS)))
+    for text, vector in zip(TEXTS, found, strict=True):
+        states, out = theirs(hf, text)
+        inner = states[-1, 1:-1]
+        mean = inner.mean(axis=0) if len(inner) else np.zeros(64)
+        expected = {"cls": states[-1, 0], "mean": mean, "pooler": out.pooler_output[0].numpy()}[rows]
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("flags", "shape"), [(["--layers", "-1"], (64,)), (["--layers", "-1,-2"], (2, 64))])
+def test_arrays_hold_what_parquet_holds(hf, text_file, tmp_path, flags, shape):
+    assert features(hf, text_file, tmp_path / "parquet", *flags, "--texts_per_part", "2") == 0
+    assert features(hf, text_file, tmp_path / "npy", *flags, "--texts_per_part", "2", "--output_format", "npy") == 0
+    parts = sorted((tmp_path / "npy").glob("*.npy"))
+    assert [path.name for path in parts] == ["part-00000.npy", "part-00001.npy", "part-00002.npy"]
+    arrays = np.concatenate([np.load(path) for path in parts])
+    assert arrays.shape[1:] == shape
+    rows = rows_of(tmp_path / "parquet")
+    first = arrays if len(shape) == 1 else arrays[:, 0]
+    np.testing.assert_array_equal(first, np.array([row["layer_2"] for row in rows], dtype=np.float32))
+    kept = [{name: row[name] for name in ("text", "line", "token", "piece")} for row in rows]
+    assert [{name: row[name] for name in kept[0]} for row in rows_of(tmp_path / "npy")] == kept
+
+
+def test_half_precision(hf, text_file, tmp_path):
+    assert features(hf, text_file, tmp_path / "out", "--layers", "-1", "--dtype", "float16") == 0
+    table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    assert str(table.schema.field("layer_2").type) == "fixed_size_list<element: halffloat>[64]"
+    states, _ = theirs(hf, TEXTS[0])
+    found = np.array(table["layer_2"].to_pylist()[: states.shape[1] - 2], dtype=np.float32)
+    np.testing.assert_allclose(found, states[-1, 1:-1], atol=5e-3)
+
+
+# --- long texts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_every_token_is_in_one_window_and_in_the_one_with_most_context(size):
+    for num_tokens in range(40):
+        for stride in range(1, size + 1):
+            windows = cut_windows(num_tokens, size, stride)
+            kept = [token for window in windows for token in range(window.keep_start, window.keep_stop)]
+            assert kept == list(range(num_tokens))
+            for chosen in windows:
+                assert chosen.stop - chosen.start == min(size, num_tokens)
+                for token in range(chosen.keep_start, chosen.keep_stop):
+                    contexts = [
+                        min(token - window.start, window.stop - 1 - token)
+                        for window in windows
+                        if window.start <= token < window.stop
+                    ]
+                    assert min(token - chosen.start, chosen.stop - 1 - token) == max(contexts)
+
+
+def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
+    words = (["the", "cat", "sat", ".", "a"] * 20)[:95]
+    (tmp_path / "long.txt").write_text(" ".join(words) + "\nshort cat\n")
+    flags = ["--layers", "-1", "--max_length", "20", "--stride", "9", "--micro_tokens", "64"]
+    assert features(hf, tmp_path / "long.txt", tmp_path / "out", *flags) == 0
+    found = rows_of(tmp_path / "out", "layer_2")
+    windows = cut_windows(95, 18, 9)
+    for window in windows:
+        states, _ = theirs(hf, " ".join(words[window.start : window.stop]))
+        inside = slice(window.keep_start - window.start + 1, window.keep_stop - window.start + 1)
+        np.testing.assert_allclose(found[window.keep_start : window.keep_stop], states[-1, inside], atol=1e-5)
+    counts = json.loads((tmp_path / "out" / "features.json").read_text())
+    assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
+    assert features(hf, tmp_path / "long.txt", tmp_path / "mean", *flags, "--rows", "mean") == 0
+    np.testing.assert_allclose(rows_of(tmp_path / "mean", "layer_2")[0], found[:95].mean(axis=0), atol=1e-5)
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_fields_names_and_compressed_files(hf, tmp_path):
+    records = [{"body": text, "key": f"k{number}"} for number, text in enumerate(TEXTS[:2])]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    flags = ["--rows", "cls", "--field", "body", "--id_field", "key", "--layers", "-1"]
+    assert features(hf, [tmp_path / "*.jsonl*"], tmp_path / "out", *flags) == 0
+    rows = rows_of(tmp_path / "out")
+    assert [row["name"] for row in rows] == ["k0", "k1", "k0", "k1"]
+    assert [Path(row["source"]).name for row in rows] == ["a.jsonl"] * 2 + ["b.jsonl.gz"] * 2
+    assert rows[0]["layer_2"] == rows[2]["layer_2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"t": "y"}\n', [], "a.jsonl:2: no field 'text', found t; --field and --id_field"),
+        ("a.jsonl", b'{"text": 3}\n', [], "a.jsonl:1: field 'text' is int, expected a string"),
+        ("a.jsonl", b"{\n", [], "a.jsonl:1: not JSON"),
+        ("a.txt", b"fine\n\xff\n", [], "a.txt:2: is not UTF-8"),
+        ("a.txt", b"", [], "the input holds no text"),
+        ("a.txt", b"x\n", ["--layers", "5"], "layers names 5; the model has 0 (embeddings) to 2, or -3 to -1"),
+        ("a.txt", b"x\n", ["--layers", "2,-1"], "layers 2,-1 names a layer twice: they are 2, 2"),
+        ("a.txt", b"x\n", ["--layers", "last"], "layers is 'last'; expected numbers separated by commas, or all"),
+        ("a.txt", b"x\n", ["--max_length", "99"], "max_length is 99;"),
+        ("a.txt", b"x\n", ["--stride", "39"], "stride is 39; a window has 38 tokens beside [CLS] and [SEP]"),
+        ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words, which a.txt has not; "),
+    ],
+)
+def test_what_cannot_be_read_is_named(hf, tmp_path, monkeypatch, capsys, name, content, flags, message):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    assert features(hf, name, "out", "--layers", "-1", *flags) == 2
+    assert message in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    assert not Path("out/features.json").exists()
+
+
+def test_layers_are_numbered_as_in_transformers():
+    assert choose_layers("-1,-2,-3,-4", 12) == (12, 11, 10, 9)
+    assert choose_layers("all", 2) == (0, 1, 2)
+    assert choose_layers("0", 2) == (0,)
+
+
+def test_words_have_the_vector_of_their_first_piece(hf):
+    extractor = FeatureExtractor(open_model(str(hf)), layers="-1,-2", rows="word", max_length=12, stride=5)
+    words = ("the", "cats", "dog", "\x00", "Sat", "bird", "the")
+    [rows] = extractor.iterate([extractor.encode(InputText(0, "f", 1, " ".join(words), words))])
+    every = FeatureExtractor(open_model(str(hf)), layers="-1,-2", max_length=12, stride=5)
+    [tokens] = every.iterate([every.encode(InputText(0, "f", 1, " ".join(words), words))])
+    assert rows.index == list(range(7))
+    pieces = " ".join(tokens.texts[0].pieces)
+    assert pieces == "the cat ##s d ##o ##g [UNK] sat b ##i ##r ##d the"
+    assert rows.texts[0].first_pieces == [0, 1, 3, 6, 7, 8, 12]
+    np.testing.assert_allclose(rows.vectors, tokens.vectors[rows.texts[0].first_pieces], atol=1e-6)
+    assert (rows.texts[0].unknown_words, rows.vectors.shape) == (1, (7, 2, 64))
+
+
+def test_words_of_conll_files(hf, tmp_path):
+    (tmp_path / "a.conll").write_text("The O\ncats B-X\n\n-DOCSTART- O\n\ndog O\n")
+    (tmp_path / "b.iob2").write_text("# a comment\n1\tsat\tO\n2\tcats\tO\n")
+    assert features(hf, tmp_path / "a.conll", tmp_path / "a", "--rows", "word", "--layers", "-1") == 0
+    flags = ["--rows", "word", "--layers", "-1", "--token_column", "1"]
+    assert features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags) == 0
+    rows = rows_of(tmp_path / "a")
+    found = [(row["text"], row["line"], row["word"], row["form"], row["token"], row["piece"]) for row in rows]
+    assert found == [(0, 1, 0, "The", 0, "the"), (0, 1, 1, "cats", 1, "cat"), (1, 6, 0, "dog", 0, "d")]
+    np.testing.assert_allclose(rows_of(tmp_path / "a", "layer_2")[:2], theirs(hf, "The cats")[0][-1, 1:3], atol=1e-5)
+    assert [row["form"] for row in rows_of(tmp_path / "b")] == ["sat", "cats"]
+
+
+# --- interrupted, continued, refused --------------------------------------------------------------------------------
+
+
+def test_an_interrupted_command_goes_on_and_gives_the_same(hf, text_file, tmp_path, monkeypatch):
+    flags = ["--layers", "-1", "--texts_per_part", "2"]
+    assert features(hf, text_file, tmp_path / "calm", *flags) == 0
+    import trainer.features.job
+
+    write_part = trainer.features.job.write_part
+
+    def fail_later(folder, name, *arguments):
+        if name == "part-00001":
+            raise KeyboardInterrupt
+        return write_part(folder, name, *arguments)
+
+    monkeypatch.setattr("trainer.features.job.write_part", fail_later)
+    with pytest.raises(KeyboardInterrupt):
+        features(hf, text_file, tmp_path / "rough", *flags)
+    assert sorted(path.name for path in (tmp_path / "rough").iterdir()) == ["part-00000.parquet", "started.json"]
+    before = (tmp_path / "rough" / "part-00000.parquet").stat().st_mtime_ns
+    monkeypatch.setattr("trainer.features.job.write_part", write_part)
+    assert features(hf, text_file, tmp_path / "rough", *flags) == 0
+    assert (tmp_path / "rough" / "part-00000.parquet").stat().st_mtime_ns == before
+    for path in (tmp_path / "calm").iterdir():
+        assert path.read_bytes() == (tmp_path / "rough" / path.name).read_bytes(), path.name
+
+
+def test_other_settings_models_and_texts_are_not_mixed(hf, text_file, tmp_path, capsys):
+    output, flags = tmp_path / "out", ["--layers", "-1", "--texts_per_part", "2"]
+    assert features(hf, text_file, output, *flags) == 0
+    assert features(hf, text_file, output, "--layers", "-2", "--texts_per_part", "2") == 2
+    assert "holds features of other settings: layers was '-1' and is now '-2'" in capsys.readouterr().err
+    other = export_lettered_model(tmp_path / "hf", seed=6)
+    assert features(other, text_file, output, *flags) == 2
+    assert "model was" in capsys.readouterr().err
+    (output / "features.json").unlink()
+    text_file.write_text(text_file.read_text().replace("cats", "dogs"))
+    assert features(hf, text_file, output, *flags) == 2
+    assert "part-00000.parquet was made of other texts than the input has now" in capsys.readouterr().err
+
+
+def test_a_folder_with_something_else_is_left_alone(hf, text_file, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 2
+    assert "holds mine.txt and no started.json" in capsys.readouterr().err
+
+
+def test_an_object_store_gets_the_same_parts(hf, text_file, tmp_path):
+    import fsspec
+
+    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 0
+    assert features(hf, text_file, "memory://features/out", "--layers", "-1") == 0
+    stored = fsspec.filesystem("memory").cat_file("/features/out/part-00000.parquet")
+    assert stored == (tmp_path / "out" / "part-00000.parquet").read_bytes()
+    fsspec.filesystem("memory").rm("/features", recursive=True)
+
+
+PEAK = """
+import resource, sys
+from trainer.cli import main
+assert main(["features", "--layers", "all", "--micro_tokens", "2048", *sys.argv[1:]]) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_input(hf, tmp_path):
+    """200,000 tokens give 154 MB of vectors; text, a line that long among it, is read as it is needed."""
+    peaks = []
+    for name, num_lines in (("small", 100), ("big", 6_000)):
+        path = tmp_path / f"{name}.txt"
+        path.write_text("the cat sat on the mat of a cat .\n" * num_lines + "the cat " * (num_lines * 2) + "\n")
+        command = [sys.executable, "-c", PEAK, "--model", str(hf), "--input", str(path), "--output", f"{path}-out"]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(int(ran.stdout.split()[-1]))
+    written = sum(file.stat().st_size for file in (tmp_path / "big.txt-out").iterdir())
+    rows = json.loads((tmp_path / "big.txt-out" / "features.json").read_text())["rows"]
+    assert rows > 100_000
+    assert peaks[1] - peaks[0] < 60, (peaks, written)

@@ -1,0 +1,148 @@
+"""One way to open a model: runs, exports and folders of others, on disks and at URLs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+import transformers
+
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import train_tiny_run
+from tokenizer.export import build_tokenizer
+from tokenizer.vocab import parse_vocab
+from trainer.checkpoint import read_weights
+from trainer.cli import main
+from trainer.open_model import open_model
+
+GOOGLE = Path(__file__).parent / "google-checkpoint"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("open")
+    return train_tiny_run(write_tiny_dataset(folder / "data"), folder / "run")
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_gives_its_newest_checkpoint(run):
+    opened = open_model(str(run))
+    assert opened.where == str(run / "checkpoints" / "step-00000004")
+    assert equal(opened.state, read_weights(run / "checkpoints" / "step-00000004"))
+    assert (opened.config.hidden_size, opened.lower_case, opened.provenance["steps"]) == (24, True, 4)
+
+
+def test_a_run_at_a_step_gives_that_checkpoint(run):
+    opened = open_model(f"{run}@2")
+    assert opened.provenance["steps"] == 2
+    assert not equal(opened.state, open_model(str(run)).state)
+
+
+def test_an_unfinished_checkpoint_is_not_opened(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "checkpoints" / "step-00000004" / "COMMITTED").unlink()
+    assert open_model(str(copy)).provenance["steps"] == 2
+
+
+def test_an_export_of_a_run_is_the_same_model(run, tmp_path, capsys):
+    assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
+    exported, trained = open_model(str(tmp_path / "hf")), open_model(str(run))
+    assert equal(exported.state, trained.state)
+    assert (exported.vocab, exported.lower_case) == (trained.vocab, trained.lower_case)
+    assert exported.provenance == trained.provenance
+    assert json.loads(capsys.readouterr().out)["step"] == 4
+
+
+@pytest.fixture
+def remote(run):
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(f"{run}/", "/runs/tiny/", recursive=True)
+    yield "memory://runs/tiny"
+    filesystem.rm("/runs", recursive=True)
+
+
+def test_a_run_at_a_url_is_opened_and_exported(run, remote, tmp_path):
+    assert open_model(remote).where == f"{remote}/checkpoints/step-00000004"
+    assert equal(open_model(remote).state, open_model(str(run)).state)
+    assert open_model(f"{remote}@2").provenance["steps"] == 2
+    assert main(["export", remote, "--output", str(tmp_path / "hf")]) == 0
+    assert equal(open_model(str(tmp_path / "hf")).state, open_model(str(run)).state)
+
+
+def test_a_damaged_checkpoint_at_a_url_is_named_by_its_url(remote):
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/runs/tiny/checkpoints/step-00000004/model.safetensors", b"short")
+    with pytest.raises(ValueError, match=r"memory://runs/tiny/checkpoints/step-00000004/model.safetensors: bytes is 5"):
+        open_model(remote)
+
+
+def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
+    folder = shutil.copytree(GOOGLE, tmp_path / "google")
+    size = json.loads((folder / "bert_config.json").read_text())["vocab_size"]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(size - 5))]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    opened = open_model(str(folder))
+    assert opened.lower_case
+    assert opened.tokenizer().encode("W1 [MASK]").tokens == ["[CLS]", "w1", "[MASK]", "[SEP]"]
+    tokens[7] = "Word"
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    assert not open_model(str(folder)).lower_case
+
+
+def test_the_tokenizer_is_the_one_of_the_export(run):
+    opened = open_model(str(run))
+    expected = build_tokenizer(parse_vocab(opened.vocab, "vocab.txt"), True)
+    assert opened.tokenizer().encode("w1 W2 [MASK]").ids == expected.encode("w1 W2 [MASK]").ids
+
+
+def test_built_models_compute_what_transformers_computes(run, tmp_path):
+    assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
+    theirs = transformers.BertModel.from_pretrained(tmp_path / "hf").eval()
+    ids = torch.tensor([2, 9, 8, 7, 3])
+    borders = torch.tensor([0, 5], dtype=torch.int32)
+    with torch.no_grad():
+        hidden, pooled = open_model(str(run)).build().bert(ids, torch.zeros_like(ids), torch.arange(5), borders, 5)
+        expected = theirs(ids[None])
+    torch.testing.assert_close(hidden, expected.last_hidden_state[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(pooled, expected.pooler_output, rtol=0, atol=1e-5)
+
+
+def test_what_lacks_a_head_says_so(tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=10, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    opened = open_model(str(tmp_path))
+    opened.check_has(("mlm_head.",), "the masked language model head")
+    with pytest.raises(ValueError, match=r"saved without the next sentence head .*\(nsp_head. missing\)"):
+        opened.check_has(("bert.embeddings.", "nsp_head."), "the next sentence head that nsp asks")
+    with pytest.raises(ValueError, match=r"holds neither tokenizer.json nor vocab.txt"):
+        opened.tokenizer()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(run, tmp_path):
+    assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"x{number}" for number in range(99))]
+    vocabulary = parse_vocab("\n".join(tokens).encode(), "vocab.txt")
+    (tmp_path / "hf" / "tokenizer.json").write_text(build_tokenizer(vocabulary, True).to_str())
+    with pytest.raises(ValueError, match=r"the tokenizer has 104 tokens, the model embeddings for 60"):
+        open_model(str(tmp_path / "hf")).tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{run}@3", r"has no checkpoint of step 3; it has \[2, 4\]"),
+        ("{run}/checkpoints@3", "holds no run.json; give the --output of a pretrain command"),
+        ("{run}/checkpoints", "holds step-00000002/COMMITTED.*expected config.json with model.safetensors"),
+        ("{run}-absent", "holds nothing; expected config.json"),
+    ],
+)
+def test_what_is_not_there_is_named(run, name, message):
+    with pytest.raises(FileNotFoundError, match=message):
+        open_model(name.format(run=run))

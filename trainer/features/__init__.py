@@ -1,0 +1,1 @@
+"""Hidden states of a trained model for text, in files or in memory."""

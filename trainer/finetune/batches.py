@@ -1,0 +1,115 @@
+"""Items to packed micro-batches: which items make a step, which rank reads them, and the tensors of a forward pass.
+
+May import torch, numpy and this package. Everything is in memory on every rank, so every rank knows every count.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.finetune.task import Item
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """Sequences one after another without padding; an empty one has no sequence. B, T, I as in task_heads.
+
+    Attributes:
+        input_ids: [T] int32.
+        cu_seqlens: [B+1] int32; sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+        token_type_ids: [T] int32.
+        position_ids: [T] int32.
+        max_seqlen: Tokens of the longest sequence.
+        item_starts: [I+1] int64; item i is sequences item_starts[i] to item_starts[i + 1] - 1.
+        labels: Flat, item after item; int64 or float32.
+    """
+
+    input_ids: Tensor
+    cu_seqlens: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    max_seqlen: int
+    item_starts: Tensor
+    labels: Tensor
+
+
+def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
+    """The items as one micro-batch on the device."""
+    sequences = [sequence for item in items for sequence in item.sequences]
+    lengths = np.array([len(each.input_ids) for each in sequences], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    places = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+    in_a = np.repeat([each.segment_a_length for each in sequences], lengths)
+    ids = np.concatenate([np.zeros(0, np.int32), *(each.input_ids for each in sequences)])
+    labels = [item.labels for item in items] or [np.zeros(0, np.int64)]
+
+    def move(column: np.typing.NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(column.astype(dtype)).to(device, non_blocking=True)
+
+    return TaskBatch(
+        input_ids=move(ids, np.int32),
+        cu_seqlens=move(np.concatenate([[0], ends]), np.int32),
+        token_type_ids=move(places >= in_a, np.int32),
+        position_ids=move(places, np.int32),
+        max_seqlen=int(lengths.max(initial=0)),
+        item_starts=move(np.cumsum([0, *(len(item.sequences) for item in items)]), np.int64),
+        labels=torch.from_numpy(np.concatenate(labels)).to(device, non_blocking=True),
+    )
+
+
+def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
+    """Neighbouring items together as long as they have at most micro_tokens tokens; an item is never cut."""
+    cuts: list[list[Item]] = []
+    room = 0
+    for item in items:
+        size = sum(len(sequence.input_ids) for sequence in item.sequences)
+        if not cuts or size > room:
+            cuts.append([])
+            room = micro_tokens
+        cuts[-1].append(item)
+        room -= size
+    return cuts
+
+
+def shuffled_order(num_items: int, seed: int, epoch: int) -> list[int]:
+    """A permutation that depends on its arguments only: no library's generator method may change it."""
+    digest = blake2b(f"{seed}/order/{epoch}".encode(), digest_size=16).digest()
+    draw = random.Random(int.from_bytes(digest, "little")).getrandbits
+    keys = [draw(64) for _ in range(num_items)]
+    return sorted(range(num_items), key=lambda index: (keys[index], index))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step.
+
+    Attributes:
+        items: Of the global batch.
+        ranks: Micro-batches of each rank, as many on every one; those that a rank lacks are empty.
+    """
+
+    items: list[Item]
+    ranks: list[list[list[Item]]]
+
+
+def make_step(items: Sequence[Item], world_size: int, micro_tokens: int) -> Step:
+    """Deals a global batch over ranks and cuts each share into micro-batches."""
+    shares = [cut_items(items[rank::world_size], micro_tokens) for rank in range(world_size)]
+    most = max(map(len, shares))
+    empty: list[Item] = []
+    return Step(list(items), [[*share, *[empty] * (most - len(share))] for share in shares])
+
+
+def iterate_steps(
+    items: Sequence[Item], *, batch_size: int, epochs: int, seed: int, world_size: int, micro_tokens: int
+) -> Iterator[Step]:
+    """All steps of a training run: every item once an epoch in an order of its own, the last batch of one shorter."""
+    for epoch in range(epochs):
+        order = shuffled_order(len(items), seed, epoch)
+        for start in range(0, len(order), batch_size):
+            yield make_step([items[index] for index in order[start : start + batch_size]], world_size, micro_tokens)

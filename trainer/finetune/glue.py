@@ -1,0 +1,137 @@
+"""The nine tasks of GLUE: columns of its files, labels, metrics, and the files that its server takes.
+
+Columns are those of the tsv files that GLUE distributes; metrics those of Wang et al. 2019, table 1, of which the one
+that the BERT paper reports (table 1) chooses the best run. May import this package.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from trainer.finetune.measures import accuracy, f1, matthews, pearson, spearman
+from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.table_files import read_table
+from trainer.finetune.task import ReadSet, Split
+from trainer.finetune.text_files import plain_name
+
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Files of one task.
+
+    Attributes:
+        name: As GLUE's server wants its file of predictions called.
+        text: Column of the first text.
+        text_b: Of the second, None for a single text.
+        label: Column of the label.
+        labels: The classes in order; none for a number.
+        metrics: Which are computed; the first one chooses.
+        id: Column of the row's number in test files.
+        header: Columns of the labelled files, where they have no header.
+        skips_short_rows: Whether rows with missing columns are known to be there and are left out.
+    """
+
+    name: str
+    text: str
+    text_b: str | None
+    label: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    id: str = "index"
+    header: tuple[str, ...] | None = None
+    skips_short_rows: bool = False
+
+
+LAYOUTS = {
+    "cola": Layout(
+        "CoLA", "sentence", None, "label", BINARY, ("matthews",), header=("source", "label", "mark", "sentence")
+    ),
+    "sst2": Layout("SST-2", "sentence", None, "label", BINARY, ("accuracy",)),
+    "mrpc": Layout("MRPC", "#1 String", "#2 String", "Quality", BINARY, ("f1", "accuracy")),
+    "stsb": Layout("STS-B", "sentence1", "sentence2", "score", (), ("spearman", "pearson")),
+    "qqp": Layout(
+        "QQP", "question1", "question2", "is_duplicate", BINARY, ("f1", "accuracy"), id="id", skips_short_rows=True
+    ),
+    "mnli": Layout(
+        "MNLI", "sentence1", "sentence2", "gold_label", ("contradiction", "entailment", "neutral"), ("accuracy",)
+    ),
+    "qnli": Layout("QNLI", "question", "sentence", "label", ENTAILMENT, ("accuracy",)),
+    "rte": Layout("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ("accuracy",)),
+    "wnli": Layout("WNLI", "sentence1", "sentence2", "label", BINARY, ("accuracy",)),
+}  # fmt: skip
+
+
+def open_glue(settings: FinetuneSettings) -> PairTask:
+    """The task of GLUE that the settings name."""
+    layout = LAYOUTS[settings.task]
+    return PairTask(
+        kind="classification" if layout.labels else "regression",
+        main_metric=layout.metrics[0],
+        read_examples=partial(read_glue, layout),
+        measure=partial(_measure, layout),
+        write_predictions=partial(_submission, layout),
+        labels=layout.labels or None,
+    )
+
+
+def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
+    """Examples of one file of GLUE; those of a test file have no label.
+
+    Raises:
+        ValueError: A row with another number of columns, or a column that is missing; says file and line.
+    """
+    is_test = split == "test"
+    texts = [layout.text] if layout.text_b is None else [layout.text, layout.text_b]
+    table = read_table(
+        path,
+        [*([layout.id] if is_test else [layout.label]), *texts],
+        header=None if is_test else layout.header,
+        skips_short_rows=layout.skips_short_rows and not is_test,
+    )
+    examples = [
+        PairExample(
+            place=record.place,
+            id=record.fields[layout.id] if is_test else str(number),
+            text=record.fields[layout.text],
+            text_b=None if layout.text_b is None else record.fields[layout.text_b],
+            label=None if is_test else record.fields[layout.label],
+        )
+        for number, record in enumerate(table.records)
+    ]
+    return ReadSet(examples, {"skipped_rows": table.num_skipped} if layout.skips_short_rows else {})
+
+
+def _measure(layout: Layout, found: Sequence[Prediction], expected: Sequence[Prediction]) -> dict[str, float]:
+    if not layout.labels:
+        numbers = [float(value) for value in found], [float(value) for value in expected]
+        return {"spearman": spearman(*numbers), "pearson": pearson(*numbers)}
+    classes = [str(value) for value in found], [str(value) for value in expected]
+    known = {
+        "accuracy": lambda: accuracy(*classes),
+        "f1": lambda: f1(*classes, label="1"),
+        "matthews": lambda: matthews(*classes),
+    }
+    return {name: known[name]() for name in layout.metrics}
+
+
+def _submission(
+    layout: Layout, path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]
+) -> tuple[str, str]:
+    """The file of GLUE's server: index and prediction, scores between 0 and 5."""
+    values = [f"{min(5.0, max(0.0, each)):.3f}" if isinstance(each, float) else each for each in predictions]
+    rows = [(example.id, value) for example, value in zip(examples, values, strict=True)]
+    return f"{_file_name(layout, path)}.tsv", tab_separated(("index", "prediction"), rows)
+
+
+def _file_name(layout: Layout, path: str) -> str:
+    """MNLI has two test sets, and the diagnostic one is judged by its model."""
+    name = plain_name(path).lower()
+    if "diagnostic" in name or name == "ax":
+        return "AX"
+    if layout.name != "MNLI":
+        return layout.name
+    return "MNLI-mm" if "mismatched" in name else "MNLI-m"

@@ -1,0 +1,67 @@
+"""The metrics of classification and regression, from their definitions. May import numpy.
+
+Shapes: N examples.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+
+def accuracy(found: Sequence[str], expected: Sequence[str]) -> float:
+    """Share of examples whose class is right."""
+    return sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
+
+
+def f1(found: Sequence[str], expected: Sequence[str], label: str) -> float:
+    """Harmonic mean of precision and recall of one class; 0 where neither side has it."""
+    hits = sum(a == b == label for a, b in zip(found, expected, strict=True))
+    total = sum(a == label for a in found) + sum(b == label for b in expected)
+    return 2 * hits / total if total else 0.0
+
+
+def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
+    """Mean of F1 over all classes that either side has."""
+    labels = sorted({*found, *expected})
+    return sum(f1(found, expected, label) for label in labels) / len(labels)
+
+
+def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
+    """Matthews correlation, for any number of classes (Gorodkin 2004); 0 where one side has a single class."""
+    labels = sorted({*found, *expected})
+    found_NK = np.array([[a == label for label in labels] for a in found], dtype=np.float64)
+    expected_NK = np.array([[b == label for label in labels] for b in expected], dtype=np.float64)
+
+    def covariance(x_NK: Numbers, y_NK: Numbers) -> float:
+        return float(((x_NK - x_NK.mean(axis=0)) * (y_NK - y_NK.mean(axis=0))).sum())
+
+    spread = covariance(found_NK, found_NK) * covariance(expected_NK, expected_NK)
+    return covariance(found_NK, expected_NK) / float(np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(found: Sequence[float], expected: Sequence[float]) -> float:
+    """Linear correlation; 0 where one side is constant."""
+    x_N, y_N = (np.asarray(values, dtype=np.float64) for values in (found, expected))
+    x_N, y_N = x_N - x_N.mean(), y_N - y_N.mean()
+    spread = float(np.sqrt((x_N**2).sum() * (y_N**2).sum()))
+    return float((x_N * y_N).sum()) / spread if spread > 0 else 0.0
+
+
+def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
+    """Pearson correlation of ranks; equal values share the mean of their ranks."""
+    return pearson(_ranks(found).tolist(), _ranks(expected).tolist())
+
+
+def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> float:
+    """Mean of squared differences."""
+    return float(np.mean((np.asarray(found, dtype=np.float64) - np.asarray(expected, dtype=np.float64)) ** 2))
+
+
+def _ranks(values: Sequence[float]) -> Numbers:
+    _, inverse_N, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    means: Numbers = last - (counts - 1) / 2
+    return means[inverse_N]

@@ -1,0 +1,118 @@
+"""The folder of a fine-tuning command: what it is about, and one file for each finished run, so that none is redone.
+
+    OUTPUT/finetune.json       what all runs share: settings, model and data by their hashes
+    OUTPUT/runs/NAME.json      a finished run: recipe, loss, metrics, seconds
+    OUTPUT/best/               the best run's model, as transformers opens it
+    OUTPUT/predictions/FILE/   what the best model says of each validation and test file
+    OUTPUT/results.json        all of it, with means and standard deviations
+
+Imports the stdlib and this package. Rank 0 writes.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.finetune.prepare import Prepared
+from trainer.finetune.settings import FinetuneSettings
+from trainer.initial_weights import hash_state
+from trainer.run_folder import LOCK, replace_file
+from trainer.settings_changes import changes
+
+FORMAT = 1
+# What may differ between two commands in one folder: the grid may grow, files and models are known by their hashes.
+_FREE = (
+    "model", "train", "validation", "test", "output", "batch_size", "learning_rate", "epochs", "seeds", "sweep",
+    "micro_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """Paths inside."""
+
+    path: Path
+
+    @property
+    def facts(self) -> Path:
+        """What all runs share."""
+        return self.path / "finetune.json"
+
+    @property
+    def runs(self) -> Path:
+        """One file for each finished run."""
+        return self.path / "runs"
+
+    @property
+    def best(self) -> Path:
+        """The best run's model."""
+        return self.path / "best"
+
+    @property
+    def predictions(self) -> Path:
+        """A folder for each predicted file."""
+        return self.path / "predictions"
+
+    @property
+    def results(self) -> Path:
+        """The results of all runs."""
+        return self.path / "results.json"
+
+    def read_run(self, name: str) -> dict[str, Any] | None:
+        """A finished run, None where it is not finished."""
+        path = self.runs / f"{name}.json"
+        return dict(json.loads(path.read_bytes())) if path.is_file() else None
+
+    def write_run(self, name: str, run: Mapping[str, Any]) -> None:
+        """Marks a run as finished."""
+        replace_file(self.runs / f"{name}.json", to_json(run))
+
+    def write_predictions(self, file_name: str, contents: Mapping[str, str]) -> None:
+        """Files of predictions of one file of data."""
+        folder = self.predictions / file_name
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            replace_file(folder / name, text.encode())
+
+
+def open_output(output: OutputFolder, settings: FinetuneSettings, prepared: Prepared) -> None:
+    """Makes the folder, or checks that the one there may be continued. Rank 0 only.
+
+    Raises:
+        FileExistsError: It holds something else.
+        ValueError: It holds runs of other settings, of another model or of other data; says which.
+    """
+    facts = json.loads(to_json(shared_facts(settings, prepared)))
+    if output.facts.is_file():
+        old = json.loads(output.facts.read_bytes())
+        found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, facts)]
+        if found:
+            raise ValueError(
+                f"{output.path} holds runs with other settings: {'; '.join(found)}. Give those to continue, or another "
+                "--output"
+            )
+    elif output.path.exists() and any(path.name != LOCK for path in output.path.iterdir()):
+        raise FileExistsError(f"{output.path} exists and holds no fine-tuning; give another --output, or remove it")
+    output.runs.mkdir(parents=True, exist_ok=True)
+    replace_file(output.facts, to_json(facts))
+
+
+def shared_facts(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:
+    """What every run of a folder has in common."""
+    chosen = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE}
+    return {
+        "format": FORMAT,
+        **chosen,
+        "model_sha256": hash_state(prepared.opened.state),
+        "labels": list(prepared.head.labels),
+        "train_sha256": [file.facts["sha256"] for file in prepared.train],
+        "validation_sha256": {file.name: file.facts["sha256"] for file in prepared.validation},
+    }
+
+
+def to_json(values: Mapping[str, Any]) -> bytes:
+    """A JSON file that a person can read."""
+    return (json.dumps(values, indent=2) + "\n").encode()

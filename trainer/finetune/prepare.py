@@ -1,0 +1,159 @@
+"""What a fine-tuning command works on: files read and encoded once, the model, and the head it is to have.
+
+May import numpy, tokenizer, trainer.open_model and this package.
+"""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.shards.storage import open_filesystem, read_file
+from tokenizer.vocab import Vocabulary
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.start import choose_head, read_vocabulary, start_model
+from trainer.finetune.task import Item, OwnModel, Split, Task
+from trainer.finetune.tasks import open_task
+from trainer.finetune.text import TextEncoder
+from trainer.finetune.text_files import plain_name
+from trainer.model.config import BertConfig
+from trainer.model.task_heads import Head
+from trainer.open_model import OpenedModel, open_model
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of labelled text, encoded.
+
+    Attributes:
+        path: As it was named.
+        examples: The task's records.
+        items: What the model reads.
+        facts: For results.json: number of examples, items and tokens, sha256, what was cut.
+    """
+
+    path: str
+    examples: list[Any]
+    items: list[Item]
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The file's name without folders and extension."""
+        return plain_name(self.path)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that the runs of a command share.
+
+    Attributes:
+        task: What is learned.
+        opened: Where the weights come from.
+        config: The encoder's, with the dropouts asked for.
+        head: The one that the model gets.
+        keeps_head: Whether the opened model's head goes on.
+        vocab: The model's.
+        lower_case: Whether it reads lower-cased text.
+        train: Files to train on.
+        validation: Files to measure on.
+        test: Files to predict.
+        notes: What people should know.
+    """
+
+    task: Task
+    opened: OpenedModel
+    config: BertConfig
+    head: Head
+    keeps_head: bool
+    vocab: Vocabulary
+    lower_case: bool
+    train: list[DataFile]
+    validation: list[DataFile]
+    test: list[DataFile]
+    notes: list[str]
+
+    @property
+    def train_items(self) -> list[Item]:
+        """Of all training files together."""
+        return [item for file in self.train for item in file.items]
+
+
+def prepare_data(settings: FinetuneSettings) -> Prepared:
+    """Reads the files and the model, settles the head, and encodes everything.
+
+    Raises:
+        ValueError: A malformed file, a label that training does not know, or a model that does not fit.
+        FileNotFoundError: No such file or model.
+    """
+    task = open_task(settings)
+    _check_names(settings)
+    read = {(split, path): task.read(path, split) for split, paths in _splits(settings) for path in paths}
+    opened = open_model(settings.model)
+    if settings.max_seq_len > opened.config.max_position_embeddings:
+        raise ValueError(
+            f"max_seq_len is {settings.max_seq_len}, {settings.model} reads {opened.config.max_position_embeddings} "
+            "tokens at most; give a smaller one"
+        )
+    found = task.find_labels([each for path in settings.train for each in read["train", path].examples])
+    head, keeps_head, notes = choose_head(task, found, opened, settings.replace_head)
+    if settings.dropout is not None:
+        head = dataclasses.replace(head, dropout=settings.dropout)
+    vocab = read_vocabulary(opened)
+    lower_case = opened.lower_case if settings.lower_case is None else settings.lower_case
+    if opened.config.is_causal and head.reads_pooled:
+        notes.append(
+            f"{opened.where} reads left to right, so its last token is pooled; transformers pools the first and will "
+            "not give the same"
+        )
+    encoder = TextEncoder(vocab, lower_case, settings.max_seq_len)
+    files: dict[Split, list[DataFile]] = {"train": [], "validation": [], "test": []}
+    for (split, path), rows in read.items():
+        encoded = task.encode(rows.examples, head.labels, encoder, split)
+        tokens = sum(len(sequence.input_ids) for item in encoded.items for sequence in item.sequences)
+        numbers = {"examples": len(rows.examples), "items": len(encoded.items), "tokens": tokens}
+        facts = {"file": path, "sha256": _sha256(path), **numbers, **rows.counts, **encoded.counts}
+        files[split].append(DataFile(path, rows.examples, encoded.items, facts))
+    return Prepared(
+        task=task,
+        opened=opened,
+        config=_with_dropouts(opened.config, settings),
+        head=head,
+        keeps_head=keeps_head,
+        vocab=vocab,
+        lower_case=lower_case,
+        train=files["train"],
+        validation=files["validation"],
+        test=files["test"],
+        notes=notes,
+    )
+
+
+def begin_model(prepared: Prepared, seed: int) -> tuple[Any, list[str]]:
+    """The model that a run trains, and the names of its parameters that begin as new."""
+    if isinstance(prepared.task, OwnModel):
+        return prepared.task.build_model(prepared.head, seed), []
+    return start_model(prepared.opened, prepared.config, prepared.head, seed, prepared.keeps_head)
+
+
+def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:
+    return (("train", settings.train), ("validation", settings.validation), ("test", settings.test))
+
+
+def _check_names(settings: FinetuneSettings) -> None:
+    """Metrics and predictions are found by the names of files."""
+    names = Counter(map(plain_name, [*settings.validation, *settings.test]))
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise ValueError(f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice")
+
+
+def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig:
+    chosen: dict[str, Any] = {"hidden_dropout": settings.dropout, "attention_dropout": settings.attention_dropout}
+    return dataclasses.replace(config, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def _sha256(path: str) -> str:
+    return hashlib.sha256(read_file(*open_filesystem(path))).hexdigest()

@@ -1,0 +1,127 @@
+"""Questions of SQuAD 1.1 and 2.0 files (JSON). May import the standard library.
+
+    {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers":
+    [{"text": ..., "answer_start": ...}, ...], "is_impossible": false}, ...]}, ...]}, ...]}
+
+1.1 has no "is_impossible"; files to be predicted need no "answers". Other keys are not read.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A passage of the context.
+
+    Attributes:
+        text: As it stands there.
+        start: Its first character, from 0.
+    """
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context.
+
+    Attributes:
+        place: File, article and id.
+        id: Unique in its file.
+        text: The question.
+        context: What the answer is a passage of.
+        answers: What annotators gave; none where it has no answer, or where the file does not tell.
+    """
+
+    place: str
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
+
+
+def read_squad(text: str, path: str, *, with_impossible: bool, needs_answers: bool) -> list[Question]:
+    """Questions of a file, in order.
+
+    Args:
+        text: Its content.
+        path: Its name, for messages.
+        with_impossible: Whether questions may be marked as having no answer (2.0).
+        needs_answers: Whether every other question must have an answer.
+
+    Raises:
+        ValueError: No JSON, another layout, no question, an id that is there twice, or a question without answer that
+            is not marked; says file, article and id.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    questions: dict[str, Question] = {}
+    for place, context, entry in _read_entries(content, path):
+        question = _read_question(place, context, entry, with_impossible, needs_answers)
+        if question.id in questions:
+            raise ValueError(f"{question.place}: the id is there twice, first in {questions[question.id].place}")
+        questions[question.id] = question
+    if not questions:
+        raise ValueError(f"{path}: has no question")
+    return list(questions.values())
+
+
+def find_bad_answer(question: Question) -> str | None:
+    """What is wrong with where the answers are said to be, for a message; None if nothing is."""
+    for answer in question.answers:
+        found = question.context[max(0, answer.start) : max(0, answer.start) + len(answer.text)]
+        if not answer.text.strip():
+            return f"{question.place}: an answer without text"
+        if answer.start < 0 or found != answer.text:
+            return (
+                f"{question.place}: answer {answer.text!r} is said to begin at character {answer.start} of the "
+                f"context, where {found!r} stands"
+            )
+    return None
+
+
+def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, context and JSON object of every question."""
+    for number, article in enumerate(_get(content, "data", list, path)):
+        title = article.get("title", f"number {number}") if isinstance(article, dict) else f"number {number}"
+        place = f"{path}: article {title!r}"
+        for index, paragraph in enumerate(_get(article, "paragraphs", list, place)):
+            in_paragraph = f"{place}, paragraph {index}"
+            context = _get(paragraph, "context", str, in_paragraph)
+            for entry in _get(paragraph, "qas", list, in_paragraph):
+                _get(entry, "id", str, in_paragraph)
+                yield place, context, entry
+
+
+def _read_question(
+    place: str, context: str, entry: dict[str, Any], with_impossible: bool, needs_answers: bool
+) -> Question:
+    place = f"{place}, question {entry['id']}"
+    answers = _get(entry, "answers", list, place) if needs_answers or "answers" in entry else []
+    read = tuple(Answer(_get(each, "text", str, place), _get(each, "answer_start", int, place)) for each in answers)
+    is_impossible = _get(entry, "is_impossible", bool, place) if "is_impossible" in entry else False
+    if is_impossible and not with_impossible:
+        raise ValueError(f"{place}: has no answer, which squad (1.1) does not know; use the task squad2")
+    if is_impossible and read:
+        raise ValueError(f"{place}: is_impossible is true, but there are answers")
+    if needs_answers and not read and not is_impossible:
+        raise ValueError(f"{place}: no answers, and is_impossible is not true")
+    return Question(place, entry["id"], _get(entry, "question", str, place), context, read)
+
+
+def _get(record: Any, key: str, kind: type, place: str) -> Any:
+    """A value of a JSON object, which must be of that kind."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: expected an object with {key!r}, found {type(record).__name__}")  # noqa: TRY004
+    if key not in record:
+        raise ValueError(f"{place}: no {key!r}; it has {', '.join(map(repr, record)) or 'nothing'}")
+    value = record[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{place}: {key!r} is {value!r}, expected {kind.__name__}")
+    return value

@@ -1,0 +1,102 @@
+"""Where a run of fine-tuning begins: which head the model gets, its vocabulary, and its first weights.
+
+May import torch, tokenizer, trainer.open_model and trainer.model.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+
+from tokenizer.vocab import Vocabulary, parse_vocab
+from trainer.export import TOKENIZER, VOCAB
+from trainer.finetune.task import Task
+from trainer.model.config import BertConfig
+from trainer.model.task_heads import BertForTask, Head, build_task_model
+from trainer.open_model import OpenedModel
+
+
+def choose_head(
+    task: Task, labels: tuple[str, ...], opened: OpenedModel, replace_head: bool
+) -> tuple[Head, bool, list[str]]:
+    """The head that the model gets, whether it is the one it has, and what to tell people.
+
+    Raises:
+        ValueError: The model has a head of another kind or with other labels, which is not to be replaced.
+    """
+    fresh, old = Head(task.kind, labels), opened.head
+    if old is None:
+        return fresh, False, [f"{opened.where} has no head for this task: it begins with a new one"]
+    if replace_head:
+        return fresh, False, [f"the head of {opened.where} ({_describe(old)}) is replaced by a new one"]
+    if old.kind == fresh.kind:
+        if set(labels) <= set(old.labels):
+            return old, True, [f"{opened.where} goes on with its head ({_describe(old)})"]
+        is_unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in old.labels)
+        if is_unnamed and len(labels) == len(old.labels):
+            named = dataclasses.replace(old, labels=labels)
+            return named, True, [f"{opened.where} goes on with its head, whose classes are taken as {_describe(named)}"]
+    raise ValueError(
+        f"{opened.where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
+        "--replace_head true for a new one, or another model"
+    )
+
+
+def read_vocabulary(opened: OpenedModel) -> Vocabulary:
+    """vocab.txt, or the vocabulary in tokenizer.json, which is all that some folders of transformers have.
+
+    Raises:
+        ValueError: There is neither, it is no WordPiece, or it has other ids than the model has embeddings for.
+    """
+    if opened.vocab is not None:
+        vocab = parse_vocab(opened.vocab, f"{opened.where}/{VOCAB}")
+    elif opened.tokenizer_file is not None:
+        vocab = _wordpieces(opened.tokenizer_file, f"{opened.where}/{TOKENIZER}")
+    else:
+        raise ValueError(f"{opened.where}: holds neither {VOCAB} nor {TOKENIZER}; put the model's vocabulary beside it")
+    if len(vocab) != opened.config.vocab_size:
+        raise ValueError(
+            f"{opened.where}: the vocabulary has {len(vocab)} tokens, the model {opened.config.vocab_size}; give the "
+            "folder the vocabulary that the model was trained with"
+        )
+    return vocab
+
+
+def start_model(
+    opened: OpenedModel, config: BertConfig, head: Head, seed: int, keeps_head: bool
+) -> tuple[BertForTask, list[str]]:
+    """A model with the opened one's weights, and with new ones, drawn from the seed, where it has none.
+
+    Args:
+        opened: Where the weights come from.
+        config: The opened one, perhaps with other dropouts.
+        head: The one to have; of the opened one's shape where that is kept.
+        seed: Of new weights.
+        keeps_head: Whether the opened model's head is taken.
+
+    Returns:
+        The model, and the names of its parameters that begin as new.
+    """
+    model = build_task_model(config, head, seed)
+    wanted = {name for name, _ in model.named_parameters() if keeps_head or not name.startswith("task_head.")}
+    state = {name: tensor for name, tensor in opened.state.items() if name in wanted}
+    return model, sorted(model.load_state_dict(state, strict=False).missing_keys)
+
+
+def describe_new(names: Sequence[str]) -> str | None:
+    """A word for people about parameters that begin as new besides the head; None if there are none."""
+    others = [name for name in names if not name.startswith("task_head.")]
+    return f"the model lacks {', '.join(others)}, which begin as new" if others else None
+
+
+def _wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:
+    model = json.loads(tokenizer_file).get("model") or {}
+    if model.get("type") != "WordPiece":
+        raise ValueError(f"{where}: is a {model.get('type')} tokenizer, expected BERT's WordPiece")
+    ids: dict[str, int] = model["vocab"]
+    return parse_vocab("".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)).encode(), where)
+
+
+def _describe(head: Head) -> str:
+    names = ", ".join(head.labels[:8]) + (", ..." if len(head.labels) > 8 else "")
+    return f"{head.kind} with {len(head.labels)} labels: {names}" if head.labels else head.kind

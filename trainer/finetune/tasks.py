@@ -1,0 +1,35 @@
+"""Every task by name. Heavy imports stay inside the functions, so that help stays quick."""
+
+import importlib
+from collections.abc import Callable
+
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.task import Task
+
+TASKS = {
+    **dict.fromkeys(
+        ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"), "trainer.finetune.glue:open_glue"
+    ),
+    "classification": "trainer.finetune.table:open_classification",
+    "regression": "trainer.finetune.table:open_regression",
+    "swag": "trainer.finetune.choice:open_swag",
+    "multiple-choice": "trainer.finetune.choice:open_multiple_choice",
+    "squad": "trainer.finetune.squad.task:open_squad",
+    "squad2": "trainer.finetune.squad.task:open_squad",
+    "ner": "trainer.finetune.tokens.task:open_ner",
+    "ner-features": "trainer.finetune.tokens.features:open_ner_features",
+}
+"""Name -> "module:function", called with the settings and returning the task."""
+
+
+def open_task(settings: FinetuneSettings) -> Task:
+    """The task that the settings name.
+
+    Raises:
+        ValueError: There is no such task; names those that there are.
+    """
+    if settings.task not in TASKS:
+        raise ValueError(f"task {settings.task!r} is unknown; the tasks are {', '.join(TASKS)}")
+    module, _, name = TASKS[settings.task].partition(":")
+    function: Callable[[FinetuneSettings], Task] = getattr(importlib.import_module(module), name)
+    return function(settings)

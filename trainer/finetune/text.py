@@ -1,0 +1,62 @@
+"""Texts to the sequences that a model reads. May import numpy, tokenizer and this package."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenizer.encode import Encoder
+from tokenizer.vocab import IdArray, Vocabulary
+
+
+class TextEncoder:
+    """The model's tokenizer and the longest sequence that is made.
+
+    Attributes:
+        vocab: The model's.
+        lower_case: Whether it reads lower-cased text.
+        max_seq_len: Tokens of a sequence at most, [CLS] and [SEP] among them.
+        encoder: Texts to ids, without [CLS] and [SEP].
+    """
+
+    def __init__(self, vocab: Vocabulary, lower_case: bool, max_seq_len: int) -> None:
+        self.vocab = vocab
+        self.lower_case = lower_case
+        self.max_seq_len = max_seq_len
+        self.encoder = Encoder(vocab, lower_case)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[IdArray]:
+        """Ids of each text, without [CLS] and [SEP], of any length."""
+        ids, lengths = self.encoder.encode_sentences(texts)
+        return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
+
+    def join(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, int]:
+        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], and the length of its first segment; both as TokenSequence."""
+        cls, sep = self.vocab.cls_id, self.vocab.sep_id
+        second = [] if b is None else [*b.tolist(), sep]
+        input_ids = np.array([cls, *a.tolist(), sep, *second], self.vocab.dtype)
+        assert len(input_ids) <= self.max_seq_len, f"{len(input_ids)} tokens, max_seq_len is {self.max_seq_len}"
+        return input_ids, len(a) + 2
+
+    def truncate(self, a: IdArray, b: IdArray | None = None) -> "Truncated":
+        """What fits into a sequence: the longer of both loses its last token until it does, B where they are equal.
+
+        As `_truncate_seq_pair` of google-research/bert run_classifier.py.
+        """
+        room = self.max_seq_len - (2 if b is None else 3)
+        if b is None:
+            return Truncated(a[:room], None, max(0, len(a) - room))
+        excess = len(a) + len(b) - room
+        if excess <= 0:
+            return Truncated(a, b, 0)
+        length_b = max(min(len(b), room // 2), room - len(a))
+        return Truncated(a[: room - length_b], b[:length_b], excess)
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """Two segments that fit, and how many tokens were taken off."""
+
+    a: IdArray
+    b: IdArray | None
+    num_removed: int

@@ -1,0 +1,110 @@
+"""Precision, recall and F1 of entities as seqeval counts them. May import trainer.finetune.tokens.tags.
+
+An entity is right if its type and both its borders are. What is divided by nothing is 0.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.finetune.tokens.tags import Entity, find_entities, find_strict_entities
+
+Tags = Sequence[str]
+"""Of one sentence."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well entities were found.
+
+    Attributes:
+        precision: Right of the predicted.
+        recall: Right of the true.
+        f1: Their harmonic mean; of the macro average, the mean of the types' F1.
+        num_true: Entities of the labels.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+    num_true: int
+
+
+@dataclass(frozen=True)
+class EntityScores:
+    """Scores of all entities.
+
+    Attributes:
+        micro: Of all entities together.
+        macro: Plain means over the types.
+        by_type: Of each type that was labelled or predicted, by name in order.
+    """
+
+    micro: Score
+    macro: Score
+    by_type: dict[str, Score]
+
+
+def score_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
+    """Scores by the entities that any tags spell (seqeval's default mode, conlleval)."""
+    return _score(labels, predictions, find_entities)
+
+
+def score_strict_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
+    """Scores by well-formed entities alone (seqeval's strict mode): BIOES where a tag is of it, otherwise IOB2."""
+    is_bioes = any(tag[0] in "ES" for sentences in (labels, predictions) for tags in sentences for tag in tags)
+    return _score(labels, predictions, lambda tags: find_strict_entities(tags, "bioes" if is_bioes else "iob2"))
+
+
+def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
+    """Share of words whose tag is right."""
+    pairs = [pair for each in zip(labels, predictions, strict=True) for pair in zip(*each, strict=True)]
+    return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
+
+
+def format_table(scores: EntityScores) -> str:
+    """Lines of a table: each type, then both averages."""
+    rows = {**scores.by_type, "micro average": scores.micro, "macro average": scores.macro}
+    width = max(map(len, rows))
+    lines = [f"{'':{width}}  precision     recall         f1   entities"]
+    for name, score in rows.items():
+        lines.append(
+            f"{name:{width}}  {score.precision:9.4f}  {score.recall:9.4f}  {score.f1:9.4f}  {score.num_true:9,}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _score(labels: Sequence[Tags], predictions: Sequence[Tags], find: Callable[[Tags], list[Entity]]) -> EntityScores:
+    num_true, num_predicted, num_right = Counter[str](), Counter[str](), Counter[str]()
+    for label, prediction in zip(labels, predictions, strict=True):
+        true, predicted = set(find(label)), set(find(prediction))
+        num_true.update(entity.type for entity in true)
+        num_predicted.update(entity.type for entity in predicted)
+        num_right.update(entity.type for entity in true & predicted)
+    by_type = {
+        name: _score_counts(num_right[name], num_predicted[name], num_true[name])
+        for name in sorted(num_true | num_predicted)
+    }
+    micro = _score_counts(num_right.total(), num_predicted.total(), num_true.total())
+    return EntityScores(micro, _average(list(by_type.values())), by_type)
+
+
+def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:
+    precision, recall = _divide(num_right, num_predicted), _divide(num_right, num_true)
+    return Score(precision, recall, _divide(2 * precision * recall, precision + recall), num_true)
+
+
+def _average(scores: Sequence[Score]) -> Score:
+    def mean(values: list[float]) -> float:
+        return _divide(sum(values), len(values))
+
+    return Score(
+        mean([score.precision for score in scores]),
+        mean([score.recall for score in scores]),
+        mean([score.f1 for score in scores]),
+        sum(score.num_true for score in scores),
+    )
+
+
+def _divide(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
