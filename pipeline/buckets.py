@@ -15,7 +15,7 @@ PREFIX_BITS = 12
 NUM_PREFIXES = 1 << PREFIX_BITS
 MAX_BUCKET_BYTES = 128 * 2**20
 MIN_BUCKET_DOCUMENTS = 64
-MAX_VALIDATION_TOKENS = 1_280_000
+VALIDATION_TOKENS = 1_280_000
 _LARGEST_ID = (1 << 128) - 1
 
 
@@ -105,15 +105,20 @@ def choose_num_buckets(
 
 
 def choose_validation(
-    lowest_ids: list[bytes], lowest_tokens: list[int], num_documents: int, fraction: float
+    lowest_ids: list[bytes],
+    lowest_tokens: list[int],
+    num_documents: int,
+    fraction: float,
+    most_tokens: int = VALIDATION_TOKENS,
 ) -> bytes | None:
-    """The id up to which documents are validation: n = max(2, fraction of them), of at most 1.28 M tokens.
+    """The id up to which documents are validation: n = max(2, fraction of them), of at most so many tokens.
 
     Args:
-        lowest_ids: The lowest distinct ids, ascending; enough of them to hold 1.28 M tokens, or all.
+        lowest_ids: The lowest distinct ids, ascending; enough of them to hold most_tokens, or all.
         lowest_tokens: Tokens of each.
         num_documents: Distinct documents of the corpus.
         fraction: Share of documents; 0 for no validation split.
+        most_tokens: Of the split, unless its first two documents have more.
 
     Raises:
         ValueError: Fewer documents than two for each split; fewer than two without validation.
@@ -128,7 +133,7 @@ def choose_validation(
     if fraction <= 0:
         return None
     wanted = min(max(2, int(num_documents * fraction)), num_documents - 2)
-    within = int(np.searchsorted(np.cumsum(lowest_tokens), MAX_VALIDATION_TOKENS, side="right"))
+    within = int(np.searchsorted(np.cumsum(lowest_tokens), most_tokens, side="right"))
     return lowest_ids[max(2, min(wanted, within)) - 1]
 
 

@@ -97,7 +97,8 @@ def _write_document_ids(settings: BuildSettings, filesystem: Any, root: str, sto
 def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
     """The validation bucket and the train buckets of a corpus."""
     lowest = [bytes.fromhex(each) for each in totals.lowest_ids]
-    last = choose_validation(lowest, totals.lowest_tokens, totals.documents, settings.validation_fraction)
+    fraction, most_tokens = settings.validation_fraction, settings.validation_tokens
+    last = choose_validation(lowest, totals.lowest_tokens, totals.documents, fraction, most_tokens)
     by_prefix = np.array(totals.documents_by_prefix, np.int64)
     held_out = [prefix_of(each) for each in lowest if last is not None and each <= last]
     by_prefix -= np.bincount(held_out, minlength=NUM_PREFIXES).astype(np.int64)

@@ -49,7 +49,7 @@ class TokenStore:
         totals: Distinct documents.
         source_counters: The counters of each source, by its number.
         dropped_examples: A few dropped documents of each reason; they decide nothing.
-        choice: What decided which documents are left out because of others.
+        choice: What decided which documents are left out because of others, or held out.
     """
 
     settings: Mapping[str, Any]
@@ -92,7 +92,7 @@ def make_tokens(
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
     found = drop_documents(settings, names, beam_arguments)
-    totals, index = build_index(filesystem, folder, names, num_sources, found.reasons)
+    totals, index = build_index(filesystem, folder, names, num_sources, found.reasons, settings.validation_tokens)
     by_source = read_counters(filesystem, folder, records)
     _refuse_empty(sum_counters(by_source), totals)
     write_atomic(filesystem, f"{folder}/{INDEX}", index)

@@ -12,6 +12,7 @@ import apache_beam as beam
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.buckets import VALIDATION_TOKENS
 from pipeline.dataset_ids import iterate_ids, open_excluded
 from pipeline.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
 from pipeline.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_rows, write_groups
@@ -58,13 +59,15 @@ class Found:
 
 
 def choice_content(settings: BuildSettings) -> dict[str, Any]:
-    """The settings that decide which documents are left out because of others; empty where none are.
+    """The settings that decide which documents are left out because of others or held out, where they are not usual.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
         ValueError: It is the one being built, or is damaged.
     """
     content: dict[str, Any] = {}
+    if settings.validation_tokens != VALIDATION_TOKENS:
+        content["validation_tokens"] = settings.validation_tokens
     if settings.near_duplicates is not None:
         content["near_duplicates"] = settings.near_duplicates
     if settings.exclude_documents_of:

@@ -1,6 +1,6 @@
 """Every setting of a build, its default and its meaning, and which of them change content.
 
-Imports filters, pairs, sentences, sources and storage.
+Imports buckets, filters, pairs, sentences, sources and storage.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.buckets import VALIDATION_TOKENS
 from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.pairs import NspBalance
 from pipeline.sentences import RULES
@@ -19,7 +20,7 @@ OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
 
 # Later settings at the value of builds from before them: not written down, so that hashes stay.
-_UNSAID: Mapping[str, Any] = {"nsp_balance": "reference", "sentence_rules": 1}
+_UNSAID: dict[str, Any] = {"nsp_balance": "reference", "sentence_rules": 1, "validation_tokens": VALIDATION_TOKENS}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class BuildSettings:
         max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
         whole_word_masking: Mask all pieces of a word together.
         nsp_balance: Random second segments: as many as the reference makes (reference, some 56 %), or half (exact).
-        validation_fraction: Share of documents held out, at least 2 and at most 1.28 M tokens; 0 for none.
+        validation_fraction: Share of documents held out, at least 2 and at most validation_tokens; 0 for none.
+        validation_tokens: Most tokens held out; 10,000 instances of 512 take 6 million.
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
         part_bytes: Most input that one task reads at a time; changes speed and memory, never content.
@@ -99,6 +101,7 @@ class BuildSettings:
     whole_word_masking: bool = False
     nsp_balance: NspBalance = "reference"
     validation_fraction: float = 0.005
+    validation_tokens: int = VALIDATION_TOKENS
     num_buckets: int | None = None
     tokens: str | None = None
     part_bytes: int = 32 * 2**20
@@ -116,6 +119,7 @@ class BuildSettings:
             "short_seq_prob": 0 <= self.short_seq_prob <= 1,
             "masked_lm_prob": 0 < self.masked_lm_prob < 1,
             "validation_fraction": 0 <= self.validation_fraction < 1,
+            "validation_tokens": self.validation_tokens >= 1,
             "max_predictions": self.max_predictions is None or self.max_predictions >= 1,
             "part_bytes": self.part_bytes >= 1024,
             "workers": self.workers >= 1,
@@ -132,7 +136,6 @@ class BuildSettings:
             raise ValueError(
                 f"out of range: {', '.join(wrong)}; `python -m pipeline build --help` says what each means"
             )
-
         self._check_sources()
 
     def _check_sources(self) -> None:
@@ -222,8 +225,7 @@ class BuildSettings:
         mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
         if len(self.corpus) > 1 or self.weights:
             shown = ({"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus)
-            rows = [row | source.reading() for row, source in zip(shown, self.corpus, strict=True)]
-            mixture |= {"sources": rows}
+            mixture |= {"sources": [row | each.reading() for row, each in zip(shown, self.corpus, strict=True)]}
         return (
             self.tokens_content(vocab_sha256)
             | mixture

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.buckets import MAX_VALIDATION_TOKENS, NUM_PREFIXES, PREFIX_BITS, Bucket
+from pipeline.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket
 from pipeline.dropped_ids import REASONS, read_dropped_ids, reason_numbers
 from pipeline.grouped_rows import Rows
 from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
@@ -65,7 +65,7 @@ class Totals:
         documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
             what the corpus is, whatever files held it.
         documents_by_prefix: [4096] by the first 12 bits of the id.
-        lowest_ids: The lowest ids that hold 1.28 M tokens, or all.
+        lowest_ids: The lowest ids that hold what validation may, or all.
         lowest_tokens: Tokens of each of them.
         sources: Of each source, by its number.
         dropped: Documents that filters over all documents left out, by reason; none where these are off.
@@ -84,7 +84,12 @@ class Totals:
 
 
 def build_index(
-    filesystem: Any, folder: str, names: Sequence[str], num_sources: int = 1, reasons: Sequence[str] = ()
+    filesystem: Any,
+    folder: str,
+    names: Sequence[str],
+    num_sources: int = 1,
+    reasons: Sequence[str] = (),
+    validation_tokens: int = VALIDATION_TOKENS,
 ) -> tuple[Totals, bytes]:
     """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix).
 
@@ -94,6 +99,7 @@ def build_index(
         names: Of the parts.
         num_sources: Of the input.
         reasons: What dropped.ids leaves documents out for; none where there is no such file.
+        validation_tokens: What the validation split may hold.
     """
     digest = hashlib.blake2b(digest_size=32)
     counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
@@ -117,7 +123,7 @@ def build_index(
             digest.update(pack_ids(distinct, num_sources))
             counts += _count_by_source(rows, distinct, num_sources)
             by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
-            lowest = _rows_within(distinct, MAX_VALIDATION_TOKENS - sum(lowest_tokens))
+            lowest = _rows_within(distinct, validation_tokens - sum(lowest_tokens))
             lowest_ids += [join_id(row["high"], row["low"]).hex() for row in lowest]
             lowest_tokens += lowest["tokens"].tolist()
         if ranges:

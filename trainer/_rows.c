@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define MAX_BUFFERS 19
+#define MAX_BUFFERS 6
 
 typedef struct {
     Py_buffer views[MAX_BUFFERS];
@@ -46,99 +46,6 @@ static PyObject *finish(Buffers *held, const char *problem) {
         return NULL;
     }
     Py_RETURN_NONE;
-}
-
-/* put_block(slot, rows, tokens, masked, width, most_tokens, stride, buffers, lists, flat) -> bool
-
-   Checks what a block's buffers hold and writes them into a slot of the arena. False where anything is unusual or wrong,
-   before anything that counts is written: the caller then does the same in numpy, which says what is wrong.
-
-   buffers: offsets, input_ids, segment_a_length, masked offsets, masked positions, labels, bits of is_random_next,
-   document_a, document_b. lists: offsets and values of the three columns of lists, each writable; a slot has `stride`
-   rows of offsets, and the share of the values that its number of rows gives. flat: the four other columns. */
-
-#define NUM_STORED 9
-#define NUM_LISTS 6
-#define NUM_FLAT 4
-
-static int take_sequence(Buffers *held, PyObject *sequence, int count, int flags) {
-    if (!PyTuple_Check(sequence) || PyTuple_Size(sequence) != count) {
-        PyErr_Format(PyExc_ValueError, "put_block: expected a tuple of %d arrays", count);
-        return -1;
-    }
-    for (int i = 0; i < count; i++) {
-        if (PyObject_GetBuffer(PyTuple_GetItem(sequence, i), &held->views[held->count], PyBUF_C_CONTIGUOUS | flags) < 0)
-            return -1;
-        held->count++;
-    }
-    return 0;
-}
-
-/* Whether offsets are ordered from 0 to `total`, with no list longer than `most`. */
-static int are_ordered(const int32_t *offsets, int64_t rows, int64_t total, int64_t most) {
-    if (offsets[0] != 0 || offsets[rows] != total) return 0;
-    for (int64_t n = 0; n < rows; n++) {
-        const int64_t size = (int64_t)offsets[n + 1] - offsets[n];
-        if (size < 0 || size > most) return 0;
-    }
-    return 1;
-}
-
-static int put_list(const Buffers *held, int column, int64_t slot, int64_t stride, int64_t slots, int64_t rows,
-                    const int32_t *offsets, const void *values, int64_t count, int64_t width) {
-    const Py_buffer *into_offsets = &held->views[NUM_STORED + 2 * column], *into = into_offsets + 1;
-    const int64_t capacity = into->len / slots;
-    if (into_offsets->len != (slots * stride + 1) * 8 || count * width > capacity) return 0;
-    const int64_t base = slot * capacity;
-    int64_t *out = (int64_t *)into_offsets->buf + slot * stride;
-    memcpy((char *)into->buf + base, values, (size_t)(count * width));
-    for (int64_t n = 0; n <= rows; n++) out[n] = base + offsets[n] * width;
-    for (int64_t n = rows + 1; n < stride; n++) out[n] = out[rows];
-    return 1;
-}
-
-static PyObject *put_block(PyObject *self, PyObject *arguments) {
-    long long slot, slots, rows, tokens, masked, width, most_tokens, stride;
-    PyObject *stored, *lists, *flat;
-    (void)self;
-    if (!PyArg_ParseTuple(arguments, "LLLLLLLLOOO", &slot, &slots, &rows, &tokens, &masked, &width, &most_tokens, &stride,
-                          &stored, &lists, &flat))
-        return NULL;
-    Buffers held = {.count = 0};
-    if (take_sequence(&held, stored, NUM_STORED, 0) < 0 || take_sequence(&held, lists, NUM_LISTS, PyBUF_WRITABLE) < 0 ||
-        take_sequence(&held, flat, NUM_FLAT, PyBUF_WRITABLE) < 0) {
-        release(&held);
-        return NULL;
-    }
-    const Py_buffer *in = held.views, *out = held.views + NUM_STORED + NUM_LISTS;
-    const int64_t needed[NUM_STORED] = {4 * (rows + 1), tokens * width, 2 * rows,     4 * (rows + 1), 2 * masked,
-                                        masked * width, (rows + 7) / 8, 8 * rows, 8 * rows};
-    const int64_t widths[NUM_FLAT] = {2, 1, 8, 8};
-    int fits = slots > 0 && slot >= 0 && slot < slots && rows > 0 && rows < stride && tokens >= 0 && masked >= 0;
-    fits = fits && (width == 2 || width == 4);
-    for (int i = 0; i < NUM_STORED && fits; i++) fits = in[i].len >= needed[i];
-    for (int i = 0; i < NUM_FLAT && fits; i++) fits = out[i].len >= (slot + 1) * stride * widths[i];
-    if (fits) {
-        const int32_t *offsets = in[0].buf, *masked_offsets = in[3].buf;
-        const uint16_t *segment = in[2].buf;
-        const uint8_t *bits = in[6].buf;
-        Py_BEGIN_ALLOW_THREADS
-        fits = are_ordered(offsets, rows, tokens, most_tokens) && are_ordered(masked_offsets, rows, masked, masked);
-        for (int64_t n = 0; n < rows && fits; n++) fits = segment[n] < offsets[n + 1] - offsets[n];
-        fits = fits && put_list(&held, 0, slot, stride, slots, rows, offsets, in[1].buf, tokens, width);
-        fits = fits && put_list(&held, 1, slot, stride, slots, rows, masked_offsets, in[4].buf, masked, 2);
-        fits = fits && put_list(&held, 2, slot, stride, slots, rows, masked_offsets, in[5].buf, masked, width);
-        if (fits) {
-            const int64_t first = slot * stride;
-            memcpy((uint16_t *)out[0].buf + first, segment, (size_t)(2 * rows));
-            for (int64_t n = 0; n < rows; n++) ((uint8_t *)out[1].buf)[first + n] = (bits[n >> 3] >> (n & 7)) & 1;
-            memcpy((uint64_t *)out[2].buf + first, in[7].buf, (size_t)(8 * rows));
-            memcpy((uint64_t *)out[3].buf + first, in[8].buf, (size_t)(8 * rows));
-        }
-        Py_END_ALLOW_THREADS
-    }
-    release(&held);
-    return PyBool_FromLong(fits);
 }
 
 static PyObject *gather_lists(PyObject *self, PyObject *arguments) {
@@ -270,7 +177,6 @@ static PyObject *fill_masked_positions(PyObject *self, PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {
-    {"put_block", put_block, METH_VARARGS, NULL},
     {"gather_lists", gather_lists, METH_VARARGS, NULL},
     {"gather_values", gather_values, METH_VARARGS, NULL},
     {"fill_token_columns", fill_token_columns, METH_VARARGS, NULL},

@@ -150,9 +150,10 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     """`python -m trainer evaluate --model DIR --data DATASET`."""
     from pipeline.shards.dataset import open_dataset
     from pipeline.shards.storage import open_filesystem, parse_storage_options, write_atomic
+    from trainer.device import choose_device
     from trainer.evaluate import evaluate as measure
     from trainer.evaluate import format_evaluation
-    from trainer.open_model import choose_device, open_model
+    from trainer.open_model import open_model
 
     device = choose_device(settings.device)
     dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))

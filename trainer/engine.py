@@ -108,7 +108,7 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
         **chosen,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": precision == "bf16"},
+        "bf16": {"enabled": precision == "bf16", "immediate_grad_update": True},  # not one more copy of all gradients
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         # The loop decides where a step ends and what the loss is divided by; these are dummies.

@@ -3,6 +3,7 @@
 May import torch, numpy and this package. Nothing is unpickled unless the caller allows it.
 """
 
+import hashlib
 import io
 import pickle
 from collections.abc import Mapping
@@ -59,6 +60,15 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
         f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face), or {GOOGLE_CONFIG} with one "
         "checkpoint NAME.ckpt.index and NAME.ckpt.data-... (Google)"
     )
+
+
+def hash_state(state: Mapping[str, Tensor]) -> str:
+    """Hex digest of parameters by name."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(f"{name} {tuple(state[name].shape)}\n".encode())
+        digest.update(state[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str, Tensor]]:

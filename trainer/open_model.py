@@ -53,8 +53,7 @@ class OpenedModel:
         vocab: Content of vocab.txt; None where the folder has tokenizer.json alone.
         tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
         lower_case: Whether it reads lower-cased text.
-        provenance: What is known of its training: "steps", "tokens_seen", "objective" and others; empty for models
-            of others.
+        provenance: Of its training, "steps", "tokens_seen", "objective" and others; empty for models of others.
         head: Of a fine-tuned model (trainer.model.task_heads.BertForTask); None for a pretrained one.
     """
 
@@ -140,17 +139,6 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
         run.read_facts()  # first: whether it is a run at all
         return _read_run(run, _choose_checkpoint(run, step))
     return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of --device auto, cpu or cuda.
-
-    Raises:
-        ValueError: cuda is asked for and there is none.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, and torch finds no GPU here; give --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _split_step(name: str) -> tuple[str, int | None]:

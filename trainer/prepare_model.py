@@ -13,7 +13,9 @@ from trainer.objectives import freeze_unused
 from trainer.settings import PretrainSettings
 
 # What does not change weights or what they mean.
-_FREE_FIELDS = frozenset({"hidden_dropout", "attention_dropout", "initializer_range", "attention_backend"})
+_FREE_FIELDS = frozenset(
+    {"hidden_dropout", "attention_dropout", "initializer_range", "attention_backend", "fused_qkv", "padded_vocab"}
+)
 
 
 def prepare_model(

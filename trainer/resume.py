@@ -1,10 +1,13 @@
 """From which checkpoint a run goes on: the newest whole one in its folder or at its URL. Imports torch.
 
-Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs a URL.
+Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs a URL, and to a
+place of its own: what they downloaded is no checkpoint of theirs when one of them is the first node next time.
 """
 
+import json
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import torch.distributed
 from trainer.checkpoint import COMMITTED, find_checkpoints, verify_checkpoint
 from trainer.checkpoint_store import METRICS, RUN_FILES, CheckpointStore
 from trainer.ranks import Ranks, together
-from trainer.run_folder import RUN_FACTS, RunFolder
+from trainer.run_folder import RUN_FACTS, RunFolder, replace_file
 from trainer.saving import remove_folders
 
 
@@ -33,6 +36,32 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
             "a --checkpoint.url of its own"
         )
     store.fetch_files([name for name in RUN_FILES if not (run.path / name).exists()], run.path)
+
+
+def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> None:
+    """Gives nodes that do not see rank 0's folder what the run is, so that any may be first next time. All ranks.
+
+    Raises:
+        ValueError: There is such a node and no URL, or another run is in its folder.
+        FileExistsError: Something that is not a run is in its folder.
+    """
+    is_shared = _see_same_folder(run, ranks)
+    with together(ranks):
+        if not is_shared and store is None:
+            raise ValueError(
+                f"{platform.node()} does not see the run's folder {run.path} of rank 0; give an --output that all "
+                "nodes see, or a --checkpoint.url"
+            )
+    if all(_gather(is_shared, ranks)):
+        return
+    files = [{name: (run.path / name).read_bytes() for name in RUN_FILES} if ranks.rank == 0 else {}]
+    torch.distributed.broadcast_object_list(files, src=0, group=ranks.counts_group)
+    with together(ranks):
+        if not is_shared and _is_first_of_node():
+            _refuse_other_run(run, json.loads(files[0][RUN_FACTS])["id"])
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            for name, data in files[0].items():
+                replace_file(run.path / name, data)
 
 
 def choose_checkpoint(
@@ -54,15 +83,9 @@ def choose_checkpoint(
         before: Only those of earlier steps.
 
     Raises:
-        ValueError: A node sees neither rank 0's folder nor a URL; or a checkpoint at the URL is damaged.
+        ValueError: A checkpoint at the URL is damaged.
     """
     is_shared = _see_same_folder(run, ranks)
-    with together(ranks):
-        if not is_shared and store is None:
-            raise ValueError(
-                f"{platform.node()} does not see the run's folder {run.path} of rank 0; give an --output that all "
-                "nodes see, or a --checkpoint.url"
-            )
     everywhere = all(_gather(is_shared, ranks))
     name: str | None = None
     with together(ranks):
@@ -74,10 +97,12 @@ def choose_checkpoint(
     name = _gather(name, ranks)[0]
     if name is None:
         return None
+    place = run.checkpoints if is_shared else run.downloads
     with together(ranks):
-        if not is_shared and store is not None and int(os.environ["LOCAL_RANK"]) == 0:
-            store.fetch_checkpoint(name, run.checkpoints)
-    return run.checkpoints / name
+        if not is_shared and store is not None and _is_first_of_node():
+            shutil.rmtree(place, ignore_errors=True)
+            store.fetch_checkpoint(name, place)
+    return place / name
 
 
 def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> None:
@@ -135,9 +160,21 @@ def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
+def _is_first_of_node() -> bool:
+    return int(os.environ["LOCAL_RANK"]) == 0
+
+
+def _refuse_other_run(run: RunFolder, expected: str) -> None:
+    where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
+    if run.is_foreign:
+        raise FileExistsError(f"{where} exists and is not a run; give another --output, or remove it")
+    if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
+        raise ValueError(f"{where} holds another run ({found}) than rank 0's ({expected}); remove it")
+
+
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
-    """Whether this rank sees the run.json that rank 0 has just written."""
-    mine = run.facts.read_bytes() if run.facts.is_file() else b""
+    """Whether this rank sees the lock of rank 0, which names the job."""
+    mine = run.lock.read_bytes() if run.lock.is_file() else b""
     return bool(mine == _gather(mine if ranks.rank == 0 else None, ranks)[0])
 
 

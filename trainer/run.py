@@ -23,7 +23,7 @@ from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.prepare_model import prepare_model
 from trainer.ranks import Ranks, device_name, together
-from trainer.resume import choose_checkpoint, restore_run
+from trainer.resume import choose_checkpoint, copy_run, restore_run
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
@@ -144,6 +144,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
             if store is not None:
                 restore_run(folder, store)
             prepare_run(settings, mixture, model_config, ranks.world_size)
+    copy_run(folder, store, ranks)
     checkpoint = choose_checkpoint(folder, store, ranks, settings.checkpoint.skip_damaged, say)
     if checkpoint is not None:
         with together(ranks):

@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def downloads(self) -> Path:
+        """Where a node that does not see rank 0's folder keeps the checkpoint it began with."""
+        return self.path / "downloads"
+
+    @property
     def anomalies(self) -> Path:
         """One JSON row per step whose gradient was not taken."""
         return self.path / "anomalies.jsonl"

@@ -1,7 +1,11 @@
-"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts."""
+"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts.
+
+The lock's content is drawn by the job that holds it, so a rank that reads it there sees the folder of rank 0.
+"""
 
 import contextlib
 import fcntl
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +38,7 @@ def locked(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator
 def _lock(folder: Path, patience_seconds: float) -> IO[bytes]:
     """A file that keeps others out as long as it is open."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK).open("wb")
+    file = (folder / LOCK).open("ab")
     began = time.monotonic()
     while True:
         try:
@@ -48,4 +52,7 @@ def _lock(folder: Path, patience_seconds: float) -> IO[bytes]:
                 ) from error
             time.sleep(0.2)
         else:
+            file.truncate(0)
+            file.write(secrets.token_bytes(16))
+            file.flush()
             return file

@@ -82,7 +82,8 @@ def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ran
     if settings.validation.stop_at_mlm_accuracy is not None and size < wanted:
         raise ValueError(
             f"{dataset.url} holds out {size} instances of {seq_len} tokens, validation.num_instances is {wanted} and "
-            "the run stops at an accuracy on all of them; build with more documents held out, or ask for fewer"
+            "the run stops at an accuracy on all of them; build with more --validation_tokens (and "
+            "--validation_fraction), or ask for fewer"
         )
     instances = min(size, wanted)
     share = iterate_validation(

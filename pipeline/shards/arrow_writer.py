@@ -42,7 +42,7 @@ def write_record_batch(schema: pa.Schema, lengths: Sequence[int], buffers: Seque
         buffers: Of every column without validity: offsets and values of a list, else values. One that is given twice is
             compressed once.
     """
-    template, at = _template_of(schema)
+    template, at = template_of(schema)
     stored = {id(buffer): _compress(memoryview(buffer)) for buffer in buffers}
     body: list[bytes] = []
     places: list[int] = []
@@ -70,7 +70,7 @@ def _compress(values: memoryview) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _template_of(schema: pa.Schema) -> tuple[bytes, MessagePlaces]:
+def template_of(schema: pa.Schema) -> tuple[bytes, MessagePlaces]:
     """A stream of one row, because Arrow leaves numbers out that are 0, and where it has its sizes."""
     row = [pa.array([[1] if pa.types.is_list(kind) else 1]).cast(kind) for kind in schema.types]
     sink = pa.BufferOutputStream()

@@ -1,6 +1,7 @@
 """What every benchmark says of the machine and of its runs, and how CPU seconds are measured."""
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -9,10 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-
-from pipeline.cleaning import clean_text
-from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.read import read_part
 
 
 def print_result(benchmark: str, config: object, packages: Iterable[str], **found: Any) -> None:
@@ -46,6 +43,11 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 
 def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
     """Cleaned texts of the documents of an input, empty ones left out."""
+    # What reads documents is not on a machine that only trains.
+    from pipeline.cleaning import clean_text
+    from pipeline.documents.parts import find_inputs, plan_parts
+    from pipeline.documents.read import read_part
+
     parts = plan_parts(find_inputs(patterns), "auto", 2**30)
     return (text for part in parts for document in read_part(part) if (text := clean_text(document.text)))
 
@@ -56,6 +58,6 @@ def read_documents(patterns: Sequence[str]) -> list[str]:
 
 
 def commit() -> str:
-    """The checkout's commit, or an empty string outside one."""
+    """The checkout's commit; outside one what BEAMBERT_COMMIT says, or an empty string."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    return found.stdout.strip() or os.environ.get("BEAMBERT_COMMIT", "").strip()

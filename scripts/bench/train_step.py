@@ -115,10 +115,15 @@ def torch_adamw(model: torch.nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-6)
 
 
-def twin_of(model: BertForPreTraining) -> Any:
-    """BertForPreTraining of transformers with the same weights, in training mode."""
+def twin_of(model: BertForPreTraining, attention: str | None = None) -> Any:
+    """BertForPreTraining of transformers with the same weights, in training mode.
+
+    Args:
+        model: Ours.
+        attention: transformers' name of an implementation; None leaves the choice to it.
+    """
     settings = to_hf_config(model.config, 0)
-    twin = transformers.BertForPreTraining(transformers.BertConfig(**settings))
+    twin = transformers.BertForPreTraining(transformers.BertConfig(**settings, attn_implementation=attention))
     weights = to_hf_state(model.state_dict(), model.config)
     weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
     weights["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"]

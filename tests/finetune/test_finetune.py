@@ -258,6 +258,8 @@ def test_two_ranks_give_what_one_gives(folder, output):
     assert [run["metrics"] for run in together["runs"]] == [run["metrics"] for run in alone["runs"]]
     losses = [[run["train_loss"] for run in results["runs"]] for results in (together, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    predictions = Path("grid/predictions/test/SST-2.tsv")
+    assert (both / predictions).read_text() == (output / predictions).read_text()
     assert "none.tsv" in json.loads((both / "faults.json").read_text())["missing"]
 
 
@@ -270,24 +272,20 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     decays = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
     groups = [{"params": decays, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, eps=1e-6)
+    optimizer = torch.optim.AdamW(groups, lr=LOSSES.learning_rate, eps=1e-6)
     steps = LOSSES.num_steps(len(prepared.train_items))
-    rates = transformers.get_linear_schedule_with_warmup(
-        torch.optim.SGD([torch.zeros(1)], lr=LOSSES.learning_rate), round(0.1 * steps), steps
-    )
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
     losses = []
     stream = iterate_steps(
         prepared.train_items, batch_size=6, epochs=2, seed=LOSSES.seed, world_size=1, micro_tokens=64
     )
     for step in stream:
-        for group in optimizer.param_groups:
-            group["lr"] = rates.get_last_lr()[0]
         loss = theirs(**padded(step.items)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        rates.step()
         losses.append(loss.item())
     assert len(losses) == 16
     assert json.loads((output / "losses.json").read_text()) == pytest.approx(losses, abs=1e-4)

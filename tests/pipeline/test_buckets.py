@@ -65,6 +65,12 @@ def test_validation_is_the_lowest_ids(documents, tokens_each, fraction, expected
     assert last == lowest[expected - 1]
 
 
+def test_validation_may_hold_more_or_fewer_tokens():
+    lowest = ids(10_000)
+    found = [choose_validation(lowest, [100_000] * 10_000, 10_000, 0.005, most) for most in (3_000_000, 400_000, 1)]
+    assert found == [lowest[29], lowest[3], lowest[1]]
+
+
 @pytest.mark.parametrize(("documents", "fraction"), [(3, 0.005), (0, 0.005), (1, 0.0)])
 def test_too_few_documents(documents, fraction):
     with pytest.raises(ValueError, match=f"holds {documents} distinct document"):

@@ -53,6 +53,33 @@ def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built):
     assert built.manifest.settings_hash == "a43013c60757bad8d3b3cc244ca511c4ba7a0971e9b0909dc37e15e69af1f847"
 
 
+def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path, capsys):
+    """From one folder of tokens, whose parts are used again, and found again by provenance; usual settings stay."""
+    usual = ("--validation_fraction", 0.5, "--tokens", tmp_path / "tokens")
+    assert build(corpus, vocab_file, tmp_path / "usual", *usual) == 0
+    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
+    assert build(corpus, vocab_file, tmp_path / "small", *usual, "--validation_tokens", 1500) == 0
+    assert parts == {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
+    assert run("verify", tmp_path / "small", "--deep", "true") == 0
+    held_out = {}
+    for name in ("usual", "small"):
+        dataset = open_dataset(str(tmp_path / name))
+        documents = {int(each.document_a[0]) for each in all_instances(dataset, "validation")}
+        trained = {int(each.document_a[0]) for each in all_instances(dataset, "train")}
+        assert not documents & trained
+        assert len(documents | trained) == 120
+        held_out[name] = sorted(documents)
+    assert len(held_out["usual"]) == 60
+    assert 10 <= len(held_out["small"]) <= 15, "of some 110 tokens each"
+    assert held_out["small"] == held_out["usual"][: len(held_out["small"])], "the lowest ids"
+    capsys.readouterr()
+    last = f"{held_out['small'][-1]:016x}"
+    assert run("inspect", tmp_path / "small", "--documents", last) == 0
+    assert "for validation, once" in capsys.readouterr().out
+    assert build(corpus, vocab_file, tmp_path / "usual", *usual, "--validation_tokens", 1400) == 2
+    assert "validation_tokens was 1280000 and is now 1400" in capsys.readouterr().err
+
+
 def test_instances_are_what_bert_expects(built):
     special = built.manifest.special_ids
     for instance in all_instances(built, "train"):

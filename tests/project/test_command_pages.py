@@ -14,7 +14,8 @@ from trainer.cli import COMMANDS as TRAINER
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 PROGRAMS = {"pipeline": PIPELINE, "trainer": TRAINER}
-# Flags of what runs beside ours: launchers, Beam's runners, scripts, other programs.
+SCRIPTS = [path.read_text() for path in (ROOT / "scripts").rglob("*.py")]
+# Flags of what runs beside ours: launchers, Beam's runners, shell scripts, other programs.
 OTHERS = {
     "config", "dask_client_address", "dry_run", "environment_config", "environment_type", "fix", "flink",
     "force", "help", "hostfile", "inplace", "job_endpoint", "logdir", "master_addr", "master_port",
@@ -44,7 +45,8 @@ def test_every_setting_of_a_command_is_on_a_page(program, name):
 def test_flags_and_commands_that_a_page_names_exist(page):
     text = page.read_text()
     keys = {key for program, commands in PROGRAMS.items() for name in commands for key in keys_of(program, name)}
-    known = keys | {key.partition(".")[0] for key in keys} | OTHERS
+    of_scripts = {flag for text in SCRIPTS for flag in re.findall(r'add_argument\("--([a-z][\w]*)"', text)}
+    known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS
     flags = {flag.rstrip(".") for flag in re.findall(r"(?<![\w-])--([a-z][\w.]*)", text)}
     assert flags <= known, f"no such flags: {flags - known}"
     named = set(re.findall(r"(?:python -m|--module) (pipeline|trainer) ([a-z][a-z-]*)", text))

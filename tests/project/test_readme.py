@@ -1,5 +1,6 @@
 """The README's commands, run in a small form: same commands, small text, few steps."""
 
+import json
 import os
 import re
 import shlex
@@ -28,6 +29,9 @@ SMALLER = {
     "python -m trainer report": [],
     "python -m trainer export": [],
     "python -m trainer fill-mask": [],
+    "python -m trainer finetune": ["--epochs", "1"],
+    "python -m trainer features": [],
+    "python -m trainer evaluate": [],
 }
 NEEDS_A_CLUSTER = ("scripts/launch-", "--hostfile")
 
@@ -55,7 +59,23 @@ def workplace(tmp_path_factory):
     corpus = [sys.executable, ROOT / "scripts/docstring_corpus.py", folder / "my-text/a.jsonl", "--max_bytes", "300000"]
     subprocess.run(corpus, check=True, capture_output=True)
     (folder / "configs").symlink_to(ROOT / "configs")
+    write_task_files(folder)
     return folder
+
+
+def write_task_files(folder):
+    """Files as SST-2, SQuAD 1.1 and CoNLL-2003 have them, a few examples each."""
+    (folder / "SST-2").mkdir()
+    for name in ("SST-2/train.tsv", "SST-2/dev.tsv"):
+        (folder / name).write_text("sentence\tlabel\n" + "a lovely film\t1\na dull film\t0\n" * 4)
+    answer = {"text": "the Nile", "answer_start": 18}
+    question = {"id": "q1", "question": "Which river is long?", "answers": [answer]}
+    paragraph = {"context": "They have walked: the Nile is long.", "qas": [question]}
+    squad = json.dumps({"version": "1.1", "data": [{"title": "Rivers", "paragraphs": [paragraph]}]})
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (folder / name).write_text(squad)
+    for name in ("train.conll", "dev.conll"):
+        (folder / name).write_text("Ada B-PER\nmet O\nParis B-LOC\n\nNo O\none O\n\n" * 2)
 
 
 @pytest.mark.slow
@@ -73,7 +93,9 @@ def test_the_commands_for_your_own_text_run_in_order(workplace):
         printed[command.split(" --")[0]] = ran.stdout + ran.stderr
     assert "sound" in printed["python -m pipeline verify data"]
     assert "This model has seen" in printed['python -m trainer fill-mask hf "Paris is the [MASK] of France."']
-    assert (workplace / "hf/model.safetensors").exists()
+    for model in ("hf", "sst2/best", "squad/best", "entities/best"):
+        assert (workplace / model / "model.safetensors").exists()
+    assert list((workplace / "features").glob("*.parquet"))
 
 
 def test_the_two_scripts_explain_themselves():

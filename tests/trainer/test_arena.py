@@ -1,6 +1,7 @@
 """Gathering rows of blocks is slicing and joining them, whatever is put, freed and put again before."""
 
 import dataclasses
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -8,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards.arrow_stream import RecordBatch, read_record_batch
-from pipeline.shards.block import Block, block_of_batch, concatenate_blocks, encode_block
+from pipeline.shards.arrow_stream import RecordBatch, find_messages, read_record_batch
+from pipeline.shards.arrow_writer import write_record_batch
+from pipeline.shards.block import Block, concatenate_blocks, decode_block, encode_block
 from trainer.stream import arena
 from trainer.stream.arena import Arena
+
+needs_zstd = pytest.mark.skipif(not arena.IS_USABLE, reason="not compiled, or no zstd library")
 
 
 def assert_equal(found: Block, expected: Block) -> None:
@@ -93,7 +97,11 @@ def grown(block: Block) -> Arena:
     return found
 
 
-@pytest.mark.skipif(arena.COMPILED is None, reason="the compiled modules are not built")
+def stored_in(rows: Arena, block: Block, data: bytes, seq_len: int = 8192) -> int | None:
+    return rows.put_stored(memoryview(data), block.num_instances, block.num_tokens, seq_len)
+
+
+@needs_zstd
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_the_compiled_path_holds_what_the_other_does(make_block: Callable[..., Block], data):
@@ -101,10 +109,10 @@ def test_the_compiled_path_holds_what_the_other_does(make_block: Callable[..., B
     found, blocks = grown(change(make_block(8))), []
     for number in range(data.draw(st.integers(1, 3))):
         block = change(make_block(data.draw(st.integers(1, 8)), first_id=100 * number))
-        batch = read_record_batch(encode_block(block))
-        slot = found.put_batch(batch, 8192)
+        encoded = encode_block(block)
+        slot = stored_in(found, block, encoded)
         assert slot is not None
-        blocks.append((slot, block, found.put(block_of_batch(batch, "here")) if number < 1 else slot))
+        blocks.append((slot, block, found.put(decode_block(encoded, "here")) if number < 1 else slot))
     for slot, block, other in blocks:
         run = (np.array([0]), np.array([block.num_instances]))
         assert_equal(found.gather(np.array([slot]), *run), block)
@@ -118,15 +126,18 @@ def spoiled(batch: RecordBatch, number: int, change: Callable[[np.ndarray], obje
     return dataclasses.replace(batch, buffers=buffers)
 
 
-@pytest.mark.skipif(arena.COMPILED is None, reason="the compiled modules are not built")
+@needs_zstd
 def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callable[..., Block]):
     block = make_block(8)
-    found, batch = grown(block), read_record_batch(encode_block(block))
+    encoded = encode_block(block)
+    found, batch = grown(block), read_record_batch(encoded)
 
     def swap(values: np.ndarray) -> None:
         values[[1, 2]] = values[[2, 1]]
 
-    assert found.put_batch(batch, int(np.diff(block.offsets).max()) - 1) is None
+    assert stored_in(found, block, encoded, int(np.diff(block.offsets).max()) - 1) is None
+    assert found.put_stored(memoryview(encoded), block.num_instances - 1, block.num_tokens, 8192) is None
+    assert found.put_stored(memoryview(encoded), block.num_instances, block.num_tokens + 1, 8192) is None
     wrong = [
         spoiled(batch, 0, swap),
         spoiled(batch, 0, lambda values: values.__setitem__(0, 1)),
@@ -139,14 +150,46 @@ def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callabl
         dataclasses.replace(batch, lengths=[*batch.lengths[:-1], 7]),
     ]
     for each in wrong:
-        assert found.put_batch(each, 8192) is None
-        with pytest.raises(ValueError, match="here: damaged or foreign block"):
-            block_of_batch(each, "here")
-    assert found.put_batch(batch, 8192) is not None
+        stored = write_record_batch(each.schema, each.lengths, each.buffers)
+        assert stored_in(found, block, stored) is None
+        with pytest.raises(ValueError, match="here: "):
+            decode_block(stored, "here")
+    assert stored_in(found, block, encoded) is not None
+
+
+@needs_zstd
+def test_the_compiled_path_takes_no_bytes_that_the_other_refuses(make_block: Callable[..., Block]):
+    block = make_block(8)
+    encoded, found = encode_block(block), grown(block)
+    at = find_messages(encoded)
+    places = struct.unpack_from("<40q", encoded, at.places)
+    frames = [
+        at.body + start + 8 + n for start, size in zip(places[2::4], places[3::4], strict=True) for n in range(size - 8)
+    ]
+    taken = 0
+    for place in sorted({*range(len(encoded))} - {*frames}):  # in those a flip is crc32's to notice
+        for bit in range(8):
+            changed = bytearray(encoded)
+            changed[place] ^= 1 << bit
+            if (slot := stored_in(found, block, bytes(changed))) is not None:
+                taken += 1
+                decoded = decode_block(bytes(changed), "here")
+                assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), decoded)
+                found.free(slot)
+    assert taken < 2000  # the padding between buffers, and places of validity, which there is none of
+    for frame in frames:
+        changed = bytearray(encoded)
+        changed[frame] ^= 255
+        if (slot := stored_in(found, block, bytes(changed))) is not None:
+            found.free(slot)
+    for size in range(len(encoded)):
+        assert stored_in(found, block, encoded[:size]) is None
+    for more in (encoded + bytes(1), encoded + encoded):
+        assert stored_in(found, block, more) is None
 
 
 def test_without_room_or_compiled_module_the_other_path_is_taken(make_block: Callable[..., Block], monkeypatch):
-    batch = read_record_batch(encode_block(make_block(8)))
-    assert Arena(8).put_batch(batch, 8192) is None
-    monkeypatch.setattr(arena, "COMPILED", None)
-    assert grown(make_block(8)).put_batch(batch, 8192) is None
+    block = make_block(8)
+    assert stored_in(Arena(8), block, encode_block(block)) is None
+    monkeypatch.setattr(arena, "IS_USABLE", False)
+    assert stored_in(grown(block), block, encode_block(block)) is None

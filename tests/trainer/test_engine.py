@@ -161,8 +161,10 @@ def never_guess(optimizer):
 class GradientKeeper(AdamW):
     """Keeps this rank's pieces of the gradient that a step brought, and moves nothing."""
 
-    def _update(self, gradients):
-        self.kept = {piece.name: (piece.start, piece.of(gradients).clone()) for piece in self.fragments}
+    def _update(self, gradients, divisor):
+        assert divisor is None
+        pieces = zip(self.fragments, gradients, strict=True)
+        self.kept = {piece.name: (piece.start, gradient.clone()) for piece, gradient in pieces}
 
 
 def accumulated_batches(rank):

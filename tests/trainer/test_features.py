@@ -232,6 +232,19 @@ def test_words_have_the_vector_of_their_first_piece(hf):
     assert (rows.texts[0].unknown_words, rows.vectors.shape) == (1, (7, 2, 64))
 
 
+def test_words_of_conll_files(hf, tmp_path):
+    (tmp_path / "a.conll").write_text("The O\ncats B-X\n\n-DOCSTART- O\n\ndog O\n")
+    (tmp_path / "b.iob2").write_text("# a comment\n1\tsat\tO\n2\tcats\tO\n")
+    assert features(hf, tmp_path / "a.conll", tmp_path / "a", "--rows", "word", "--layers", "-1") == 0
+    flags = ["--rows", "word", "--layers", "-1", "--token_column", "1"]
+    assert features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags) == 0
+    rows = rows_of(tmp_path / "a")
+    found = [(row["text"], row["line"], row["word"], row["form"], row["token"], row["piece"]) for row in rows]
+    assert found == [(0, 1, 0, "The", 0, "the"), (0, 1, 1, "cats", 1, "cat"), (1, 6, 0, "dog", 0, "d")]
+    np.testing.assert_allclose(rows_of(tmp_path / "a", "layer_2")[:2], theirs(hf, "The cats")[0][-1, 1:3], atol=1e-5)
+    assert [row["form"] for row in rows_of(tmp_path / "b")] == ["sat", "cats"]
+
+
 # --- interrupted, continued, refused --------------------------------------------------------------------------------
 
 

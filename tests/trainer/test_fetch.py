@@ -121,10 +121,11 @@ def test_requests_stay_below_their_size(folder):
 def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gathered):
     decoded = []
     monkeypatch.setattr(fetch, "GATHERED_INSTANCES", gathered)
+    put = BlockWindow._put
     monkeypatch.setattr(
-        fetch,
-        "read_batch_checked",
-        lambda *block: (decoded.append(block[2]), ranged_read.read_batch_checked(*block))[1],
+        BlockWindow,
+        "_put",
+        lambda window, read, index: (decoded.append(read.blocks.first + index), put(window, read, index))[1],
     )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
     window = window_over(open_dataset(str(folder)), steps=iter(steps))
@@ -170,7 +171,7 @@ def test_memory_is_bounded_and_blocks_are_let_go(folder):
     window = window_over(dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2))
     held = []
     for _ in window:
-        held.append(sum(item.cost_bytes for item in window._held.values()))
+        held.append(int(window._cost_bytes[list(window._held)].sum()))
         assert held[-1] == window._held_bytes
     assert max(held) <= buffer_bytes + 2 * int(sizes.max())
     assert held[-1] == 0

@@ -1,9 +1,15 @@
-"""The optimizers without DeepSpeed: equal to torch.optim.AdamW and to the formulas written out."""
+"""The optimizers without DeepSpeed: equal to torch.optim.AdamW, to timm's LAMB and to the formulas written out.
+
+timm-lamb.json holds weights as timm.optim.Lamb left them. Run as a program, this file writes it anew; that needs timm,
+which tests do not: the torchvision that comes with it does not fit every torch.
+"""
 
 import importlib
+import json
 import math
 import sys
 import types
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,9 +17,9 @@ import pytest
 import torch
 
 from trainer.optim.adamw import AdamW
+from trainer.optim.fragment import decays
 from trainer.optim.lamb import Lamb
 from trainer.optim.schedule import Schedule
-from trainer.optim.sharded import decays
 
 
 def tiny_model() -> torch.nn.Module:
@@ -83,24 +89,62 @@ def test_lamb_follows_its_formula():
     assert optimizer.trust_ratios_P[1] == 1.0
 
 
-@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed (it comes with its own torchvision)")
+TIMM = Path(__file__).with_name("timm-lamb.json")
+TIMM_SHAPES = {"dense.weight": (6, 5), "dense.bias": (6,), "head.weight": (3, 6), "head.norm.weight": (3,)}
+TIMM_FLAGS = {
+    "lr": 0.02, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True,
+    "grad_averaging": True, "max_grad_norm": 1.0, "trust_clip": False, "always_adapt": False, "caution": False,
+    "decoupled_decay": False,
+}  # fmt: skip
+TIMM_STEPS = 20
+
+
+def values(shape, start, scale):
+    """Numbers that every machine makes alike."""
+    numbers = [scale * math.sin(start + 0.7 * index) for index in range(math.prod(shape))]
+    return torch.tensor(numbers).view(shape)
+
+
+def lamb_steps(optimizer, parameters):
+    """Weights after each step; every third gradient is small enough not to be clipped."""
+    for step in range(1, TIMM_STEPS + 1):
+        for number, (name, parameter) in enumerate(parameters.items()):
+            parameter.grad = values(TIMM_SHAPES[name], 10 * step + number, 0.05 if step % 3 == 0 else 0.5)
+        optimizer.step()
+        yield {name: parameter.detach().flatten().tolist() for name, parameter in parameters.items()}
+
+
+def lamb_parameters():
+    return {name: torch.nn.Parameter(values(shape, len(name), 0.4)) for name, shape in TIMM_SHAPES.items()}
+
+
 def test_lamb_equals_timms():
-    """bias_correction, grad_averaging, max_grad_norm 1; no trust_clip, always_adapt, caution or decoupled_decay."""
+    written = json.loads(TIMM.read_text())
+    assert written["flags"] == TIMM_FLAGS
+    parameters = lamb_parameters()
+    optimizer = Lamb(parameters.items(), weight_decay=0.01, max_grad_norm=1.0)
+    optimizer.set_learning_rate(0.02)
+    norms = []
+    for found, expected in zip(lamb_steps(optimizer, parameters), written["weights"], strict=True):
+        norms.append(float(optimizer.grad_norm))
+        for name, weights in expected.items():
+            assert found[name] == pytest.approx(weights, rel=0, abs=1e-6)
+    assert min(norms) < 1.0 < max(norms)
+
+
+def write_timms_weights():
     package = types.ModuleType("timm_optim")  # `import timm` would import torchvision
     package.__path__ = [str(Path(find_spec("timm").submodule_search_locations[0], "optim"))]
     sys.modules["timm_optim"] = package
-    peer = importlib.import_module("timm_optim.lamb").Lamb
-    ours, theirs = tiny_model(), tiny_model()
-    optimizer = Lamb(ours.named_parameters(), weight_decay=0.01, max_grad_norm=1.0)
-    optimizer.set_learning_rate(0.02)
-    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim == 2]
-    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-    flags = {"bias_correction": True, "grad_averaging": True, "trust_clip": False, "always_adapt": False}
-    train(ours, optimizer, 20)
-    train(theirs, peer(groups, lr=0.02, eps=1e-6, max_grad_norm=1.0, **flags), 20)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+    parameters = lamb_parameters()
+    groups = [
+        {"params": [each for each in parameters.values() if each.ndim == 2]},
+        {"params": [each for each in parameters.values() if each.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = importlib.import_module("timm_optim.lamb").Lamb(groups, **TIMM_FLAGS)
+    rows = ",\n".join(json.dumps(weights) for weights in lamb_steps(optimizer, parameters))
+    facts = f'"timm": {json.dumps(version("timm"))}, "torch": {json.dumps(torch.__version__)}'
+    TIMM.write_text(f'{{{facts},\n"flags": {json.dumps(TIMM_FLAGS)},\n"weights": [\n{rows}\n]}}\n')
 
 
 def test_lambs_first_step_worked_by_hand():
@@ -181,3 +225,7 @@ def test_schedule_powers_and_end():
     assert Schedule(10, 0, 1.0, power=0.0).learning_rate(9) == 1.0
     assert Schedule(10, 0, 1.0, end_lr=0.1).learning_rate(10) == pytest.approx(0.1)
     assert Schedule(10, 10, 1.0).learning_rate(10) == 1.0
+
+
+if __name__ == "__main__":
+    write_timms_weights()

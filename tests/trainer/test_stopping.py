@@ -1,4 +1,4 @@
-"""Real ranks under the real `deepspeed` command that are told to stop, lose their launcher, or hang."""
+"""Real ranks under the real `deepspeed` and torchrun that are told to stop, lose their launcher, or hang."""
 
 import contextlib
 import json
@@ -22,6 +22,8 @@ from trainer.watchdog import HUNG
 TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
 START_SECONDS = 180
 LEAVE_SECONDS = 10
+DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--module")
+TORCHRUN = ("torchrun", "--nproc_per_node", "2", "-m")
 
 
 def free_port():
@@ -39,18 +41,21 @@ def words_of(pid):
 
 
 class Job:
-    """Training without end in a session of its own, from its first logged step on."""
+    """Training without end, from its first logged step on. All its processes name its config: torchrun's ranks have
+    sessions of their own.
+    """
 
-    def __init__(self, folder, data, *flags):
+    def __init__(self, folder, data, *flags, launcher=DEEPSPEED):
         self.run = folder / "run"
-        config = folder / "config.yaml"
+        self.config = config = folder / "config.yaml"
         phase = {"seq_len": 16, "global_batch": 8, "steps": 1_000_000, "peak_lr": 0.001}
         fields = {"data": [str(data)], "output": str(self.run), "phases": [phase], "micro_tokens": 64}
         saving = {"checkpoint": {"interval": 0}, "model": {"preset": "tiny", "overrides": TINY}}
         config.write_text(yaml.safe_dump({**fields, **saving}))
-        words = ["--module", "trainer", "pretrain", "--config", str(config), *flags]
-        program = Path(sys.executable).parent / "deepspeed"
-        command = [str(program), "--num_gpus", "2", "--master_port", str(free_port()), *words]
+        name, *options, module = launcher
+        program = Path(sys.executable).parent / name
+        words = [module, "trainer", "pretrain", "--config", str(config), *flags]
+        command = [str(program), *options, "--master_port", str(free_port()), *words]
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.log = folder / "log.txt"
@@ -83,14 +88,8 @@ class Job:
 
     def pids(self, word=""):
         """Living processes of the job whose command line has a word."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                is_named = not word or word in words_of(path.name)
-                if int(fields[3]) == self.process.pid and fields[0] != "Z" and is_named:
-                    found.append(int(path.name))
-        return sorted(found)
+        pids = sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        return [pid for pid in pids if {str(self.config), word or str(self.config)} <= set(words_of(pid))]
 
     def ranks(self):
         return [pid for pid in self.pids() if words_of(pid)[1:4] == ["-u", "-m", "trainer"]]
@@ -133,6 +132,7 @@ def folder(tmp_path_factory):
 def stop(job, pid, number, record_property):
     """Sends a signal; seconds until all are gone. What was logged is what was saved, so all ranks agreed."""
     before = job.last_step()
+    assert len(job.ranks()) == 2
     os.kill(pid, number)
     seconds = job.seconds_until_gone()
     record_property("seconds", seconds)
@@ -158,6 +158,17 @@ def test_told_to_stop_by_the_launcher_or_a_rank_everybody_saves_and_leaves(folde
 def test_ranks_do_not_outlive_a_killed_launcher(folder, data, record_property):
     with Job(folder, data) as job:
         stop(job, job.process.pid, signal.SIGKILL, record_property)
+
+
+@pytest.mark.slow
+def test_torchrun_told_to_stop_or_killed_leaves_no_rank(tmp_path, data, record_property):
+    with Job(tmp_path, data, launcher=TORCHRUN) as job:
+        stop(job, job.process.pid, signal.SIGTERM, record_property)
+        assert job.process.returncode, "it does not say that the run is finished"
+        first = job.saved_step()
+    with Job(tmp_path, data, launcher=TORCHRUN) as job:
+        stop(job, job.process.pid, signal.SIGKILL, record_property)
+        assert job.saved_step() > first, "it went on from there"
 
 
 @pytest.mark.slow

@@ -16,14 +16,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> list[subprocess.CompletedProcess]:
     """Runs `python COMMAND...` once per rank, as a launcher would; the finished processes, by rank."""
+    return run_nodes([(command, world_size)], timeout)
+
+
+def run_nodes(nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600) -> list[subprocess.CompletedProcess]:
+    """Runs a command and a number of ranks for every node, all on this machine; the finished processes, by rank."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
+    places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
     processes = []
-    for rank in range(world_size):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
+    for rank, (command, local_rank, size) in enumerate(places):
+        place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": size}
         environment = {**os.environ, **{name: str(value) for name, value in {**place, **address}.items()}}
         processes.append(
             subprocess.Popen(

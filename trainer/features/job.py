@@ -25,11 +25,13 @@ from pipeline.shards.storage import (
     remove_files,
     write_atomic,
 )
+from trainer.device import choose_device
 from trainer.features.extract import EncodedText, FeatureExtractor
 from trainer.features.parts import Layout, read_part_facts, write_part
 from trainer.features.read import InputFile, InputText, find_files, iterate_texts
 from trainer.features.settings import FeaturesSettings
-from trainer.open_model import OpenedModel, choose_device, open_model
+from trainer.initial_weights import hash_state
+from trainer.open_model import OpenedModel, open_model
 
 STARTED, FINISHED = "started.json", "features.json"
 # What may change between two starts: where things are, not what is computed.
@@ -103,12 +105,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
 
 def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
     """Content of started.json: what has to be the same for a command to continue another's output."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(opened.state.items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
     kept = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
-    return {"settings": kept, "model_sha256": digest.hexdigest(), "hidden_size": opened.config.hidden_size}
+    return {"settings": kept, "model_sha256": hash_state(opened.state), "hidden_size": opened.config.hidden_size}
 
 
 def _start(output: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ CoNLL files are read whole. May import fsspec, pipeline.shards' storage and trai
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,12 @@ class InputFile:
     path: str
     url: str
     size: int
+
+
+def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
+    """Texts in memory as those of a file called "memory", a line each."""
+    for number, text in enumerate(texts):
+        yield InputText(number, "memory", number + 1, text)
 
 
 def find_files(inputs: Sequence[str]) -> list[InputFile]:

@@ -40,7 +40,7 @@ class FeaturesSettings:
     field: str = "text"
     id_field: str | None = None
     token_column: int = 0
-    layers: str = "-1,-2,-3,-4"
+    layers: str = "-1"
     combine: Combine = "each"
     rows: Rows = "token"
     output_format: Literal["parquet", "npy"] = "parquet"

@@ -6,21 +6,19 @@
     OUTPUT/predictions/FILE/   what the best model says of each validation and test file
     OUTPUT/results.json        all of it, with means and standard deviations
 
-Imports the stdlib, torch for the model's hash, and this package. Rank 0 writes.
+Imports the stdlib and this package. Rank 0 writes.
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
+from trainer.initial_weights import hash_state
 from trainer.run_folder import LOCK, replace_file
 from trainer.settings_changes import changes
 
@@ -113,15 +111,6 @@ def shared_facts(settings: FinetuneSettings, prepared: Prepared) -> dict[str, An
         "train_sha256": [file.facts["sha256"] for file in prepared.train],
         "validation_sha256": {file.name: file.facts["sha256"] for file in prepared.validation},
     }
-
-
-def hash_state(state: Mapping[str, Tensor]) -> str:
-    """Hex digest of parameters by name."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(f"{name} {tuple(state[name].shape)}\n".encode())
-        digest.update(state[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:

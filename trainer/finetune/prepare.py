@@ -13,8 +13,8 @@ from typing import Any
 from pipeline.shards.storage import open_filesystem, read_file
 from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.start import choose_head, read_vocabulary
-from trainer.finetune.task import Item, Split, Task
+from trainer.finetune.start import choose_head, read_vocabulary, start_model
+from trainer.finetune.task import Item, OwnModel, Split, Task
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import plain_name
@@ -129,6 +129,13 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         test=files["test"],
         notes=notes,
     )
+
+
+def begin_model(prepared: Prepared, seed: int) -> tuple[Any, list[str]]:
+    """The model that a run trains, and the names of its parameters that begin as new."""
+    if isinstance(prepared.task, OwnModel):
+        return prepared.task.build_model(prepared.head, seed), []
+    return start_model(prepared.opened, prepared.config, prepared.head, seed, prepared.keeps_head)
 
 
 def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:

@@ -18,13 +18,14 @@ import torch.distributed
 from tqdm import tqdm
 
 from trainer.allocator import keep_freed_memory
-from trainer.export import export_hf, load_hf_task, read_provenance
+from trainer.export import export_hf, load_hf_task, read_provenance, write_export
 from trainer.finetune.output import OutputFolder, open_output, to_json
-from trainer.finetune.prepare import DataFile, Prepared, prepare_data
+from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
 from trainer.finetune.progress import GridProgress
 from trainer.finetune.results import Run, best_run, format_table, list_recipes, summarize
 from trainer.finetune.settings import FinetuneSettings, check_settings
-from trainer.finetune.start import describe_new, start_model
+from trainer.finetune.start import describe_new
+from trainer.finetune.task import OwnModel
 from trainer.finetune.training import Recipe, predict_items, train_task
 from trainer.model.task_heads import BertForTask, build_task_model
 from trainer.partitions import iterate_weights
@@ -133,7 +134,7 @@ def _run(
     progress: GridProgress,
 ) -> Run:
     """Trains and measures one run, keeps its model if it is the best so far, and then marks it as finished."""
-    model, new = start_model(prepared.opened, prepared.config, prepared.head, recipe.seed, prepared.keeps_head)
+    model, new = begin_model(prepared, recipe.seed)
     if not finished and (note := describe_new(new)):
         progress.say(note)
     began, items = time.monotonic(), prepared.train_items
@@ -168,13 +169,17 @@ def _run(
 
 def _export(state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, output: OutputFolder) -> None:
     facts = {"task": settings.task, "run": run["name"], "max_seq_len": settings.max_seq_len, "metrics": run["metrics"]}
+    provenance = {**prepared.opened.provenance, "finetuned": facts}
+    if isinstance(prepared.task, OwnModel):
+        write_export(prepared.task.model_files(state, prepared.head, provenance), str(output.best))
+        return
     export_hf(
         state,
         prepared.opened.config,
         prepared.vocab.to_text().encode(),
         str(output.best),
         lower_case=prepared.lower_case,
-        provenance={**prepared.opened.provenance, "finetuned": facts},
+        provenance=provenance,
         head=prepared.head,
     )
 
@@ -185,12 +190,8 @@ def _finish(
     """Predictions of the best model, results.json, and the table."""
     best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
     assert best is not None, "there is at least one run"
-    model = build_task_model(prepared.config, prepared.head, seed=0)
-    share(ranks, lambda: None)  # rank 0 may still be writing what the others read now
-    loaded = load_hf_task(str(output.best))
-    assert loaded is not None, "the best model has a head"
-    model.load_state_dict(loaded[1])
-    model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+    model = _open_best(prepared, output, ranks)
+    model.to(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
     tuned = best["metrics"][prepared.validation[0].name]
     for file in [*prepared.validation, *prepared.test]:
         predictions = predict(model, file, prepared, settings, ranks)
@@ -203,6 +204,25 @@ def _finish(
         tqdm.write(format_table(summary, best))
         tqdm.write(f"{output.path}: {output.results.name}, predictions, and the best model in {output.best}")
         sys.stdout.flush()
+
+
+def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> Any:
+    """The best run's model on every rank; rank 0 alone reads it, others may be on machines without its disk."""
+    own = prepared.task if isinstance(prepared.task, OwnModel) else None
+    model = own.build_model(prepared.head, 0) if own else build_task_model(prepared.config, prepared.head, 0)
+    with together(ranks):
+        if ranks.rank == 0:
+            if own:
+                state = own.load_model(str(output.best), prepared.head).state_dict()
+            else:
+                loaded = load_hf_task(str(output.best))
+                assert loaded is not None, "the best model has a head"
+                state = loaded[1]
+            model.load_state_dict(state)
+    model.to(ranks.device)
+    for parameter in model.parameters():
+        torch.distributed.broadcast(parameter.data, src=0)
+    return model
 
 
 def _results(

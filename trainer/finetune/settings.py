@@ -40,7 +40,7 @@ class FinetuneSettings:
     """Fine-tunes a pretrained model on a task, for one or many settings and seeds, and keeps the best.
 
     Attributes:
-        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1), squad2 (2.0); ner; or
+        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1), squad2 (2.0); ner, ner-features; or
             classification, regression and multiple-choice of any table.
         model: Folder of a pretrained or fine-tuned model, an export or one of transformers, or of a run of ours, whose
             newest checkpoint is taken.
@@ -50,7 +50,7 @@ class FinetuneSettings:
         test: Files whose predictions the best model writes, in the benchmark's format; they need no labels.
         columns: Names of the columns of a table.
         squad: Windows and answers of squad and squad2.
-        tokens: Columns and windows of ner.
+        tokens: Columns and windows of ner, layers and sizes of ner-features.
         max_seq_len: Longest sequence, in tokens with [CLS] and [SEP]; what is longer is cut and counted.
         batch_size: Items of an optimizer step over all ranks; several numbers are all tried.
         learning_rate: Highest learning rate; several numbers are all tried.

@@ -8,7 +8,7 @@ found by its name in trainer.finetune.tasks. Losses are the head's (trainer.mode
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,20 @@ class EncodedSet:
 
     items: list[Item]
     counts: dict[str, int] = field(default_factory=dict)
+
+
+@runtime_checkable
+class OwnModel(Protocol):
+    """What a task has besides where the trained model is not BERT with a head."""
+
+    def build_model(self, head: Any, seed: int) -> Any:
+        """A new model, called as trainer.model.task_heads.BertForTask is."""
+
+    def model_files(self, state: Mapping[str, Any], head: Any, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+        """What OUTPUT/best holds, by file name; config.json is last, with the provenance under "beambert"."""
+
+    def load_model(self, folder: str, head: Any) -> Any:
+        """The model of those files."""
 
 
 class Task(Protocol):

@@ -17,6 +17,7 @@ TASKS = {
     "squad": "trainer.finetune.squad.task:open_squad",
     "squad2": "trainer.finetune.squad.task:open_squad",
     "ner": "trainer.finetune.tokens.task:open_ner",
+    "ner-features": "trainer.finetune.tokens.features:open_ner_features",
 }
 """Name -> "module:function", called with the settings and returning the task."""
 

@@ -51,6 +51,7 @@ class Layer(nn.Module):
         self.attention_backend = config.attention_backend
         self.is_causal = config.is_causal
         self.pre_norm = config.pre_norm
+        self.fused_qkv = config.fused_qkv
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -71,10 +72,23 @@ class Layer(nn.Module):
     def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [T, A, D]: what comes before attention."""
         inputs_TH = self.attention_norm(hidden_TH) if self.pre_norm else hidden_TH
+        if self.fused_qkv:
+            return self._project_at_once(inputs_TH)
         q_TAD, k_TAD, v_TAD = (
             projection(inputs_TH).unflatten(-1, (self.num_heads, -1))
             for projection in (self.query, self.key, self.value)
         )
+        return q_TAD, k_TAD, v_TAD
+
+    def _project_at_once(self, inputs_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The three as views of one product; putting the weights together costs no more than reading them twice."""
+        projections = (self.query, self.key, self.value)
+        weight = torch.cat([each.weight for each in projections])
+        bias = torch.cat([each.bias for each in projections])
+        num_tokens, hidden_size = inputs_TH.shape
+        head_size = hidden_size // self.num_heads
+        qkv_T3AD = F.linear(inputs_TH, weight, bias).view(num_tokens, 3, self.num_heads, head_size)
+        q_TAD, k_TAD, v_TAD = qkv_T3AD.unbind(1)
         return q_TAD, k_TAD, v_TAD
 
     def finish(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HEAD_SIZE = 64
+VOCAB_STEP = 64  # rows of logits then begin at multiples of 128 bytes in bf16, as the fastest matrix kernels want
 ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash")
 
 
@@ -32,7 +33,11 @@ class BertConfig:
     is_causal: bool = False
     """Whether a token attends to itself and those before it only, for models trained left to right."""
     attention_backend: str = "auto"
-    """One of ATTENTION_BACKENDS; a matter of speed, not part of what the model is."""
+    """One of ATTENTION_BACKENDS; a matter of speed, not part of what the model is, as are the next two."""
+    fused_qkv: bool = False
+    """Whether queries, keys and values come from one matrix product over their weights put together."""
+    padded_vocab: bool = False
+    """Whether the decoder computes a multiple of VOCAB_STEP logits and cuts off those beyond the vocabulary."""
 
     def __post_init__(self) -> None:
         _check_sizes(self)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.model.config import BertConfig
+from trainer.model.config import VOCAB_STEP, BertConfig
 
 
 class MaskedLmHead(nn.Module):
@@ -23,11 +23,15 @@ class MaskedLmHead(nn.Module):
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.num_padding = -config.vocab_size % VOCAB_STEP if config.padded_vocab else 0
 
     def forward(self, hidden_MH: Tensor, word_embeddings_VH: Tensor) -> Tensor:
         """Logits [M, V] of the hidden states of masked positions."""
         features_MH = self.norm(F.gelu(self.transform(hidden_MH)))
-        return F.linear(features_MH, word_embeddings_VH, self.bias)
+        if not self.num_padding:
+            return F.linear(features_MH, word_embeddings_VH, self.bias)
+        weight = F.pad(word_embeddings_VH, (0, 0, 0, self.num_padding))
+        return F.linear(features_MH, weight, F.pad(self.bias, (0, self.num_padding)))[:, : len(self.bias)]
 
 
 @dataclass(frozen=True)

@@ -32,30 +32,57 @@ class AdamW(ShardedOptimizer):
         self.weight_decay = weight_decay
         self.bias_correction = bias_correction
 
-    def _update(self, gradients: list[Tensor]) -> None:
+    def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         learning_rate: float = self.param_groups[0]["lr"]
-        first, second = (self.tensors(name) for name in self.state_names)
-        denominators, correction = self._advance(first, second, gradients, self.num_updates)
-        self._decay(1.0 - learning_rate * self.weight_decay)
-        torch._foreach_addcdiv_(self.owned, first, denominators, -learning_rate / correction)
+        everything = (self.views("fp32"), gradients, *map(self.views, self.state_names))
+        for decays in (True, False):
+            places = [place for place, fragment in enumerate(self.fragments) if fragment.decays == decays]
+            weights, grads, first, second = ([pieces[place] for place in places] for pieces in everything)
+            weight_decay = self.weight_decay if decays else 0.0
+            self._move(weights, grads, first, second, learning_rate, weight_decay, self.num_updates, divisor)
 
-    def _advance(
-        self, first: list[Tensor], second: list[Tensor], gradients: list[Tensor], num_updates: int
-    ) -> tuple[list[Tensor], float]:
-        """Moves both running means on; Adam's direction is the first mean / the returned list / the number."""
-        beta1, beta2 = self.betas
-        torch._foreach_lerp_(first, gradients, 1.0 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1.0 - beta2)
-        correction1 = 1.0 - beta1**num_updates if self.bias_correction else 1.0
-        correction2 = 1.0 - beta2**num_updates if self.bias_correction else 1.0
-        denominators = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(denominators, math.sqrt(correction2))
-        torch._foreach_add_(denominators, self.eps)
-        return denominators, correction1
+    def _move(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        learning_rate: float,
+        weight_decay: float,
+        num_updates: int,
+        divisor: Tensor | None,
+    ) -> None:
+        """Moves both running means on, and weights by Adam's direction, with torch's kernel: one pass over all.
 
-    def _decay(self, factor: float) -> None:
-        """Shrinks the weights that decay, before they move, as torch.optim.AdamW does."""
-        weights = [fragment.of(self.owned) for fragment in self.fragments if fragment.decays]
-        if weights and factor != 1.0:
-            torch._foreach_mul_(weights, factor)
+        28 bytes an element where single operations move 90.
+
+        Args:
+            weights: What moves, as many tensors as in the next three.
+            gradients: Before clipping; divided in place where they are clipped.
+            first: Running means of gradients.
+            second: Running means of their squares.
+            learning_rate: Of this update.
+            weight_decay: Share of learning_rate by which weights shrink before they move.
+            num_updates: This one included.
+            divisor: Scalar that clips the gradients; None for those that stay.
+        """
+        if not weights:
+            return
+        # After infinitely many updates there is nothing to correct.
+        step = torch.full_like(weights[0][0], num_updates if self.bias_correction else math.inf)
+        torch._fused_adamw_(
+            weights,
+            gradients,
+            first,
+            second,
+            [],
+            [step] * len(weights),
+            lr=learning_rate,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+        )

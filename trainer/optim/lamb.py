@@ -23,11 +23,11 @@ from trainer.optim.adamw import AdamW
 
 @dataclass(frozen=True)
 class _Proposal:
-    """An update that is worked out and not made; lists are shaped like the tensors a rank updates.
+    """An update that is worked out and not made; lists are in the order of the optimizer's fragments.
 
     Attributes:
         moments: Both running means after it.
-        updates: Adam's direction with decay, before it is scaled.
+        updates: What is added to weights, before it is scaled: minus Adam's direction, minus decay.
     """
 
     moments: tuple[list[Tensor], list[Tensor]]
@@ -57,40 +57,44 @@ class Lamb(AdamW):
         self._guess = None
         if not self.asks_other_ranks:
             return super()._measure(gradients)
-        first, second = ([each.clone() for each in self.tensors(name)] for name in self.state_names)
-        proposal = self._propose(first, second, gradients, self.num_updates + 1)
-        lists = (gradients, self.owned, proposal.updates)
-        norms = self.squared_norms(*(self.pieces(tensors) for tensors in lists))
+        first, second = ([each.clone() for each in self.views(name)] for name in self.state_names)
+        proposal = self._propose(first, second, gradients, self.num_updates + 1, None)
+        norms = self.squared_norms(gradients, self.views("fp32"), proposal.updates)
         self._guess = proposal, norms[1:]
         return norms[0]
 
-    def _update(self, gradients: list[Tensor]) -> None:
+    def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         guess, self._guess = None if self.is_clipped else self._guess, None
+        weights = self.views("fp32")
         if guess is None:
-            first, second = (self.tensors(name) for name in self.state_names)
-            proposal = self._propose(first, second, gradients, self.num_updates)
-            squared_norms = self.squared_norms(self.pieces(self.owned), self.pieces(proposal.updates))
+            first, second = map(self.views, self.state_names)
+            proposal = self._propose(first, second, gradients, self.num_updates, divisor)
+            squared_norms = self.squared_norms(weights, proposal.updates)
         else:
             proposal, squared_norms = guess
             for name, moved in zip(self.state_names, proposal.moments, strict=True):
-                torch._foreach_copy_(self.tensors(name), moved)
+                if moved:
+                    torch._foreach_copy_(self.views(name), moved)
         weight_norms_P, update_norms_P = squared_norms.sqrt()
         self.trust_ratios_P = self._trust_ratios(weight_norms_P, update_norms_P)
         learning_rate: float = self.param_groups[0]["lr"]
-        for fragment in self.fragments:
-            update = fragment.of(proposal.updates).mul_(self.trust_ratios_P[fragment.index])
-            fragment.of(self.owned).sub_(update, alpha=learning_rate)
+        if weights:
+            ratios = self.trust_ratios_P[self.index].unbind()
+            torch._foreach_addcmul_(weights, proposal.updates, ratios, value=learning_rate)
 
     def _propose(
-        self, first: list[Tensor], second: list[Tensor], gradients: list[Tensor], num_updates: int
+        self,
+        first: list[Tensor],
+        second: list[Tensor],
+        gradients: list[Tensor],
+        num_updates: int,
+        divisor: Tensor | None,
     ) -> _Proposal:
         """Moves the two running means on, and says what they would do to the weights."""
-        denominators, correction = self._advance(first, second, gradients, num_updates)
-        updates = list(torch._foreach_div(first, denominators))
-        torch._foreach_div_(updates, correction)
-        for fragment in self.fragments:
-            if fragment.decays:
-                fragment.of(updates).add_(fragment.of(self.owned), alpha=self.weight_decay)
+        decays = [-self.weight_decay if fragment.decays else 0.0 for fragment in self.fragments]
+        # Adam with learning rate 1 takes its direction from what decay takes.
+        updates = list(torch._foreach_mul(self.views("fp32"), decays)) if decays else []
+        self._move(updates, gradients, first, second, 1.0, 0.0, num_updates, divisor)
         return _Proposal((first, second), updates)
 
     def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ form one group, because ZeRO calls `step` once per group and a global norm must 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,50 +15,15 @@ import torch.distributed
 from torch import Tensor
 from torch.nn import Parameter
 
+from trainer.optim.fragment import Fragment, decays
+
 # Legend: P parameters of the model.
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """The piece of one parameter that this rank updates.
-
-    Attributes:
-        name: The parameter's name in the model.
-        index: The parameter's number among those the optimizer was given.
-        start: First element, counted in the flattened parameter.
-        numel: Elements in the piece.
-        owner: Number of the tensor that holds it, among the tensors this rank updates.
-        owner_start: First element, counted in that tensor flattened.
-        decays: Whether weight decay applies.
-    """
-
-    name: str
-    index: int
-    start: int
-    numel: int
-    owner: int
-    owner_start: int
-    decays: bool
-
-    def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The piece as a view [numel] into tensors shaped like those this rank updates (weights, gradients, ...)."""
-        return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
-
-
-def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, not to biases and LayerNorm (google-research/bert `optimization.py`).
-
-    Decided by name and checked by shape: what is excluded by name is one-dimensional in BERT and nothing else is.
-    """
-    module, _, kind = name.rpartition(".")
-    excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
-    return not excluded and parameter.ndim >= 2
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
     """Clips to a global norm and keeps states next to the fp32 weights; subclasses say how weights move.
 
-    Subclasses implement `_update(gradients)` and name their states in `state_names`.
+    Subclasses implement `_update` and name their states in `state_names`.
     """
 
     state_names: tuple[str, ...] = ()
@@ -76,7 +40,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._fragments: list[Fragment] | None = None
         self._partitions: list[Tensor] | None = None
         self._carried: Tensor | None = None
-        self._index: Tensor | None = None  # fragment.index of each fragment, on the device
+        self._index: Tensor | None = None
+        self._views: dict[str, tuple[list[int], list[Tensor]]] = {}
         self.max_grad_norm = max_grad_norm
         self.norm_limit = math.inf  # a gradient whose norm is not below this moves nothing
         self.num_updates = 0
@@ -131,9 +96,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self.state[tensor][name] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         return [self.state[tensor][name] for tensor in self.owned]
 
+    def views(self, name: str) -> list[Tensor]:
+        """The `pieces` of what `tensors` gives; kept, and made anew where a tensor has moved."""
+        tensors = self.tensors(name)
+        places = [tensor.data_ptr() for tensor in tensors]
+        if self._views.get(name, ([], []))[0] != places:
+            self._views[name] = places, self.pieces(tensors)
+        return self._views[name][1]
+
+    @property
+    def index(self) -> Tensor:
+        """`Fragment.index` of each of `fragments`, int64 on the device."""
+        if self._index is None:
+            places = [fragment.index for fragment in self.fragments]
+            self._index = torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
+        return self._index
+
     def reset(self) -> None:
         """Forgets the states and the number of updates, for a phase that starts afresh."""
         self.state.clear()
+        self._views.clear()
         self.num_updates = 0
 
     def metrics(self) -> dict[str, float]:
@@ -166,18 +148,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
         """
         assert closure is None, "DeepSpeed passes no closure"
-        gradients = [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned
-        ]
+        whole = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned]
+        gradients = self.pieces(whole)
         self.grad_squared_norms_P = self._measure(gradients)
-        if not float(self.grad_norm) < self.norm_limit:  # NaN is below nothing
+        for name in ("fp32", *self.state_names):
+            self.views(name)  # made while a GPU is still busy: what comes next waits for it
+        norm = self.grad_norm
+        value = float(norm)
+        if not value < self.norm_limit:  # NaN is below nothing
             return
-        factor = torch.clamp(self.max_grad_norm / self.grad_norm, max=1.0)
-        self.is_clipped = bool(self.max_grad_norm) and bool(factor < 1.0)
-        if self.is_clipped:
-            torch._foreach_mul_(gradients, factor)
+        self.is_clipped = 0 < self.max_grad_norm < value
         self.num_updates += 1
-        self._update(gradients)
+        self._update(gradients, norm / self.max_grad_norm if self.is_clipped else None)
 
     @torch.no_grad()
     def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
@@ -189,13 +171,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Returns:
             fp32 [P] for one list, [len(pieces), P] for several; equal on all ranks.
         """
-        if self._index is None:
-            places = [fragment.index for fragment in self.fragments]
-            self._index = torch.tensor(places, dtype=torch.int64, device=self.owned[0].device)
-        norms = torch.zeros(len(pieces), len(self._parameters), device=self._index.device)
+        norms = torch.zeros(len(pieces), len(self._parameters), device=self.index.device)
         if self.fragments:
             for row, tensors in zip(norms, pieces, strict=True):
-                row[self._index] = torch.stack(torch._foreach_norm(list(tensors))).square()
+                row[self.index] = torch.stack(torch._foreach_norm(list(tensors))).square()
         if self.asks_other_ranks:
             carried = norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
             everything = torch.cat([norms.double().flatten(), carried])
@@ -210,11 +189,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """[P] squared norms of the gradient before clipping; must leave weights and states as they are."""
-        return self.squared_norms(self.pieces(gradients))
+        """[P] squared norms of the gradient before clipping; must leave it, weights and states as they are."""
+        return self.squared_norms(gradients)
 
-    def _update(self, gradients: list[Tensor]) -> None:
-        """Moves `owned` by clipped gradients of the same shapes."""
+    def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        """Moves the weights by gradients, in the order of `fragments`, divided by a scalar; may divide in place."""
         raise NotImplementedError
 
     def _find_fragments(self) -> Iterable[Fragment]:

@@ -1,16 +1,22 @@
 """Decoded blocks side by side in flat arrays, from which the rows of a step are gathered, whatever blocks they are in.
 
-May import the stdlib, numpy, pipeline.shards and this package. N rows gathered, R runs of rows.
+May import the stdlib, numpy, pipeline.shards, tokenizer.compiled and this package. N rows gathered, R runs of rows.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from pipeline.shards.arrow_stream import RecordBatch
-from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, token_dtype
+from pipeline.shards.arrow_writer import template_of
+from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, block_schema
+from tokenizer.compiled import load
 from trainer.stream.host_memory import HostMemory
-from trainer.stream.rows import COMPILED, gather_lists, gather_values
+from trainer.stream.rows import gather_lists, gather_values
+
+COMPILED = load("trainer._blocks")
+IS_USABLE = COMPILED is not None and bool(COMPILED.IS_USABLE)
+"""Not without zstd's own library."""
 
 _TOKENS_PER_MASKED = 4
 """Room for one masked position in so many tokens at first; a block with more makes every slot larger."""
@@ -51,27 +57,27 @@ class Arena:
             column[first : first + block.num_instances] = getattr(block, name)
         return slot
 
-    def put_batch(self, batch: RecordBatch, seq_len: int) -> int | None:
-        """Checks a block as it was decompressed and copies it into a free slot by one call of the compiled module.
+    def put_stored(self, body: memoryview, num_instances: int, num_tokens: int, seq_len: int) -> int | None:
+        """Decompresses a stored block into a free slot and checks it, by one call of the compiled module.
+
+        Args:
+            body: Its bytes, as `decode_block` takes them.
+            num_instances: That it must hold.
+            num_tokens: Of them all.
+            seq_len: Of none of them more.
 
         Returns:
             The slot; None where nothing is compiled, the arena has to grow, or the block is not as it should be: what
             `decode_block` and `put` do says which.
         """
-        token = token_dtype(batch.schema)
-        if COMPILED is None or token is None or not self._free:
+        dtype = self._lists["input_ids"].dtype
+        if COMPILED is None or not IS_USABLE or not self._free or self._lists["masked_lm_ids"].dtype != dtype:
             return None
-        lists = list(self._lists.values())
-        n, num_tokens, *_, num_masked, _, _, _ = batch.lengths
-        same = batch.lengths == [n, num_tokens, n, n, num_masked, n, num_masked, n, n, n]
-        *before, label_offsets, labels, random, a, b = batch.buffers
-        if not same or lists[0].dtype != token or lists[2].dtype != token or label_offsets != before[3]:
-            return None
-        slot = self._free[-1]
-        arrays = tuple(array for column in lists for array in column.arrays)
-        sizes = (slot, self._num_slots, n, num_tokens, num_masked, token.itemsize, seq_len, self._stride)
-        stored = (*before, labels, random, a, b)
-        if not COMPILED.put_block(*sizes, stored, arrays, tuple(self._flat.values())):
+        template, *places = _messages(dtype.name)
+        sizes = (self._num_slots, num_instances, num_tokens, dtype.itemsize, seq_len, self._stride)
+        arrays = tuple(array for column in self._lists.values() for array in column.arrays)
+        flat = tuple(self._flat.values())
+        if not COMPILED.put_stored(body, template, tuple(places), (self._free[-1], *sizes), arrays, flat):
             return None
         return self._free.pop()
 
@@ -156,3 +162,10 @@ class _Lists:
         moved = np.arange(old) * (capacity - self._capacity) * values.itemsize
         offsets[: old * self._stride] = self._offsets[: old * self._stride] + np.repeat(moved, self._stride)
         self._values, self._offsets, self._capacity = values.ravel(), offsets, capacity
+
+
+@lru_cache(maxsize=2)
+def _messages(dtype: str) -> tuple[bytes, int, int, int, int]:
+    """The messages before a block's body, and where in them is what differs between blocks of one type of tokens."""
+    data, at = template_of(block_schema(dtype))
+    return data[: at.body], at.body_bytes, at.num_rows, at.nodes, at.places

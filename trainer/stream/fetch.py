@@ -31,6 +31,9 @@ GATHERED_INSTANCES = 4096
 MAX_TABLES = 4096
 """Block tables kept: some kB each."""
 
+_DECODED = memoryview(b"")
+"""Stands for a block's bytes when they are no longer wanted."""
+
 
 @dataclass
 class ReadCounts:
@@ -47,16 +50,6 @@ class ReadCounts:
         self.requests += 1
 
 
-@dataclass
-class _Held:
-    """A block that some planned step needs: on its way, or fetched. Its decoded rows are in the arena."""
-
-    shard: int
-    block: int
-    stored: "Future[memoryview]"
-    cost_bytes: int
-
-
 class _Rows(NamedTuple):
     """What a step takes: rows start to stop - 1 of blocks, which are named by their numbers; all [R]."""
 
@@ -64,6 +57,14 @@ class _Rows(NamedTuple):
     start: Array
     stop: Array
     num_instances: int
+
+
+class _Wanted(NamedTuple):
+    """A block to be read: its number among all, its shard and its place there."""
+
+    number: int
+    shard: int
+    block: int
 
 
 class Group(NamedTuple):
@@ -118,8 +119,9 @@ class BlockWindow:
         self._first_number = np.zeros(1, np.int64)
         self._last_use = np.zeros(0, np.int64)  # counted from 1; 0 where a block is not held
         self._slot = np.zeros(0, np.int32)  # in the arena, from 1; 0 where a block is not decoded
+        self._cost_bytes = np.zeros(0, np.int64)  # of a block that is held
         self._arena = Arena(block_instances(shards[0].seq_len))
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Read] = {}  # by the number of each block that some planned step needs
         self._held_bytes = 0
         self._threads = ReadThreads(dataset, settings)
         threads = self._threads
@@ -184,7 +186,7 @@ class BlockWindow:
         return enough and num_planned >= self._min_steps
 
     def _plan_ahead(self) -> None:
-        new: list[_Held] = []
+        new: list[_Wanted] = []
         while not self._is_full():
             step = next(self._steps, None)
             if step is None:
@@ -194,18 +196,10 @@ class BlockWindow:
                 self._number_blocks()
             rows = _Rows(self._first_number[shard] + block, start, stop, int((stop - start).sum()))
             self._planned.append(rows)
-            last_use = self._last_use[rows.number]
+            unknown = np.flatnonzero(self._last_use[rows.number] == 0)
             self._last_use[rows.number] = self._num_taken + len(self._planned)
-            if last_use.all():
-                continue
-            unknown = np.flatnonzero(last_use == 0)
-            for index in np.unique(shard[unknown]).tolist():
-                self._asked_table(index)  # of all shards at once: each is a round trip
-            for row in unknown.tolist():
-                number = int(rows.number[row])
-                if number not in self._held:
-                    self._held[number] = self._hold(int(shard[row]), int(block[row]))
-                    new.append(self._held[number])
+            if len(unknown):
+                new += self._hold(rows.number[unknown], shard[unknown], block[unknown])
         for read in self._join(new):
             self.counts.add(read.blocks)
             self._threads.submit(read)
@@ -215,13 +209,20 @@ class BlockWindow:
         added = self._shards[len(self._first_number) - 1 :]
         counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
         self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
-        self._last_use, self._slot = (_lengthen(each, self._first_number[-1]) for each in (self._last_use, self._slot))
+        self._last_use, self._slot, self._cost_bytes = (
+            _lengthen(each, self._first_number[-1]) for each in (self._last_use, self._slot, self._cost_bytes)
+        )
 
-    def _hold(self, shard: int, block: int) -> _Held:
-        """A block to be read. It costs twice its stored bytes: those of a request stay until its last is decoded."""
-        cost_bytes = 2 * int(self._table(shard).size[block])
-        self._held_bytes += cost_bytes
-        return _Held(shard, block, Future(), cost_bytes)
+    def _hold(self, numbers: Array, shards: Array, blocks: Array) -> "list[_Wanted]":
+        """Blocks to be read. One costs twice its stored bytes: those of a request stay until its last is decoded."""
+        for shard in np.unique(shards).tolist():
+            self._asked_table(shard)  # of all shards at once: each is a round trip
+        wanted = []
+        for number, shard, block in dict.fromkeys(zip(numbers.tolist(), shards.tolist(), blocks.tolist(), strict=True)):
+            self._cost_bytes[number] = cost_bytes = 2 * int(self._table(shard).size[block])
+            self._held_bytes += cost_bytes
+            wanted.append(_Wanted(number, shard, block))
+        return wanted
 
     def _let_go(self, rows: _Rows) -> list[int]:
         """Drops the blocks whose last planned use is this step, the next one to take. Returns their slots."""
@@ -229,57 +230,61 @@ class BlockWindow:
         is_last = self._last_use[rows.number] == self._num_taken
         if not is_last.any():
             return []
-        slots = []
-        for number in np.unique(rows.number[is_last]).tolist():
-            slots.append(int(self._slot[number]) - 1)
-            self._held_bytes -= self._held.pop(number).cost_bytes
-            self._last_use[number] = self._slot[number] = 0
+        numbers = np.unique(rows.number[is_last])
+        slots: list[int] = (self._slot[numbers] - 1).tolist()
+        self._held_bytes -= int(self._cost_bytes[numbers].sum())
+        self._last_use[numbers] = self._slot[numbers] = 0
+        for number in numbers.tolist():
+            del self._held[number]
         return slots
 
     def _table(self, shard: int) -> BlockTable:
         return self._asked_table(shard).result()
 
-    def _missing(self, rows: _Rows) -> dict[int, _Held]:
-        """The blocks of a step that are not decoded yet."""
+    def _missing(self, rows: _Rows) -> dict[int, Read]:
+        """The blocks of a step that are not decoded yet, and what brings them."""
         slots = self._slot[rows.number]
         if slots.all():
             return {}
         return {number: self._held[number] for number in rows.number[slots == 0].tolist()}
 
     def _are_here(self, rows: _Rows) -> bool:
-        return all(held.stored.done() and not held.stored.exception() for held in self._missing(rows).values())
+        return all(read.bodies.done() and not read.bodies.exception() for read in self._missing(rows).values())
 
     def _decode_missing(self, rows: _Rows) -> None:
         # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
-        for number, held in self._missing(rows).items():
-            self._slot[number] = self._put(held) + 1
-            held.stored = Future()
+        for number, read in self._missing(rows).items():
+            self._slot[number] = self._put(read, number - read.first_number) + 1
 
-    def _put(self, held: _Held) -> int:
-        """Decodes a block into the arena, checked against the tables."""
-        shard, table, body = self._shards[held.shard], self._table(held.shard), held.stored.result()
-        where = f"{self._dataset.locate(shard.name)}, block {held.block} at byte {table.offset[held.block]}"
-        batch = read_batch_checked(body, table, held.block, where)
-        slot = self._arena.put_batch(batch, shard.seq_len)
-        return self._arena.put(check_block(batch, shard, where)) if slot is None else slot
+    def _put(self, read: Read, index: int) -> int:
+        """Decodes a block of a read into the arena, checked against the tables."""
+        shard, table, block = read.blocks.shard, read.blocks.table, read.blocks.first + index
+        bodies = read.bodies.result()
+        body, bodies[index] = bodies[index], _DECODED
+        counts = int(table.instances[block]), int(table.tokens[block])
+        if (slot := self._arena.put_stored(body, *counts, shard.seq_len)) is not None:
+            return slot
+        where = f"{self._dataset.locate(shard.name)}, block {block} at byte {table.offset[block]}"
+        return self._arena.put(check_block(read_batch_checked(body, table, block, where), shard, where))
 
-    def _join(self, new: "list[_Held]") -> "list[Read]":
+    def _join(self, new: "list[_Wanted]") -> "list[Read]":
         """Reads for new blocks, in order of need; one takes in the next block of its shard while it is not too long."""
         reads: list[Read] = []
         endings: dict[tuple[int, int], Read] = {}
-        for held in new:
-            read = endings.pop((held.shard, held.block), None)
-            if read is None or not self._fits(read.blocks._replace(stop=held.block + 1)):
-                shard, table = self._shards[held.shard], self._table(held.shard)
-                read = Read(BlockRange(shard, table, held.block, held.block), [])
+        for number, shard, block in new:
+            read = endings.pop((shard, block), None)
+            if read is None or not self._fits(read.blocks, block):
+                table = self._table(shard)
+                read = Read(BlockRange(self._shards[shard], table, block, block), number, Future())
                 reads.append(read)
-            read.blocks = read.blocks._replace(stop=held.block + 1)
-            read.results.append(held.stored)
-            endings[held.shard, held.block + 1] = read
+            read.blocks = read.blocks._replace(stop=block + 1)
+            self._held[number] = endings[shard, block + 1] = read
         return reads
 
-    def _fits(self, blocks: BlockRange) -> bool:
-        return blocks.stop_byte - blocks.start_byte <= self._settings.max_read_bytes
+    def _fits(self, blocks: BlockRange, last: int) -> bool:
+        """Whether a range is not too long with another block at its end."""
+        end = blocks.table.offset[last] + blocks.table.size[last]
+        return bool(end - blocks.start_byte <= self._settings.max_read_bytes)
 
 
 def _lengthen(values: Array, size: int) -> Array:

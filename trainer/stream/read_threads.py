@@ -19,10 +19,17 @@ from trainer.stream.source import ShardStore
 
 @dataclass
 class Read:
-    """A request to make, and where its blocks go."""
+    """A request to make for consecutive blocks.
+
+    Attributes:
+        blocks: Which.
+        first_number: What the first of them is known by, and the others one by one after it.
+        bodies: Receives the bytes of each.
+    """
 
     blocks: BlockRange
-    results: "list[Future[memoryview]]"
+    first_number: int
+    bodies: "Future[list[memoryview]]"
 
 
 @dataclass
@@ -30,7 +37,7 @@ class _TableRead:
     """A shard whose block table is wanted."""
 
     shard: Shard
-    result: "Future[BlockTable]"
+    table: "Future[BlockTable]"
 
 
 class ReadThreads:
@@ -76,24 +83,15 @@ class ReadThreads:
 
     def _run(self) -> None:
         while (job := self._jobs.get()[2]) is not None:
-            results = job.results if isinstance(job, Read) else [job.result]
             if self.stop.is_set():
-                for result in results:
-                    result.cancel()
+                (job.bodies if isinstance(job, Read) else job.table).cancel()
             elif isinstance(job, _TableRead):
                 self._read_table(job)
             else:
                 self._read_blocks(job)
 
     def _read_table(self, job: _TableRead) -> None:
-        complete(job.result, lambda: read_table(self._dataset, job.shard, self._settings, self.stop))
+        complete(job.table, lambda: read_table(self._dataset, job.shard, self._settings, self.stop))
 
     def _read_blocks(self, read: Read) -> None:
-        try:
-            bodies = read_blocks(self._dataset, read.blocks, self._settings, self.stop)
-        except BaseException as error:  # noqa: BLE001 - raised where the blocks are needed
-            for result in read.results:
-                result.set_exception(error)
-        else:
-            for result, body in zip(read.results, bodies, strict=True):
-                result.set_result(body)
+        complete(read.bodies, lambda: read_blocks(self._dataset, read.blocks, self._settings, self.stop))

@@ -90,7 +90,7 @@ class TokenTask:
             found = [pieces[word] for word in sentence.words]
             of_words = [ids[:room] if len(ids) else unknown for ids in found]
             windows = cut_windows([len(ids) for ids in of_words], room, context)
-            classes = [] if split == "test" else _number_tags(sentence, labels)
+            classes = [] if split == "test" else number_tags(sentence, labels)
             items += [_make_item(example, window, of_words, classes, encoder) for window in windows]
             counts["words"] += len(found)
             counts["words_without_pieces"] += sum(not len(ids) for ids in found)
@@ -172,7 +172,12 @@ def _encode_words(sentences: Sequence[Sentence], encoder: TextEncoder) -> dict[s
     return dict(zip(words, encoder.encode_texts(words), strict=True))
 
 
-def _number_tags(sentence: Sentence, labels: tuple[str, ...]) -> list[int]:
+def number_tags(sentence: Sentence, labels: tuple[str, ...]) -> list[int]:
+    """The class of each word.
+
+    Raises:
+        ValueError: A tag that training does not know; says file and line.
+    """
     number = {label: index for index, label in enumerate(labels)}
     tags = sentence.tags_in(_model_scheme(sentence))
     known = "bioes" if any(label[0] in "ES" for label in labels) else "iob2"

@@ -1,0 +1,147 @@
+"""The BiLSTM over a frozen model's states: packing, vectors on disk, the task ner-features from files to results."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.lettered_model import export_lettered_model
+from tests.trainer.two_ranks import run_ranks
+from trainer.cli import main
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.start import read_vocabulary
+from trainer.finetune.text import TextEncoder
+from trainer.finetune.tokens.features import open_ner_features
+from trainer.finetune.tokens.settings import TokenSettings
+from trainer.model.tagger import VectorStore, build_tagger
+from trainer.model.task_heads import Head
+from trainer.open_model import open_model
+
+LENGTHS = (3, 1, 5)
+HEAD = Head("tokens", ("O", "B-X", "I-X"))
+
+
+@pytest.fixture
+def store():
+    store, generator = VectorStore(), np.random.default_rng(0)
+    for rows in (4, 2, 7):
+        store.add(generator.standard_normal((rows, 6)).astype(np.float32))
+    return store
+
+
+def arguments(rows, lengths):
+    borders = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    blank = torch.zeros(len(rows), dtype=torch.int32)
+    return torch.tensor(rows, dtype=torch.int32), blank, blank, borders, max(lengths, default=0)
+
+
+def test_rows_are_found_in_whichever_array_they_are(store):
+    every = store.take(np.arange(store.num_rows))
+    assert every.shape == (13, 6)
+    np.testing.assert_array_equal(store.take(np.array([12, 0, 4, 5, 3])), every[[12, 0, 4, 5, 3]])
+
+
+def test_packed_sentences_are_tagged_as_each_by_itself(store):
+    tagger = build_tagger(store, 6, hidden_size=8, num_layers=2, head=HEAD, seed=1).eval()
+    rows = [7, 2, 11, 0, 5, 4, 3, 12, 1]
+    together = tagger(*arguments(rows, LENGTHS))
+    assert together.shape == (9, 3)
+    start = 0
+    for length in LENGTHS:
+        vectors = torch.from_numpy(store.take(np.array(rows[start : start + length])))
+        alone = tagger.task_head(tagger.lstm(vectors[:, None])[0][:, 0])
+        torch.testing.assert_close(together[start : start + length], alone, rtol=0, atol=1e-6)
+        start += length
+
+
+def test_no_sentence_gives_zero_gradients(store):
+    tagger = build_tagger(store, 6, hidden_size=8, num_layers=1, head=HEAD, seed=1)
+    empty = tagger(*arguments([], []))
+    assert empty.shape == (0, 3)
+    empty.sum().backward()
+    assert all(torch.count_nonzero(parameter.grad) == 0 for parameter in tagger.parameters())
+
+
+def test_weights_are_drawn_from_the_seed_alone(store):
+    first, again, other = (build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["task_head.weight"], other["task_head.weight"])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    export_lettered_model(tmp_path / "hf", num_layers=4)
+    names, others = ("bob", "zoe", "kim"), ("the", "cat", "sat", "dog", "a")
+    sentences = [
+        [(others[(k + n) % 5], "O") for k in range(n % 4 + 1)] + [(names[n % 3], "B-PER")] + [("sat", "O")] * (n % 2)
+        for n in range(30)
+    ]
+    sentences.append([("the", "O"), ("zoe", "B-PER")] * 30)  # 120 pieces, the model reads 40
+    text = "\n\n".join("\n".join("\t".join(row) for row in sentence) for sentence in sentences)
+    (tmp_path / "words.conll").write_text(text + "\n")
+    return tmp_path
+
+
+def settings_of(folder, **tokens):
+    return FinetuneSettings(
+        task="ner-features", model=str(folder / "hf"), train=[str(folder / "words.conll")],
+        validation=[str(folder / "words.conll")], output=str(folder / "out"), tokens=TokenSettings(**tokens),
+    )  # fmt: skip
+
+
+def test_vectors_are_those_of_the_command_features_and_computed_once(folder):
+    flags = ["--rows", "word", "--combine", "concat", "--output_format", "npy"]
+    command = ["features", "--model", str(folder / "hf"), "--input", str(folder / "words.conll")]
+    assert main([*command, "--output", str(folder / "states"), *flags]) == 0
+    task = open_ner_features(settings_of(folder))
+    examples = task.read(str(folder / "words.conll"), "train").examples
+    labels = task.find_labels(examples)
+    encoder = TextEncoder(read_vocabulary(open_model(str(folder / "hf"))), True, 40)
+    encoded = task.encode(examples, labels, encoder, "train")
+    rows = np.concatenate([item.sequences[0].input_ids for item in encoded.items])
+    np.testing.assert_array_equal(rows, np.arange(encoded.counts["words"]))
+    expected = np.load(folder / "states" / "part-00000.npy")
+    np.testing.assert_allclose(task._store.take(rows.astype(np.int64)), expected, atol=1e-5)
+    [cached] = (folder / "out-features").glob("*.npy")
+    written = cached.stat().st_mtime_ns
+    open_ner_features(settings_of(folder)).encode(examples, labels, encoder, "train")
+    assert cached.stat().st_mtime_ns == written
+    other = open_ner_features(settings_of(folder, feature_layers="-1"))
+    other.encode(examples, labels, encoder, "train")
+    assert len(list((folder / "out-features").glob("*.npy"))) == 2
+
+
+@pytest.mark.slow
+def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
+    before = open_model(str(folder / "hf")).state
+    command = ["-m", "trainer", "finetune", "--task", "ner-features", "--model", str(folder / "hf")]
+    command += ["--train", str(folder / "words.conll"), "--validation", str(folder / "words.conll")]
+    command += ["--output", str(folder / "out"), "--tokens.lstm_hidden_size", "24", "--learning_rate", "1e-2"]
+    command += ["--batch_size", "4", "--epochs", "8", "--max_seq_len", "40"]
+    [process] = run_ranks(command, 1)
+    assert process.returncode == 0, process.stderr
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert results["best"]["metrics"]["words"]["f1"] > 0.95
+    lines = (folder / "out" / "predictions" / "words" / "predictions.conll").read_text().splitlines()
+    right = [line.split("\t")[1] == line.split("\t")[2] for line in lines if line]
+    assert np.mean(right) > 0.95
+    best = json.loads((folder / "out" / "best" / "config.json").read_text())
+    assert (best["model_type"], best["hidden_size"], best["labels"]) == ("bilstm-tagger", 24, results["head"]["labels"])
+    after = open_model(str(folder / "hf")).state
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    [process] = run_ranks(command, 1)  # again: nothing is left to do, and the best model is opened
+    assert process.returncode == 0, process.stderr
+    assert json.loads((folder / "out" / "results.json").read_text()) == results
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ({"lstm_layers": 0}, "tokens.lstm_layers is 0; it must be at least 1"),
+        ({"feature_layers": "9"}, "layers names 9; the model has 0"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(folder, tokens, message):
+    with pytest.raises(ValueError, match=message):
+        open_ner_features(settings_of(folder, **tokens))

@@ -1,0 +1,60 @@
+"""Means over seeds, the table, and what a log says of a grid under way."""
+
+from trainer.finetune.progress import GridProgress
+from trainer.finetune.results import format_table, summarize
+
+
+def run(batch_size, seed, matched, mismatched=None):
+    metrics = {"dev_matched": {"accuracy": matched}}
+    if mismatched is not None:
+        metrics["dev_mismatched"] = {"accuracy": mismatched}
+    name = f"batch{batch_size}-seed{seed}"
+    setting = {"batch_size": batch_size, "learning_rate": 2e-5, "epochs": 3, "seed": seed}
+    return {"name": name, **setting, "metrics": metrics}
+
+
+def test_means_and_deviations_of_several_files():
+    runs = [run(16, 0, 0.5, 0.25), run(16, 1, 0.75, 0.25), run(32, 0, 0.625, 0.5)]
+    summary = summarize(runs)
+    assert summary[0] == {
+        "batch_size": 16,
+        "learning_rate": 2e-5,
+        "epochs": 3,
+        "num_seeds": 2,
+        "mean": {"dev_matched": {"accuracy": 0.625}, "dev_mismatched": {"accuracy": 0.25}},
+        "standard_deviation": {"dev_matched": {"accuracy": 0.125 * 2**0.5}, "dev_mismatched": {"accuracy": 0.0}},
+    }
+    assert summary[1]["standard_deviation"] == {"dev_matched": {"accuracy": None}, "dev_mismatched": {"accuracy": None}}
+    assert format_table(summary, runs[1]).splitlines() == [
+        "batch  learning rate  epochs  seeds  dev_matched accuracy  dev_mismatched accuracy",
+        "16     2e-05          3       2 *    0.6250 +- 0.1768      0.2500 +- 0.0000",
+        "32     2e-05          3       1      0.6250                0.5000",
+        "* has the best run, batch16-seed1",
+    ]
+
+
+def test_one_file_needs_no_name():
+    runs = [run(16, 0, 0.5)]
+    assert format_table(summarize(runs), runs[0]).splitlines()[0] == "batch  learning rate  epochs  seeds  accuracy"
+
+
+def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
+    now = [100.0]
+    with GridProgress(40, 2, shown=True, clock=lambda: now[0]) as progress:
+        progress.begin("batch16-seed0")
+        for _ in range(12):
+            now[0] += 2.0
+            progress.advance(0.5)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "run 1/2 batch16-seed0: step 5/40 of all runs, loss 0.500, ETA 1 min 10 s",
+        "run 1/2 batch16-seed0: step 10/40 of all runs, loss 0.500, ETA 1 min 0 s",
+    ]
+
+
+def test_other_ranks_say_nothing(capsys):
+    with GridProgress(40, 2, shown=False) as progress:
+        progress.begin("batch16-seed0")
+        progress.advance(0.5)
+        progress.say("a word")
+    assert capsys.readouterr() == ("", "")

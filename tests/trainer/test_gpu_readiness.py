@@ -1,0 +1,154 @@
+"""What a step would cost a GPU, counted on a CPU: waits for the device, operations started, rows of logits."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.trainer.two_ranks import random_micro_batch
+from trainer.engine import agree_on_step, deepspeed_config, forward_sums, start_engine, train_step
+from trainer.model.attention import PackedSequences
+from trainer.model.bert import BertForPreTraining, build_model
+from trainer.model.config import BertConfig
+from trainer.optim.adamw import AdamW
+from trainer.optim.lamb import Lamb
+from trainer.ranks import start_ranks, stop_ranks
+from trainer.stream.packing import empty_micro_batch
+
+CPU = torch.device("cpu")
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+# Operations whose result the host must see before it goes on.
+WAITS = {
+    "_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "_unique2", "equal", "is_nonzero",
+    "repeat_interleave", "nonzero_static",
+}  # fmt: skip
+VIEWS = {
+    "view",
+    "t",
+    "detach",
+    "expand",
+    "slice",
+    "select",
+    "unsqueeze",
+    "transpose",
+    "_unsafe_view",
+    "alias",
+    "unbind",
+}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def waits(self):
+        return sum(count for name, count in self.counts.items() if name in WAITS)
+
+    @property
+    def launches(self):
+        started = {name: count for name, count in self.counts.items() if name not in VIEWS}
+        return sum(count for name, count in started.items() if not name.startswith("_record_function"))
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    yield start_ranks()
+    stop_ranks()
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Attention as on a GPU: something that reads lengths on the device only."""
+    monkeypatch.setattr(PackedSequences, "padded", None)
+    monkeypatch.setattr("trainer.model.attention._padded_attention", lambda q, k, v, *_: q + k + v)
+
+
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_micro_batches_never_wait_for_the_device(ranks, kernel, optimizer_class):
+    """One wait for the gradient's norm, which decides over the step, and one of DeepSpeed's for the same."""
+    waits = []
+    for num_micro_batches in (1, 4):
+        model = build_model(BertConfig(num_layers=2, **SIZES), seed=0).train()
+        optimizer = optimizer_class(model.named_parameters())
+        optimizer.set_learning_rate(1e-3)
+        engine = start_engine(model, optimizer, deepspeed_config({}, 1, "bf16"), ranks)
+        batches = [random_micro_batch([20, 9], 60, seed) for seed in range(num_micro_batches)]
+        counts = agree_on_step(ranks, batches, 0.0, must_stop=False)
+        train_step(engine, ranks, batches, counts)
+        with Operations() as operations:
+            train_step(engine, ranks, batches, counts)
+        waits.append(operations.waits)
+    assert waits == [2, 2]
+
+
+@pytest.mark.parametrize(("optimizer_class", "most"), [(AdamW, 20), (Lamb, 32)])
+def test_an_update_starts_as_many_operations_however_many_tensors_there_are(optimizer_class, most):
+    launches = []
+    for num_layers in (1, 6):
+        model = build_model(BertConfig(num_layers=num_layers, **SIZES), seed=0)
+        optimizer = optimizer_class(model.named_parameters(), max_grad_norm=0.01)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        with Operations() as operations:
+            optimizer.step()
+        launches.append(operations.launches)
+    assert launches[0] == launches[1] <= most
+
+
+def gradients_of(model, batch):
+    model.zero_grad()
+    sums = forward_sums(model, batch, CPU)
+    (sums.mlm_nll + sums.nsp_nll).backward()
+    return [sums.mlm_nll.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("field", ["fused_qkv", "padded_vocab"])
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("lengths", [[20, 9, 33], []])
+def test_faster_products_change_no_value_and_no_name(field, pre_norm, lengths):
+    config = {**SIZES, "num_layers": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0, "pre_norm": pre_norm}
+    plain, fast = (build_model(BertConfig(**config, **extra), seed=1) for extra in ({}, {field: True}))
+    assert fast.state_dict().keys() == plain.state_dict().keys()
+    batch = random_micro_batch(lengths, 60, 0) if lengths else empty_micro_batch()
+    torch.testing.assert_close(gradients_of(fast, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_logits_are_made_of_masked_positions_only():
+    """The decoder's product has as many rows as there are masked positions, padded to a multiple of 64 columns."""
+    model = build_model(BertConfig(num_layers=1, padded_vocab=True, **SIZES), seed=0)
+    batch = random_micro_batch([40, 40], 60, 0)
+    shapes = []
+    plain = torch.nn.functional.linear
+
+    def linear(inputs, weight, bias=None):
+        shapes.append((len(inputs), len(weight)))
+        return plain(inputs, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", linear)
+        forward_sums(model, batch, CPU)
+    assert (len(batch.masked_labels), 64) in shapes
+    assert all(rows < 80 for rows, columns in shapes if columns == 64)
+
+
+def test_packed_views_reach_the_kernels_as_they_are(monkeypatch):
+    """Query, key and value as views of one product: the kernels want the last dimension dense, no copies are made."""
+    monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
+    with torch.device("meta"):
+        model = BertForPreTraining(BertConfig(num_layers=1, fused_qkv=True, **SIZES)).to(torch.bfloat16)
+        hidden = torch.empty(12, 32, dtype=torch.bfloat16)
+        sequences = PackedSequences(torch.empty(4, dtype=torch.int32), 5)
+    q, k, v = model.bert.layers[0].project(hidden)
+    assert [each.stride() for each in (q, k, v)] == [(96, 16, 1)] * 3
+    model.bert.layers[0].train()(hidden, sequences).sum().backward()
+    assert model.bert.layers[0].query.weight.grad.shape == (32, 32)

@@ -1,0 +1,150 @@
+"""The task ner-features: entities by a BiLSTM over a model's states, which are computed once and never trained.
+
+BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side, and two layers of
+BiLSTM before the classifier. Files, tags and scores are those of the task ner. Every word has one vector, those of
+sentences longer than the model reads from windows (trainer.features.windows). May import what
+trainer.finetune.tokens.task and trainer.features may.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.shards.storage import open_filesystem, write_atomic
+from trainer.device import choose_device
+from trainer.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
+from trainer.features.extract import FeatureExtractor
+from trainer.features.read import InputText
+from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.task import EncodedSet, Item, Split, TokenSequence
+from trainer.finetune.text import TextEncoder
+from trainer.finetune.tokens.conll import Sentence
+from trainer.finetune.tokens.settings import TokenSettings
+from trainer.finetune.tokens.task import TokenTask, WordItem, number_tags, open_ner
+from trainer.finetune.tokens.windows import Window
+from trainer.initial_weights import hash_state
+from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
+from trainer.model.task_heads import Head
+from trainer.open_model import OpenedModel, open_model
+
+
+class FeatureTask(TokenTask):
+    """A task with a model of its own (`trainer.finetune.task.OwnModel`)."""
+
+    def __init__(self, settings: TokenSettings, opened: OpenedModel, cache: Path, micro_tokens: int) -> None:
+        """Builds the model that gives the states.
+
+        Args:
+            settings: Columns, scheme, layers and sizes.
+            opened: The model.
+            cache: Folder that keeps the states.
+            micro_tokens: Most tokens of one of its forward passes.
+        """
+        super().__init__(settings)
+        self._extractor = FeatureExtractor(
+            opened,
+            layers=settings.feature_layers,
+            combine="concat",
+            rows="word",
+            micro_tokens=max(micro_tokens, opened.config.max_position_embeddings),
+            device=choose_device("auto"),
+        )
+        self._model_hash = hash_state(opened.state)
+        self._cache = cache
+        self._store = VectorStore()
+
+    def encode(
+        self,
+        examples: Sequence[Sentence],
+        labels: tuple[str, ...],
+        encoder: TextEncoder,  # noqa: ARG002
+        split: Split,
+    ) -> EncodedSet:
+        """One item for each sentence, its words numbered as rows of the vectors, which are computed unless kept."""
+        num_words = sum(len(sentence.words) for sentence in examples)
+        row = self._store.add(self._vectors([sentence.words for sentence in examples], num_words))
+        items: list[Item] = []
+        for example, sentence in enumerate(examples):
+            count = len(sentence.words)
+            classes = [] if split == "test" else number_tags(sentence, labels)
+            sequence = TokenSequence(np.arange(row, row + count, dtype=np.uint32), count)
+            words = WordItem(
+                example, (sequence,), np.array(classes, np.int64), Window(0, count, 0, count), np.arange(count)
+            )
+            items.append(words)
+            row += count
+        return EncodedSet(items, {"words": num_words})
+
+    def build_model(self, head: Head, seed: int) -> BiLstmTagger:
+        """A new tagger."""
+        settings = self.settings
+        width = self._extractor.width
+        return build_tagger(self._store, width, settings.lstm_hidden_size, settings.lstm_layers, head, seed)
+
+    def model_files(self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+        """The tagger's weights and what they are; the states come from the model that the provenance names."""
+        tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
+        facts = {
+            "model_type": "bilstm-tagger",
+            "labels": list(head.labels),
+            "feature_layers": list(self._extractor.layers),
+            "width": self._extractor.width,
+            "hidden_size": self.settings.lstm_hidden_size,
+            "num_layers": self.settings.lstm_layers,
+            "encoder_sha256": self._model_hash,
+            PROVENANCE_KEY: dict(provenance),
+        }
+        return {WEIGHTS: safetensors.torch.save(tensors), CONFIG: (json.dumps(facts, indent=2) + "\n").encode()}
+
+    def load_model(self, folder: str, head: Head) -> BiLstmTagger:
+        """The tagger that model_files() wrote."""
+        model = self.build_model(head, 0)
+        model.load_state_dict(safetensors.torch.load(read_export_file(folder, WEIGHTS)))
+        return model
+
+    def _vectors(self, sentences: Sequence[Sequence[str]], num_words: int) -> NDArray[np.float32]:
+        """[num_words, F], read from the cache without being held in memory."""
+        facts = [self._model_hash, list(self._extractor.layers), list(map(list, sentences))]
+        path = self._cache / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.npy"
+        if not path.is_file():
+            self._cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
+                self._compute(sentences, Path(temporary, "vectors.npy"), num_words)
+                write_atomic(*open_filesystem(str(path)), Path(temporary, "vectors.npy"))
+        vectors: NDArray[np.float32] = np.load(path, mmap_mode="r")
+        return vectors
+
+    def _compute(self, sentences: Sequence[Sequence[str]], path: Path, num_words: int) -> None:
+        shape = (num_words, self._extractor.width)
+        vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        texts = (
+            InputText(number, "sentences", number + 1, " ".join(words), tuple(words))
+            for number, words in enumerate(sentences)
+        )
+        row = 0
+        for rows in self._extractor.iterate(map(self._extractor.encode, texts)):
+            vectors[row : row + len(rows.index)] = rows.vectors[:, 0]
+            row += len(rows.index)
+        assert row == num_words, f"{row} vectors of {num_words} words"
+        vectors.flush()
+
+
+def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
+    """The task ner-features; states are kept in the folder OUTPUT-features.
+
+    Raises:
+        ValueError: A setting makes no sense.
+    """
+    chosen = open_ner(settings).settings
+    for name in ("lstm_hidden_size", "lstm_layers"):
+        if getattr(chosen, name) < 1:
+            raise ValueError(f"tokens.{name} is {getattr(chosen, name)}; it must be at least 1")
+    return FeatureTask(chosen, open_model(settings.model), Path(f"{settings.output}-features"), settings.micro_tokens)

@@ -1,0 +1,92 @@
+"""A BiLSTM over fixed vectors of words, with a tag classifier: BERT paper, section 5.3. May import torch and numpy.
+
+Shapes: B sentences, T words one after another, F width of a vector, L tags.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+
+from trainer.model.task_heads import Head
+
+
+class VectorStore:
+    """Vectors of words in several arrays, perhaps on disk, by one row number."""
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[np.float32]] = []
+        self._ends: list[int] = []
+
+    @property
+    def num_rows(self) -> int:
+        """Vectors in all."""
+        return self._ends[-1] if self._ends else 0
+
+    def add(self, vectors: NDArray[np.float32]) -> int:
+        """Appends an array [rows, F]; the number of its first row."""
+        first = self.num_rows
+        self._arrays.append(vectors)
+        self._ends.append(first + len(vectors))
+        return first
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[T, F]: the vectors of these rows."""
+        taken = np.empty((len(rows), self._arrays[0].shape[1]), dtype=np.float32)
+        of_array = np.searchsorted(self._ends, rows, side="right")
+        for number, array in enumerate(self._arrays):
+            chosen = of_array == number
+            taken[chosen] = array[rows[chosen] - (self._ends[number] - len(array))]
+        return taken
+
+
+class BiLstmTagger(nn.Module):
+    """Tags of words from vectors that nothing changes; make one with build_tagger().
+
+    Attributes:
+        head: Which tags there are.
+        store: Where the vectors are, not part of the model's state.
+    """
+
+    def __init__(self, store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head) -> None:
+        super().__init__()
+        self.head, self.store = head, store
+        dropout = 0.1 if head.dropout is None else head.dropout
+        between = dropout if num_layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, hidden_size, num_layers, bidirectional=True, dropout=between)
+        self.dropout = nn.Dropout(dropout)
+        self.task_head = nn.Linear(2 * hidden_size, head.num_outputs)
+
+    def forward(
+        self, input_ids: Tensor, _types: Tensor, _positions: Tensor, cu_seqlens: Tensor, _longest: int
+    ) -> Tensor:
+        """Logits [T, L], the arguments in the order of BertForTask's.
+
+        With T = 0 they are empty and connected to every parameter.
+
+        Args:
+            input_ids: int [T], rows of the store.
+            cu_seqlens: int [B+1], sentence b is words cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+        """
+        weight = self.task_head.weight
+        if not len(input_ids):
+            zero = torch.stack([parameter.sum() for parameter in self.parameters()]).sum() * 0.0
+            return weight.new_zeros(0, self.head.num_outputs) + zero
+        vectors_TF = torch.from_numpy(self.store.take(input_ids.cpu().numpy().astype(np.int64)))
+        states, _ = self.lstm(self._pack(vectors_TF.to(weight), cu_seqlens.diff().tolist()))
+        logits_TL: Tensor = self.task_head(self.dropout(torch.cat(unpack_sequence(states))))
+        return logits_TL
+
+    @staticmethod
+    def _pack(vectors_TF: Tensor, lengths: list[int]) -> nn.utils.rnn.PackedSequence:
+        return pack_sequence(list(torch.split(vectors_TF, lengths)), enforce_sorted=False)
+
+
+def build_tagger(
+    store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head, seed: int
+) -> BiLstmTagger:
+    """A tagger on the CPU with torch's initial weights, drawn from the seed; the global generator is untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return BiLstmTagger(store, width, hidden_size, num_layers, head)
