@@ -1,4 +1,4 @@
-"""Files in configs/finetune are complete but for model and data; documents name settings that exist."""
+"""Settings files of squad, squad2 and ner lack model and data only; their documents name settings that exist."""
 
 import dataclasses
 import re
@@ -17,9 +17,20 @@ ROOT = Path(__file__).parents[2]
 CONFIGS, DOCS = ROOT / "configs/finetune", ROOT / "docs"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_configs_can_be_run(path):
-    arguments = ["--config", str(path), "--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
+@pytest.mark.parametrize("name", ["squad", "squad2", "ner"])
+def test_configs_can_be_run(name):
+    arguments = [
+        "--config",
+        str(CONFIGS / f"{name}.yaml"),
+        "--model",
+        "m",
+        "--train",
+        "t",
+        "--validation",
+        "v",
+        "--output",
+        "o",
+    ]
     settings = parse_settings("finetune", COMMANDS["finetune"], arguments)
     check_settings(settings)
     assert open_task(settings).main_metric
