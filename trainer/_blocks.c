@@ -78,6 +78,7 @@ typedef struct {
 typedef struct {
     const char *stored;
     int64_t stored_bytes, length;
+    int is_plain; /* not a frame of zstd */
     char *into;
 } Buffer;
 
@@ -117,15 +118,16 @@ static int64_t find_buffers(const char *data, int64_t size, int64_t body, const 
         found[i].stored = data + body + start + 8;
         found[i].stored_bytes = bytes - 8;
         found[i].length = number_at(data + body + start, 0);
-        if (found[i].length == -1) found[i].length = -bytes + 8; /* stored as it is */
-        if (found[i].length > MAX_BUFFER_BYTES || found[i].length < -MAX_BUFFER_BYTES) return -1;
+        found[i].is_plain = found[i].length == -1;
+        if (found[i].is_plain) found[i].length = found[i].stored_bytes;
+        if (found[i].length < 0 || found[i].length > MAX_BUFFER_BYTES) return -1;
     }
     return masked;
 }
 
 static int unpack(void *context, const Buffer *buffer) {
-    if (buffer->length <= 0) {
-        memcpy(buffer->into, buffer->stored, (size_t)buffer->stored_bytes);
+    if (buffer->is_plain) {
+        memcpy(buffer->into, buffer->stored, (size_t)buffer->length);
         return 1;
     }
     const size_t bytes = (size_t)buffer->stored_bytes, length = (size_t)buffer->length;
@@ -151,8 +153,6 @@ static void put_offsets(const Held *held, int column, const Numbers *at, const i
     for (int64_t n = at->rows + 1; n < at->stride; n++) out[n] = out[at->rows];
 }
 
-static int64_t length_of(const Buffer *buffer) { return buffer->length < 0 ? -buffer->length : buffer->length; }
-
 static int is_values(int i) { return i == IDS || i == POSITIONS || i == LABELS; }
 
 /* Unpacks every buffer, those of values into the slot itself, then checks and places the rest. */
@@ -164,7 +164,7 @@ static int put(const Held *held, const Numbers *at, Buffer *buffers, int64_t mas
     for (int i = 0; i < NUM_FLAT; i++)
         if (flat[i].len < (at->slot + 1) * at->stride * widths[i]) return 0;
     for (int i = 0; i < NUM_BUFFERS; i++) {
-        const int64_t length = length_of(&buffers[i]);
+        const int64_t length = buffers[i].length;
         if (length < needed[i]) return 0;
         if (is_values(i)) {
             const int column = i == IDS ? 0 : i == POSITIONS ? 1 : 2;
@@ -179,6 +179,7 @@ static int put(const Held *held, const Numbers *at, Buffer *buffers, int64_t mas
         if (i == LABEL_OFFSETS) { /* the same bytes as those of the masked positions, or Python is asked */
             const Buffer *other = &buffers[MASKED_OFFSETS];
             if (buffers[i].stored_bytes != other->stored_bytes || buffers[i].length != other->length ||
+                buffers[i].is_plain != other->is_plain ||
                 memcmp(buffers[i].stored, other->stored, (size_t)other->stored_bytes))
                 return 0;
         } else if (!unpack(context, &buffers[i])) {
@@ -217,7 +218,7 @@ static int put_checked(const Held *held, const Numbers *at, void *context) {
     const int64_t masked = find_buffers(data, size, body, at, buffers);
     if (masked < 0) return 0;
     int64_t scratch_bytes = 0;
-    for (int i = 0; i < NUM_BUFFERS; i++) scratch_bytes += is_values(i) ? 0 : length_of(&buffers[i]) + 8;
+    for (int i = 0; i < NUM_BUFFERS; i++) scratch_bytes += is_values(i) ? 0 : buffers[i].length + 8;
     char *scratch = malloc((size_t)scratch_bytes);
     const int fits = scratch && put(held, at, buffers, masked, context, scratch);
     free(scratch);

@@ -167,6 +167,9 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     with named_damage(where):
         table = file.read(use_threads=False)
         columns = [table.column(name).to_pylist() for name in SHARDS_SCHEMA.names]
+        split = SHARDS_SCHEMA.names.index("split")
+        names: dict[str, str] = {}  # a few objects, not one for each of 80,000 shards
+        columns[split] = [names.setdefault(each, each) for each in columns[split]]
         if table.num_columns > len(SHARDS_SCHEMA):
             columns.append([tuple(own or ()) for own in table["source_tokens"].to_pylist()])
     try:

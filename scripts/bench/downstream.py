@@ -38,6 +38,7 @@ from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import Recipe, train_task
+from trainer.open_model import open_model
 from trainer.ranks import Ranks, start_ranks, stop_ranks
 
 VARIANTS = ("pretrained", "random", "random-layers", "frozen")
@@ -116,7 +117,9 @@ def run_task(bench: Bench, task: BenchTask) -> list[dict[str, Any]]:
         validation=[str(task.validation)],
         output=f"{arguments.output}/{task.name}",
         squad=task.squad,
-        tokens=dataclasses.replace(task.tokens, lstm_hidden_size=LSTM_SIZE),
+        tokens=dataclasses.replace(
+            task.tokens, lstm_hidden_size=LSTM_SIZE, feature_layers=last_layers(arguments.model)
+        ),
         max_seq_len=arguments.max_seq_len,
     )
     found = []
@@ -133,6 +136,11 @@ def run_task(bench: Bench, task: BenchTask) -> list[dict[str, Any]]:
             recipe = Recipe(arguments.batch_size, best, epochs, seed)
             found.append(run_once(bench, task, settings, prepared, variant, recipe))
     return found
+
+
+def last_layers(model: str) -> str:
+    """The last four layers of a model, or as many as it has."""
+    return ",".join(str(-layer) for layer in range(1, 1 + min(4, open_model(model).config.num_layers)))
 
 
 def run_once(

@@ -40,13 +40,7 @@ PACKAGES = ("torch", "transformers", "deepspeed")
 
 @dataclass(frozen=True)
 class Trained:
-    """One run of either side.
-
-    Attributes:
-        score: The task's main metric on the validation file.
-        losses: Of every step.
-        seconds: CPU seconds of the training.
-    """
+    """One run: the main metric on the validation file, the loss of every step, CPU seconds of the training."""
 
     score: float
     losses: list[float]

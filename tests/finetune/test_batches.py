@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.finetune.batches import cut_items, iterate_steps, make_step, pack_items, shuffled_order
@@ -30,6 +30,7 @@ def test_packed_columns():
     assert (batch.item_starts.tolist(), batch.labels.tolist(), batch.max_seqlen) == ([0, 1, 3], [1, 0], 5)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
     world_size=st.integers(1, 4),
@@ -49,6 +50,7 @@ def test_an_item_is_never_cut():
     assert [len(batch) for batch in cut_items(make_items([9, 1, 1, 9]), 3)] == [1, 2, 1]
 
 
+@settings(deadline=None)
 @given(num_items=st.integers(1, 40), batch_size=st.integers(1, 12), seed=st.integers(0, 5))
 def test_every_item_once_an_epoch(num_items, batch_size, seed):
     items = make_items([3] * num_items)

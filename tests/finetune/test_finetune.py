@@ -258,6 +258,8 @@ def test_two_ranks_give_what_one_gives(folder, output):
     assert [run["metrics"] for run in together["runs"]] == [run["metrics"] for run in alone["runs"]]
     losses = [[run["train_loss"] for run in results["runs"]] for results in (together, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    predictions = Path("grid/predictions/test/SST-2.tsv")
+    assert (both / predictions).read_text() == (output / predictions).read_text()
     assert "none.tsv" in json.loads((both / "faults.json").read_text())["missing"]
 
 

@@ -177,6 +177,11 @@ def test_the_compiled_path_takes_no_bytes_that_the_other_refuses(make_block: Cal
                 assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), decoded)
                 found.free(slot)
     assert taken < 2000  # the padding between buffers, and places of validity, which there is none of
+    for number, start in enumerate(places[2::4]):  # what the buffer says it becomes
+        for length in (-(2**63), -(2**40), -600_000, -5000, -2, 0, 3, 5000, 600_000, 2**40, 2**63 - 1):
+            changed = bytearray(encoded)
+            struct.pack_into("<q", changed, at.body + start, length)
+            assert stored_in(found, block, bytes(changed)) is None, number
     for frame in frames:
         changed = bytearray(encoded)
         changed[frame] ^= 255

@@ -282,12 +282,12 @@ def test_instances_longer_than_the_shard_allows_are_refused(folder):
 
 
 def test_prefetched_items_end_or_fail_where_they_would():
-    def items() -> Iterator[int]:
-        yield from (1, 2)
+    def groups() -> Iterator[list[int]]:
+        yield from ([], [1, 2])
         raise ShardReadError("gone")
 
-    assert list(Prefetcher(iter([1, 2, 3]), 2)) == [1, 2, 3]
-    failing = Prefetcher(items(), 2)
+    assert list(Prefetcher(iter([[1, 2], [], [3]]), 2)) == [1, 2, 3]
+    failing = Prefetcher(groups(), 2)
     assert [next(failing), next(failing)] == [1, 2]
     for _ in range(2):
         with pytest.raises(ShardReadError, match="gone"):
@@ -295,7 +295,7 @@ def test_prefetched_items_end_or_fail_where_they_would():
 
 
 def test_closing_ends_a_prefetch_without_end():
-    forever = Prefetcher(iter(lambda: 0, 1), 2)
+    forever = Prefetcher(iter(lambda: [0, 0], 1), 2)
     assert next(forever) == 0
     forever.close()
     assert not forever._thread.is_alive()

@@ -190,9 +190,8 @@ def _finish(
     """Predictions of the best model, results.json, and the table."""
     best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
     assert best is not None, "there is at least one run"
-    share(ranks, lambda: None)  # rank 0 may still be writing what the others read now
-    model = _load_best(prepared, output)
-    model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+    model = _open_best(prepared, output, ranks)
+    model.to(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
     tuned = best["metrics"][prepared.validation[0].name]
     for file in [*prepared.validation, *prepared.test]:
         predictions = predict(model, file, prepared, settings, ranks)
@@ -207,13 +206,22 @@ def _finish(
         sys.stdout.flush()
 
 
-def _load_best(prepared: Prepared, output: OutputFolder) -> Any:
-    if isinstance(prepared.task, OwnModel):
-        return prepared.task.load_model(str(output.best), prepared.head)
-    loaded = load_hf_task(str(output.best))
-    assert loaded is not None, "the best model has a head"
-    model = build_task_model(prepared.config, prepared.head, seed=0)
-    model.load_state_dict(loaded[1])
+def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> Any:
+    """The best run's model on every rank; rank 0 alone reads it, others may be on machines without its disk."""
+    own = prepared.task if isinstance(prepared.task, OwnModel) else None
+    model = own.build_model(prepared.head, 0) if own else build_task_model(prepared.config, prepared.head, 0)
+    with together(ranks):
+        if ranks.rank == 0:
+            if own:
+                state = own.load_model(str(output.best), prepared.head).state_dict()
+            else:
+                loaded = load_hf_task(str(output.best))
+                assert loaded is not None, "the best model has a head"
+                state = loaded[1]
+            model.load_state_dict(state)
+    model.to(ranks.device)
+    for parameter in model.parameters():
+        torch.distributed.broadcast(parameter.data, src=0)
     return model
 
 

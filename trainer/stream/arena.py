@@ -43,9 +43,11 @@ class Arena:
         flat: dict[str, Any] = {"segment_a_length": np.uint16, "is_random_next": np.bool_}
         flat |= {"document_a": np.uint64, "document_b": np.uint64}
         self._flat: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in flat.items()}
+        self._targets: Any = None  # what put_stored takes, until the arrays are others
 
     def put(self, block: Block) -> int:
         """Copies a block into a free slot, which it returns."""
+        self._targets = None
         if not self._free:
             self._grow(max(4, 2 * self._num_slots))
         slot = self._free.pop()
@@ -73,11 +75,12 @@ class Arena:
         dtype = self._lists["input_ids"].dtype
         if COMPILED is None or not IS_USABLE or not self._free or self._lists["masked_lm_ids"].dtype != dtype:
             return None
-        template, *places = _messages(dtype.name)
-        sizes = (self._num_slots, num_instances, num_tokens, dtype.itemsize, seq_len, self._stride)
-        arrays = tuple(array for column in self._lists.values() for array in column.arrays)
-        flat = tuple(self._flat.values())
-        if not COMPILED.put_stored(body, template, tuple(places), (self._free[-1], *sizes), arrays, flat):
+        if self._targets is None:
+            lists = tuple(array for column in self._lists.values() for array in column.arrays)
+            self._targets = *_messages(dtype), lists, tuple(self._flat.values())
+        template, places, *arrays = self._targets
+        sizes = (num_instances, num_tokens, dtype.itemsize, seq_len, self._stride)
+        if not COMPILED.put_stored(body, template, places, (self._free[-1], self._num_slots, *sizes), *arrays):
             return None
         return self._free.pop()
 
@@ -165,7 +168,7 @@ class _Lists:
 
 
 @lru_cache(maxsize=2)
-def _messages(dtype: str) -> tuple[bytes, int, int, int, int]:
+def _messages(dtype: "np.dtype[Any]") -> tuple[bytes, tuple[int, int, int, int]]:
     """The messages before a block's body, and where in them is what differs between blocks of one type of tokens."""
     data, at = template_of(block_schema(dtype))
-    return data[: at.body], at.body_bytes, at.num_rows, at.nodes, at.places
+    return data[: at.body], (at.body_bytes, at.num_rows, at.nodes, at.places)

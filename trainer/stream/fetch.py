@@ -3,6 +3,8 @@
 May import the stdlib, numpy, pipeline.shards and this package.
 """
 
+import contextlib
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -160,17 +162,20 @@ class BlockWindow:
         while bounds[-1] < GATHERED_INSTANCES:
             if self._runs_low():
                 self._plan_ahead()
-            if not self._planned or (parts and not self._are_here(self._planned[0])):
+            if not self._planned:
+                break
+            missing = self._missing(self._planned[0])
+            if parts and not _are_here(missing):
                 break
             rows = self._planned.popleft()
-            self._decode_missing(rows)
-            parts.append((self._slot[rows.number] - 1, rows.start, rows.stop))
+            self._decode(missing)
+            parts.append((self._slot[rows.number], rows.start, rows.stop))
             bounds.append(bounds[-1] + rows.num_instances)
             done += self._let_go(rows)
         if not parts:
             return None
         slots, starts, stops = (np.concatenate(column) for column in zip(*parts, strict=True))
-        block = self._arena.gather(slots, starts, stops, self._memory)
+        block = self._arena.gather(slots - 1, starts, stops, self._memory)
         for slot in done:
             self._arena.free(slot)
         return Group(block, bounds)
@@ -196,9 +201,10 @@ class BlockWindow:
                 self._number_blocks()
             rows = _Rows(self._first_number[shard] + block, start, stop, int((stop - start).sum()))
             self._planned.append(rows)
-            unknown = np.flatnonzero(self._last_use[rows.number] == 0)
+            last_use = self._last_use[rows.number]
             self._last_use[rows.number] = self._num_taken + len(self._planned)
-            if len(unknown):
+            if np.count_nonzero(last_use) < len(last_use):
+                unknown = last_use == 0
                 new += self._hold(rows.number[unknown], shard[unknown], block[unknown])
         for read in self._join(new):
             self.counts.add(read.blocks)
@@ -228,13 +234,13 @@ class BlockWindow:
         """Drops the blocks whose last planned use is this step, the next one to take. Returns their slots."""
         self._num_taken += 1
         is_last = self._last_use[rows.number] == self._num_taken
-        if not is_last.any():
+        if not np.count_nonzero(is_last):
             return []
-        numbers = np.unique(rows.number[is_last])
+        numbers = list({*rows.number[is_last].tolist()})
         slots: list[int] = (self._slot[numbers] - 1).tolist()
-        self._held_bytes -= int(self._cost_bytes[numbers].sum())
+        self._held_bytes -= sum(self._cost_bytes[numbers].tolist())
         self._last_use[numbers] = self._slot[numbers] = 0
-        for number in numbers.tolist():
+        for number in numbers:
             del self._held[number]
         return slots
 
@@ -244,16 +250,13 @@ class BlockWindow:
     def _missing(self, rows: _Rows) -> dict[int, Read]:
         """The blocks of a step that are not decoded yet, and what brings them."""
         slots = self._slot[rows.number]
-        if slots.all():
+        if np.count_nonzero(slots) == len(slots):
             return {}
         return {number: self._held[number] for number in rows.number[slots == 0].tolist()}
 
-    def _are_here(self, rows: _Rows) -> bool:
-        return all(read.bodies.done() and not read.bodies.exception() for read in self._missing(rows).values())
-
-    def _decode_missing(self, rows: _Rows) -> None:
+    def _decode(self, missing: dict[int, Read]) -> None:
         # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
-        for number, read in self._missing(rows).items():
+        for number, read in missing.items():
             self._slot[number] = self._put(read, number - read.first_number) + 1
 
     def _put(self, read: Read, index: int) -> int:
@@ -287,8 +290,19 @@ class BlockWindow:
         return bool(end - blocks.start_byte <= self._settings.max_read_bytes)
 
 
+def _are_here(missing: dict[int, Read]) -> bool:
+    return all(read.bodies.done() and not read.bodies.exception() for read in missing.values())
+
+
 def _lengthen(values: Array, size: int) -> Array:
-    """The values and then zeros, of which the system only keeps what is written: there may be millions of blocks."""
-    longer = np.zeros(size, values.dtype)
+    """The values and then zeros, of which the system only keeps what is written: there may be millions of blocks.
+
+    Not from numpy, whose large arrays ask for pages of 2 MiB: a few blocks of each lane would touch most of them.
+    """
+    pages = mmap.mmap(-1, max(1, size * values.itemsize))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    longer: Array = np.frombuffer(pages, values.dtype, size)
     longer[: len(values)] = values
     return longer

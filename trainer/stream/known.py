@@ -14,7 +14,7 @@ from pipeline.shards.manifest import root_hash
 from pipeline.shards.records import Shard
 from trainer.stream.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
 from trainer.stream.share import Runs
-from trainer.stream.source import JoinedShards, Mixture
+from trainer.stream.source import JoinedShards, Mixture, ShardStore
 from trainer.stream.state import CONTENT_DIGITS, DatasetState, StreamState
 
 
@@ -41,7 +41,8 @@ class KnownPasses:
         self.seq_len = seq_len
         self.weights = tuple(each.weight for each in mixture)
         self.num_passes = [each.dataset.num_passes(split, seq_len) for each in mixture]
-        self.store = JoinedShards()
+        # One dataset is its own store: of 80,000 shards the names joined with URLs are 35 MB.
+        self.store: ShardStore = mixture[0].dataset if len(mixture) == 1 else JoinedShards()
         self.shards: list[Shard] = []
         self._patience = patience or Patience()
         self._passes: list[list[list[Shard]]] = [[] for _ in mixture]
@@ -50,6 +51,7 @@ class KnownPasses:
             [0] for _ in mixture
         ]  # of each pass in the dataset's own positions, and the end
         self._content = lru_cache(maxsize=None)(self._hash_passes)
+        self._described = lru_cache(maxsize=64)(self._describe)
         for dataset in range(len(mixture)):
             self._wait_for_next(dataset)
 
@@ -101,10 +103,7 @@ class KnownPasses:
     def describe(self, position: int, weights: Sequence[int] | None = None) -> tuple[DatasetState, ...]:
         """What the state at a position says of the datasets; with other weights, what it would say of their content."""
         own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
-        return tuple(
-            DatasetState(each.weight, self.num_passes[d], self._content(d, self._num_begun(d, own[d])))
-            for d, each in enumerate(self.mixture)
-        )
+        return self._described(tuple(self._num_begun(d, each) for d, each in enumerate(own)))
 
     def state_like(self, then: StreamState, seed: int, num_lanes: int) -> StreamState:
         """The state that a stream over these datasets has where another one stood."""
@@ -116,6 +115,12 @@ class KnownPasses:
         """The state at a position."""
         datasets = self.describe(position)
         return StreamState(position, seed, num_lanes, self.split, self.seq_len, tuple(skipped), datasets)
+
+    def _describe(self, num_begun: tuple[int, ...]) -> tuple[DatasetState, ...]:
+        return tuple(
+            DatasetState(each.weight, self.num_passes[d], self._content(d, num_begun[d]))
+            for d, each in enumerate(self.mixture)
+        )
 
     def _epochs(self, dataset: int, position: int) -> float:
         starts = self._starts[dataset]
@@ -151,7 +156,8 @@ class KnownPasses:
         self._passes[dataset].append(shards)
         self._starts[dataset].append(self._starts[dataset][-1] + num_instances)
         self._first_shard[dataset].append(len(self.shards))
-        self.shards.extend(self.store.add(opened, shard) for shard in shards)
+        joined = self.store
+        self.shards += [joined.add(opened, shard) for shard in shards] if isinstance(joined, JoinedShards) else shards
         return True
 
     def _hash_passes(self, dataset: int, count: int) -> str:

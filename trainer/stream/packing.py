@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipeline.shards.block import Array, Block
 from trainer.stream.host_memory import HostMemory
+from trainer.stream.order import expand
 from trainer.stream.rows import fill_masked_positions, fill_token_columns
 
 DEVICE_DTYPES = {
@@ -83,67 +84,43 @@ def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     return MicroBatch(**{name: move(name) for name in DEVICE_DTYPES}, max_seqlen=batch.max_seqlen)
 
 
-@dataclass(frozen=True)
-class PackedRows:
-    """The columns of micro-batches for many instances at once; micro-batches are views of them, as far as can be.
+def pack_micro_batches(
+    block: Block, cuts: Sequence[tuple[int, int]], memory: HostMemory | None = None
+) -> list[MicroBatch]:
+    """Stretches [start, stop) of a block's instances as micro-batches; each begins where the one before it ends.
 
-    Attributes:
-        offsets: [N+1] int32; instance n is tokens offsets[n] to offsets[n + 1] - 1.
-        masked_offsets: [N+1] int32; the same of masked positions.
-        input_ids: As in MicroBatch, as are the next four.
-        masked_positions: Counted from the first of all tokens.
+    All are made together, and then cut: what is computed lies in a piece of `memory`, the rest in the block.
     """
-
-    offsets: Array
-    masked_offsets: Array
-    input_ids: Tensor
-    token_type_ids: Tensor
-    position_ids: Tensor
-    masked_labels: Tensor
-    is_random_next: Tensor
-    masked_positions: Tensor
-
-    def cut(self, start: int, stop: int) -> MicroBatch:
-        """Instances start to stop - 1 as a micro-batch."""
-        first, first_masked = int(self.offsets[start]), int(self.masked_offsets[start])
-        tokens = slice(first, int(self.offsets[stop]))
-        masked = slice(first_masked, int(self.masked_offsets[stop]))
-        cu_seqlens = self.offsets[start : stop + 1] - np.int32(first)
-        positions = self.masked_positions[masked]
-        return MicroBatch(
-            input_ids=self.input_ids[tokens],
-            cu_seqlens=torch.from_numpy(cu_seqlens),
-            token_type_ids=self.token_type_ids[tokens],
-            position_ids=self.position_ids[tokens],
-            masked_positions=positions - first if first else positions,
-            masked_labels=self.masked_labels[masked],
-            is_random_next=self.is_random_next[start:stop],
-            max_seqlen=int((cu_seqlens[1:] - cu_seqlens[:-1]).max(initial=0)),
-        )
-
-
-def pack_rows(block: Block, memory: HostMemory | None = None) -> PackedRows:
-    """The columns of a block's instances: what is computed lies in a piece of `memory`, the rest in the block."""
-    counts = ((block.num_masked, np.int32), (block.num_tokens, np.uint16), (block.num_tokens, np.uint8))
-    masked_positions, position_ids, token_type_ids = (memory or HostMemory()).take(counts)
+    if not cuts:
+        return []
+    firsts, lasts = np.array(cuts, np.int64).T
+    assert np.array_equal(firsts[1:], lasts[:-1]), f"{cuts} are not one after another"
+    num_instances, num_tokens = lasts - firsts, block.offsets[lasts] - block.offsets[firsts]
+    num_masked = block.masked_offsets[lasts] - block.masked_offsets[firsts]
+    counts = ((len(block.masked_lm_ids), np.int32), (len(block.input_ids), np.uint16), (len(block.input_ids), np.uint8))
+    taken = (memory or HostMemory()).take([*counts, (int(num_instances.sum()) + len(cuts), np.int32)])
+    masked_positions, position_ids, token_type_ids, cu_seqlens = taken
     fill_token_columns(block.offsets, block.segment_a_length, token_type_ids, position_ids)
-    fill_masked_positions(block.offsets, block.masked_offsets, block.masked_lm_positions, masked_positions)
-    return PackedRows(
-        offsets=block.offsets,
-        masked_offsets=block.masked_offsets,
-        input_ids=torch.from_numpy(block.input_ids),
-        token_type_ids=torch.from_numpy(token_type_ids),
-        position_ids=torch.from_numpy(position_ids),
-        masked_labels=torch.from_numpy(block.masked_lm_ids),
-        is_random_next=torch.from_numpy(block.is_random_next),
-        masked_positions=torch.from_numpy(masked_positions),
+    starts = block.offsets.copy()  # of instances in their micro-batches
+    starts[firsts[0] : lasts[-1]] -= np.repeat(block.offsets[firsts], num_instances)
+    fill_masked_positions(starts, block.masked_offsets, block.masked_lm_positions, masked_positions)
+    cut, instance = expand(firsts, lasts)
+    np.subtract(block.offsets[instance], block.offsets[firsts][cut], out=cu_seqlens)
+    by_instance = firsts[0], num_instances.tolist()
+    by_token = block.offsets[firsts[0]], num_tokens.tolist()
+    by_masked = block.masked_offsets[firsts[0]], num_masked.tolist()
+    columns = zip(
+        _split(block.input_ids, *by_token),
+        _split(cu_seqlens, 0, (num_instances + 1).tolist()),
+        _split(token_type_ids, *by_token),
+        _split(position_ids, *by_token),
+        _split(masked_positions, *by_masked),
+        _split(block.masked_lm_ids, *by_masked),
+        _split(block.is_random_next, *by_instance),
+        _longest(block.offsets, firsts, lasts),
+        strict=True,
     )
-
-
-def pack_micro_batches(block: Block, cuts: Sequence[tuple[int, int]]) -> list[MicroBatch]:
-    """Stretches [start, stop) of a block's instances as micro-batches."""
-    packed = pack_rows(block)
-    return [packed.cut(start, stop) for start, stop in cuts]
+    return [MicroBatch(*each) for each in columns]
 
 
 def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
@@ -182,9 +159,26 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
     """
     cuts = []
     start, end = 0, len(offsets) - 1
+    if end and offsets[end] - offsets[0] <= micro_tokens:
+        return [(0, end)]
     while start < end:
         stop = int(np.searchsorted(offsets, offsets[start] + micro_tokens, side="right")) - 1
         assert stop > start, f"instance {start} is longer than {micro_tokens} tokens"
         cuts.append((start, stop))
         start = stop
     return cuts
+
+
+def _split(values: Array, first: int, counts: list[int]) -> Sequence[Tensor]:
+    """Views of values[first:], so many each."""
+    column = torch.from_numpy(values[first:])
+    rest = len(column) - sum(counts)
+    return column.split_with_sizes([*counts, rest])[:-1]
+
+
+def _longest(offsets: Array, firsts: Array, lasts: Array) -> list[int]:
+    """Tokens of the longest of the instances first to last - 1; 0 of none."""
+    lengths = np.append(offsets[1:] - offsets[:-1], 0)
+    longest = np.maximum.reduceat(lengths, np.stack([firsts, lasts], axis=1).ravel())[::2]
+    found: list[int] = np.where(firsts < lasts, longest, 0).tolist()
+    return found

@@ -2,23 +2,26 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
 
 class Prefetcher(Generic[Item]):
-    """Keeps up to `depth` items of an iterator ready, in order; its exceptions are raised where they would have been.
+    """Keeps up to `depth` groups of items ready, in order; exceptions are raised where they would have been.
 
-    The thread is a daemon that knows nothing of who consumes, so an abandoned consumer can be collected and close it.
+    Items come in groups because handing over from thread to thread costs as much as packing a small step. The thread
+    is a daemon that knows nothing of who consumes, so an abandoned consumer can be collected and close it.
     """
 
-    def __init__(self, items: Iterator[Item], depth: int) -> None:
-        self._ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
+    def __init__(self, groups: Iterator[Sequence[Item]], depth: int) -> None:
+        self._ready: queue.Queue[tuple[Sequence[Item], BaseException | None]] = queue.Queue(depth)
+        self._taken: deque[Item] = deque()
         self._closed = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(items,), daemon=True, name="prefetch")
+        self._thread = threading.Thread(target=self._run, args=(groups,), daemon=True, name="prefetch")
         self._thread.start()
 
     def __iter__(self) -> Iterator[Item]:
@@ -27,18 +30,17 @@ class Prefetcher(Generic[Item]):
     def __next__(self) -> Item:
         if self._closed.is_set():
             raise ValueError("the stream is closed")
-        if self._failure is not None:
-            raise self._failure
-        item, self._failure = self._ready.get()
-        if self._failure is not None:
-            raise self._failure
-        assert item is not None
-        return item
+        while not self._taken:
+            if self._failure is not None:
+                raise self._failure
+            group, self._failure = self._ready.get()
+            self._taken.extend(group)
+        return self._taken.popleft()
 
     @property
     def is_ready(self) -> bool:
         """Whether the next item, or what was raised in its place, is there."""
-        return self._failure is not None or not self._ready.empty()
+        return bool(self._taken) or self._failure is not None or not self._ready.empty()
 
     def close(self, seconds: float = 1.0) -> None:
         """Stops the thread, waiting at most `seconds` for what it is doing."""
@@ -48,15 +50,15 @@ class Prefetcher(Generic[Item]):
             self._thread.join(0.01)
             seconds -= 0.01
 
-    def _run(self, items: Iterator[Item]) -> None:
+    def _run(self, groups: Iterator[Sequence[Item]]) -> None:
         try:
-            for item in items:
-                self._ready.put((item, None))
+            for group in groups:
+                self._ready.put((group, None))
                 if self._closed.is_set():
                     return
-            self._ready.put((None, StopIteration()))
+            self._ready.put(((), StopIteration()))
         except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-            self._ready.put((None, error))
+            self._ready.put(((), error))
 
     def _drain(self) -> None:
         try:

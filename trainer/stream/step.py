@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.shards.block import block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import Patience
+from trainer.stream.fetch import GATHERED_INSTANCES
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import Stretch
 from trainer.stream.packing import MicroBatch, empty_micro_batch
@@ -25,9 +26,9 @@ from trainer.stream.state import StreamState, parse_state, refuse_other_stream
 
 __all__ = ["MicroBatch", "RankStep", "StepLoader", "empty_micro_batch"]
 
-MAX_PREFETCH_STEPS = 4
+MAX_PREFETCH_GROUPS = 4
 PREFETCH_TOKENS = 2**20
-"""Steps are packed ahead while they hold fewer tokens than this: 6 bytes each."""
+"""Groups of steps are packed ahead while they hold fewer tokens than this: 6 bytes each."""
 
 
 class StepLoader:
@@ -93,9 +94,9 @@ class StepLoader:
         self.passes = KnownPasses(mixture, split, seq_len, patience)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
         rank_steps = RankSteps(self.passes, begin, sizes, reading or ReadSettings(), pin_memory)
-        steps = rank_steps.steps(first_step, num_steps)
-        depth = PREFETCH_TOKENS * world_size // (global_batch * seq_len)
-        self._steps = Prefetcher(steps, max(1, min(MAX_PREFETCH_STEPS, depth)))
+        depth = PREFETCH_TOKENS // (max(global_batch // world_size, GATHERED_INSTANCES) * seq_len)
+        groups = rank_steps.groups(first_step, num_steps)
+        self._steps = Prefetcher(groups, max(1, min(MAX_PREFETCH_GROUPS, depth)))
         self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, patience.stop)
         self.num_lanes = begin.num_lanes
         self.reads = rank_steps.counts
@@ -112,14 +113,14 @@ class StepLoader:
         """
         began = time.monotonic()
         packed = next(self._steps)
-        return replace(packed, wait_seconds=time.monotonic() - began)
+        return RankStep(**{**vars(packed), "wait_seconds": time.monotonic() - began})
 
     def describe(self, step: RankStep, global_batch: int) -> list[str]:
         """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
         then = parse_state(step.state)
         order = self.passes.order(then.seed, then.num_lanes, then.skipped)
         runs = rank_runs(order, step.first_position, global_batch, 0, 1)
-        shards = [self.passes.shards[index].name for index in self.passes.shard_index(runs)]
+        shards = [self.passes.store.locate(self.passes.shards[n].name) for n in self.passes.shard_index(runs)]
         return [f"{shard}:{start}-{stop}" for shard, start, stop in zip(shards, runs.start, runs.stop, strict=True)]
 
     @property
