@@ -164,5 +164,5 @@ def test_one_product_for_three_is_refused_where_weights_come_one_by_one():
         zero_stage=3,
         model=ModelSettings("tiny", {"fused_qkv": True}),
     )
-    with pytest.raises(ValueError, match="fused_qkv does not work with zero_stage 3, .* use zero_stage 0 to 2"):
+    with pytest.raises(ValueError, match=r"fused_qkv does not work with zero_stage 3, .* use zero_stage 0 to 2"):
         resolve(settings)
