@@ -2,13 +2,8 @@
 
 Blocks come and go by the megabyte, as requests and as columns. glibc gives back to the system what several of them
 leave and asks for it again, and every new page costs a fault: a tenth of the stream's CPU time where it was measured.
-<<<<<<< HEAD
 Threads other than the first have arenas of their own, given back whole whatever is asked for: requests of 8 MiB in
 threads cost 50 to 90 faults a MB and twice the CPU of copying them, until all threads shared the one.
-=======
-Threads other than the first have arenas of their own, which are given back whole whatever is asked for: requests of
-8 MiB in threads cost 50 to 90 faults a MB and twice the CPU of copying them, until all threads shared the one.
->>>>>>> stream
 """
 
 import ctypes

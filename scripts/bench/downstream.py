@@ -10,8 +10,9 @@
 Everything but the weights is the same: files, order, batch size, epochs; but the BiLSTM (2 layers of 256 over the last
 four layers) sees the words four times as often, for it begins with nothing and its input is computed once. Each variant
 has the learning rate of a small grid that is best with a seed of its own (SELECTION_SEED) on the validation file; then
-come the seeds that are reported, which also draw the new weights. A line of JSON per run goes to OUTPUT/runs.jsonl, so
-that a killed command continues; the table goes to OUTPUT/table.md and to standard output.
+come the seeds that are reported, which also draw the new weights: seed by seed, all tasks and variants of each, so that
+stopping early leaves whole comparisons. A line of JSON per run goes to OUTPUT/runs.jsonl, from which a killed command
+continues; the table so far is in OUTPUT/table.md.
 
     python -m scripts.bench.downstream --model HF_OR_RUN --data FOLDER --output FOLDER --tasks sst2 wnut17 --seeds 5
 """
@@ -56,11 +57,13 @@ class Bench:
         arguments: Of the command line.
         ranks: This process.
         log: File of finished runs.
+        prepared: Files of tasks as they have been read, by task.
     """
 
     arguments: argparse.Namespace
     ranks: Ranks
     log: Path
+    prepared: dict[str, Prepared]
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Rows of finished runs by what was run."""
@@ -77,14 +80,16 @@ def main() -> None:
     output = Path(arguments.output)
     tasks = list_tasks(Path(arguments.data), output / "data")
     ranks = start_ranks()
+    rows: list[dict[str, Any]] = []
     try:
-        bench = Bench(arguments, ranks, output / "runs.jsonl")
-        rows = [row for name in arguments.tasks for row in run_task(bench, tasks[name])]
+        bench = Bench(arguments, ranks, output / "runs.jsonl", {})
+        for seed in range(arguments.seeds):  # a command that is stopped leaves whole comparisons
+            for name in arguments.tasks:
+                rows += run_seed(bench, tasks[name], seed)
+                (output / "table.md").write_text(format_table(rows, arguments.variants))
     finally:
         stop_ranks()
-    table = format_table(rows, arguments.variants)
-    (output / "table.md").write_text(table)
-    print(table)
+    print(format_table(rows, arguments.variants))
     print_result("downstream", vars(arguments), ("torch", "numpy"), runs=len(rows), results=summarize(rows))
 
 
@@ -107,35 +112,38 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_task(bench: Bench, task: BenchTask) -> list[dict[str, Any]]:
-    """Rows of all reported runs of a task."""
-    arguments = bench.arguments
-    settings = FinetuneSettings(
-        task=task.task,
+def run_seed(bench: Bench, task: BenchTask, seed: int) -> list[dict[str, Any]]:
+    """Rows of a seed's runs of a task, one for each variant."""
+    found = []
+    for variant in bench.arguments.variants:
+        settings = bench_settings(bench.arguments, task, variant)
+        key = f"{task.name} {settings.task}"
+        if key not in bench.prepared:
+            bench.prepared[key] = prepare_data(settings)
+        prepared = bench.prepared[key]
+        epochs = (bench.arguments.epochs or task.epochs) * (4 if isinstance(prepared.task, OwnModel) else 1)
+        grid = bench.arguments.learning_rates or GRIDS.get(variant, FINETUNING_GRID)
+        recipes = [Recipe(bench.arguments.batch_size, rate, epochs, SELECTION_SEED) for rate in grid]
+        tried = [run_once(bench, task, settings, prepared, variant, each) for each in recipes if len(grid) > 1]
+        best = max(tried, key=lambda row: row["score"])["run"]["learning_rate"] if tried else grid[0]
+        recipe = Recipe(bench.arguments.batch_size, best, epochs, seed)
+        found.append(run_once(bench, task, settings, prepared, variant, recipe))
+    return found
+
+
+def bench_settings(arguments: argparse.Namespace, task: BenchTask, variant: str) -> FinetuneSettings:
+    """What a variant of a task is fine-tuned with."""
+    layers = last_layers(arguments.model)
+    return FinetuneSettings(
+        task="ner-features" if variant == "frozen" and task.task == "ner" else task.task,
         model=arguments.model,
         train=[str(task.train)],
         validation=[str(task.validation)],
         output=f"{arguments.output}/{task.name}",
         squad=task.squad,
-        tokens=dataclasses.replace(
-            task.tokens, lstm_hidden_size=LSTM_SIZE, feature_layers=last_layers(arguments.model)
-        ),
+        tokens=dataclasses.replace(task.tokens, lstm_hidden_size=LSTM_SIZE, feature_layers=layers),
         max_seq_len=arguments.max_seq_len,
     )
-    found = []
-    for variant in arguments.variants:
-        has_lstm = variant == "frozen" and task.task == "ner"
-        settings = dataclasses.replace(settings, task="ner-features" if has_lstm else task.task)
-        prepared = prepare_data(settings)
-        epochs = (arguments.epochs or task.epochs) * (4 if has_lstm else 1)
-        grid = arguments.learning_rates or GRIDS.get(variant, FINETUNING_GRID)
-        recipes = [Recipe(arguments.batch_size, rate, epochs, SELECTION_SEED) for rate in grid]
-        tried = [run_once(bench, task, settings, prepared, variant, each) for each in recipes if len(grid) > 1]
-        best = max(tried, key=lambda row: row["score"])["run"]["learning_rate"] if tried else grid[0]
-        for seed in range(arguments.seeds):
-            recipe = Recipe(arguments.batch_size, best, epochs, seed)
-            found.append(run_once(bench, task, settings, prepared, variant, recipe))
-    return found
 
 
 def last_layers(model: str) -> str:

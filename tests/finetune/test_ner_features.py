@@ -92,7 +92,14 @@ def settings_of(folder, **tokens):
 
 def test_vectors_are_those_of_the_command_features_and_computed_once(folder):
     flags = ["--rows", "word", "--combine", "concat", "--output_format", "npy"]
-    command = ["features", "--model", str(folder / "hf"), "--input", str(folder / "words.conll")]
+    command = [
+        "features",
+        "--model",
+        str(folder / "hf"),
+        "--input",
+        str(folder / "words.conll"),
+        "--layers=-1,-2,-3,-4",
+    ]
     assert main([*command, "--output", str(folder / "states"), *flags]) == 0
     task = open_ner_features(settings_of(folder))
     examples = task.read(str(folder / "words.conll"), "train").examples

@@ -11,9 +11,11 @@ from trainer.engine import agree_on_step, deepspeed_config, forward_sums, start_
 from trainer.model.attention import PackedSequences
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import BertConfig
+from trainer.model_settings import ModelSettings
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.ranks import start_ranks, stop_ranks
+from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.packing import empty_micro_batch
 
 CPU = torch.device("cpu")
@@ -152,3 +154,15 @@ def test_packed_views_reach_the_kernels_as_they_are(monkeypatch):
     assert [each.stride() for each in (q, k, v)] == [(96, 16, 1)] * 3
     model.bert.layers[0].train()(hidden, sequences).sum().backward()
     assert model.bert.layers[0].query.weight.grad.shape == (32, 32)
+
+
+def test_one_product_for_three_is_refused_where_weights_come_one_by_one():
+    settings = PretrainSettings(
+        data=["x"],
+        output="y",
+        phases=[Phase(16, 4, 2, 1e-4)],
+        zero_stage=3,
+        model=ModelSettings("tiny", {"fused_qkv": True}),
+    )
+    with pytest.raises(ValueError, match=r"fused_qkv does not work with zero_stage 3, .* use zero_stage 0 to 2"):
+        resolve(settings)

@@ -9,7 +9,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -119,3 +119,9 @@ def _word_f1(found: Sequence[str], expected: Sequence[str], both_empty: float) -
 
 def _best(marks: Sequence[Marks]) -> Marks:
     return Marks(max(each.exact for each in marks), max(each.f1 for each in marks))
+
+
+def halfway_above(threshold: float, null_scores: Iterable[float]) -> float:
+    """A threshold that parts the same questions, halfway to the next null score: no score's last bit decides then."""
+    above = [score for score in null_scores if score > threshold]
+    return (threshold + min(above)) / 2 if above else threshold + 1.0

@@ -14,6 +14,7 @@ from trainer.finetune.squad.evaluate import (
     apply_threshold,
     average,
     find_best_threshold,
+    halfway_above,
     mark_v1,
     mark_v2,
 )
@@ -143,7 +144,9 @@ class SquadTask:
             )
             for name in ("exact", "f1")
         )
-        threshold = f1.threshold if self.settings.null_threshold is None else self.settings.null_threshold
+        threshold = self.settings.null_threshold
+        if threshold is None:
+            threshold = halfway_above(f1.threshold, null_scores.values())
         return {
             **_average_by_kind(apply_threshold(marks, null_scores, has_answer, threshold), has_answer),
             "null_threshold": threshold,
