@@ -27,9 +27,10 @@ static size_t (*decompress)(void *, void *, size_t, const void *, size_t);
 static size_t (*frame_size)(const void *, size_t);
 static unsigned long long (*content_size)(const void *, size_t);
 
+static int is_usable;
 static void *spare_context; /* taken and given back under the interpreter lock */
 
-static int find_zstd(void) {
+static void find_zstd(void) {
 #ifndef _WIN32
     static const char *const names[] = {"libzstd.so.1", "libzstd.1.dylib"};
     void *library = NULL;
@@ -42,7 +43,7 @@ static int find_zstd(void) {
         content_size = (unsigned long long (*)(const void *, size_t))dlsym(library, "ZSTD_getFrameContentSize");
     }
 #endif
-    return create_context && free_context && decompress && frame_size && content_size;
+    is_usable = create_context && free_context && decompress && frame_size && content_size;
 }
 
 typedef struct {
@@ -125,12 +126,15 @@ static int64_t find_buffers(const char *data, int64_t size, int64_t body, const 
     return masked;
 }
 
+/* Frames of today's format alone: the system's library may know those before it too, by decoders that few look after. */
 static int unpack(void *context, const Buffer *buffer) {
+    static const unsigned char magic[4] = {0x28, 0xb5, 0x2f, 0xfd};
     if (buffer->is_plain) {
         memcpy(buffer->into, buffer->stored, (size_t)buffer->length);
         return 1;
     }
     const size_t bytes = (size_t)buffer->stored_bytes, length = (size_t)buffer->length;
+    if (bytes < sizeof magic || memcmp(buffer->stored, magic, sizeof magic)) return 0;
     return content_size(buffer->stored, bytes) == length && frame_size(buffer->stored, bytes) == bytes &&
            decompress(context, buffer->into, length, buffer->stored, bytes) == length;
 }
@@ -212,8 +216,8 @@ static int put_checked(const Held *held, const Numbers *at, void *context) {
     if (at->rows <= 0 || at->rows >= at->stride || at->stride > MAX_BUFFER_BYTES) return 0;
     if (at->tokens < 0 || at->tokens > MAX_BUFFER_BYTES || (at->width != 2 && at->width != 4)) return 0;
     if (at->body_bytes < 0 || at->num_rows < 0 || at->nodes < 0 || at->buffers < 0 || size < body + 8) return 0;
-    if (at->body_bytes + 8 > body || at->num_rows + 8 > body || at->nodes + 16 * NUM_BUFFERS > body) return 0;
-    if (at->buffers + 32 * NUM_BUFFERS > body || !is_like(data, held->views[1].buf, body, at)) return 0;
+    if (at->body_bytes > body - 8 || at->num_rows > body - 8 || at->nodes > body - 16 * NUM_BUFFERS) return 0;
+    if (at->buffers > body - 32 * NUM_BUFFERS || !is_like(data, held->views[1].buf, body, at)) return 0;
     Buffer buffers[NUM_BUFFERS];
     const int64_t masked = find_buffers(data, size, body, at, buffers);
     if (masked < 0) return 0;
@@ -250,7 +254,7 @@ static PyObject *put_stored(PyObject *self, PyObject *arguments) {
     int fits = 0;
     spare_context = NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (!context && create_context) context = create_context();
+    if (!context && is_usable) context = create_context();
     fits = context && put_checked(&held, &at, context);
     Py_END_ALLOW_THREADS
     release(&held);
@@ -266,7 +270,10 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int set_up(PyObject *module) { return PyModule_AddIntConstant(module, "IS_USABLE", find_zstd()); }
+static int set_up(PyObject *module) {
+    find_zstd();
+    return PyModule_AddIntConstant(module, "IS_USABLE", is_usable);
+}
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
 

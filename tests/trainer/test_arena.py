@@ -83,11 +83,15 @@ def test_what_was_gathered_stays_when_its_slot_is_used_again(make_block: Callabl
     assert_equal(gathered, first)
 
 
-def test_blocks_of_other_widths_do_not_mix(make_block: Callable[..., Block]):
-    rows = Arena(8)
-    rows.put(make_block(8))
-    with pytest.raises(AssertionError, match="uint32 among blocks of uint16"):
-        rows.put(widen(make_block(8)))
+@pytest.mark.parametrize("num_blocks", [1, 4])  # with a free slot, and where the arena has to grow
+def test_blocks_of_other_widths_do_not_mix(make_block: Callable[..., Block], num_blocks):
+    rows, blocks = Arena(8), [make_block(8, first_id=100 * n) for n in range(num_blocks)]
+    slots = [rows.put(block) for block in blocks]
+    with pytest.raises(ValueError, match=r"^here: tokens of uint32 among blocks of uint16"):
+        rows.put(widen(make_block(8)), "here")
+    slots.append(rows.put(blocks[0]))
+    found = rows.gather(np.array(slots), np.zeros(len(slots), int), np.full(len(slots), 8))
+    assert_equal(found, concatenate_blocks([*blocks, blocks[0]]))
 
 
 def grown(block: Block) -> Arena:
@@ -191,6 +195,48 @@ def test_the_compiled_path_takes_no_bytes_that_the_other_refuses(make_block: Cal
         assert stored_in(found, block, encoded[:size]) is None
     for more in (encoded + bytes(1), encoded + encoded):
         assert stored_in(found, block, more) is None
+
+
+def with_frame(data: bytes, number: int, frame: bytes, length: int) -> bytes:
+    """A stored block with another frame for one of its buffers, put behind the others."""
+    at, changed = find_messages(data), bytearray(data[:-8])
+    stored = struct.pack("<q", length) + frame
+    struct.pack_into("<2q", changed, at.places + 32 * number + 16, len(changed) - at.body, len(stored))
+    changed += stored + bytes(-len(stored) % 8)
+    struct.pack_into("<q", changed, at.body_bytes, len(changed) - at.body)
+    return bytes(changed) + data[-8:]
+
+
+@needs_zstd
+def test_the_compiled_path_asks_zstd_about_frames_of_its_own_format_alone(make_block: Callable[..., Block]):
+    block = make_block(8)
+    encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
+    raw = struct.pack("<IBI", 0xFD2FB528, 0xA0, 64) + (64 << 3 | 1).to_bytes(3, "little") + values
+    zstd_7 = struct.pack("<IBI", 0xFD2FB527, 0xA0, 64) + (1 << 22 | 64).to_bytes(3) + values + b"\xc0\0\0"
+    slot = stored_in(found, block, with_frame(encoded, 8, raw, 64))
+    assert slot is not None
+    assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), block)
+    found.free(slot)
+    skippable = struct.pack("<II", 0x184D2A50, 64) + values
+    for frame, length in ((zstd_7, 64), (skippable, 0), (skippable, 64), (raw[:3], 64), (b"", 64), (b"", 0)):
+        stored = with_frame(encoded, 8, frame, length)
+        assert stored_in(found, block, stored) is None
+        with pytest.raises(ValueError, match="here: "):
+            decode_block(stored, "here")
+
+
+@needs_zstd
+def test_the_compiled_path_takes_no_places_past_its_messages(make_block: Callable[..., Block]):
+    block = make_block(8)
+    found, encoded, places = grown(block), encode_block(block), arena._messages(block.input_ids.dtype)[1]
+    assert stored_in(found, block, encoded) is not None
+    head, _, lists, flat = found._targets
+    sizes = (found._free[-1], 4, block.num_instances, block.num_tokens, 2, 8192, 9)
+    assert arena.COMPILED.put_stored(encoded, head, places, sizes, lists, flat)
+    for number in range(4):
+        for place in (-1, len(head) - 7, len(head), 2**63 - 8, 2**63 - 1):
+            wrong = (*places[:number], place, *places[number + 1 :])
+            assert not arena.COMPILED.put_stored(encoded, head, wrong, sizes, lists, flat)
 
 
 def test_without_room_or_compiled_module_the_other_path_is_taken(make_block: Callable[..., Block], monkeypatch):

@@ -45,8 +45,15 @@ class Arena:
         self._flat: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in flat.items()}
         self._targets: Any = None  # what put_stored takes, until the arrays are others
 
-    def put(self, block: Block) -> int:
-        """Copies a block into a free slot, which it returns."""
+    def put(self, block: Block, where: str = "a block") -> int:
+        """Copies a block into a free slot, which it returns.
+
+        Raises:
+            ValueError: Its tokens are wider or narrower than those of the blocks before it; it begins with `where`.
+        """
+        found, expected = block.input_ids.dtype, self._lists["input_ids"].dtype
+        if self._num_slots and found != expected:
+            raise ValueError(f"{where}: tokens of {found} among blocks of {expected}; verify the dataset")
         self._targets = None
         if not self._free:
             self._grow(max(4, 2 * self._num_slots))
@@ -130,7 +137,6 @@ class _Lists:
         """Writes a block's column into a slot of num_slots."""
         if len(self._offsets) <= num_slots * self._stride - 1 or len(values) > self._capacity:
             self._resize(num_slots, max(self._capacity, len(values)), values.dtype)
-        assert values.dtype == self._values.dtype, f"{values.dtype} among blocks of {self._values.dtype}"
         first, start = slot * self._stride, slot * self._capacity
         self._values[start : start + len(values)] = values
         rows = self._offsets[first : first + self._stride]

@@ -268,7 +268,7 @@ class BlockWindow:
         if (slot := self._arena.put_stored(body, *counts, shard.seq_len)) is not None:
             return slot
         where = f"{self._dataset.locate(shard.name)}, block {block} at byte {table.offset[block]}"
-        return self._arena.put(check_block(read_batch_checked(body, table, block, where), shard, where))
+        return self._arena.put(check_block(read_batch_checked(body, table, block, where), shard, where), where)
 
     def _join(self, new: "list[_Wanted]") -> "list[Read]":
         """Reads for new blocks, in order of need; one takes in the next block of its shard while it is not too long."""
