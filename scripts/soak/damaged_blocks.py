@@ -14,9 +14,11 @@ import zstandard
 
 from pipeline.shards.arrow_stream import END_OF_STREAM, find_messages, read_record_batch
 from pipeline.shards.arrow_writer import template_of
-from pipeline.shards.block import Block, block_instances, block_schema, encode_block
+from pipeline.shards.block import Block, block_instances, block_schema
 
 NUM_BUFFERS = 10
+PLAIN = struct.pack("<q", -1)
+"""Before a buffer that is stored as it is."""
 _MAGIC, _LEGACY_MAGIC, _SKIPPABLE_MAGIC = 0xFD2FB528, 0xFD2FB527, 0x184D2A50
 _HUGE = [0, 1, 7, 8, 2**16, 2**19 - 1, 2**19, 2**19 + 1, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 8, 2**63 - 1]
 NUMBERS = [*_HUGE, -1, -2, -8, -(2**31), -(2**63) + 7, -(2**63)]
@@ -47,14 +49,15 @@ class Draws:
     def block(self, seq_len: int, dtype: Any, masked: str | None = None) -> Block:
         """A block of a shard of some seq_len, with "no", "some" or "all" of its tokens masked."""
         full, masked = block_instances(seq_len), masked or self.one(["no", "some", "some", "some", "all"])
-        lengths = self.rng.integers(5, self.one([6, 41, seq_len + 1]), self.one([1, full, self.below(1, full + 1)]))
+        num_rows = self.one([1, full, *4 * [self.below(1, min(full, 20) + 1)]])
+        lengths = self.rng.integers(5, self.one([6, 41, 41, seq_len + 1]), num_rows)
         counts = {"no": 0 * lengths, "some": 1 + lengths * 15 // 100, "all": lengths}[masked]
         tokens, num_masked = int(lengths.sum()), int(counts.sum())
         vocab_size = self.one([2, 30_000, np.iinfo(dtype).max])
         return Block(
             input_ids=self.rng.integers(0, vocab_size, tokens, dtype),
             offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            segment_a_length=self.rng.integers(2, lengths - 1).astype(np.uint16),
+            segment_a_length=self.one([lengths - 1, self.rng.integers(1, lengths)]).astype(np.uint16),
             masked_lm_positions=self.rng.integers(0, np.repeat(lengths, counts)).astype(np.uint16),
             masked_lm_ids=self.rng.integers(0, vocab_size, num_masked, dtype),
             masked_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
@@ -63,9 +66,9 @@ class Draws:
             document_b=np.arange(len(lengths), dtype=np.uint64),
         )
 
-    def stored(self, block: Block) -> tuple[str, Stored]:
+    def damaged(self, block: Stored) -> tuple[str, Stored]:
         """A block, and what was done to it: "sound" if nothing was."""
-        data, counts = encode_block(block), (block.num_instances, block.num_tokens)
+        data, counts = block.data, block.counts
         done: list[str] = []
         inner: list[tuple[str, Callable[[bytes], bytes]]] = [("values", self._values), ("frames", self._frames)]
         outer = [("bytes", self._bytes), ("numbers", self._numbers), ("ends", self._ends)]
@@ -89,7 +92,8 @@ class Draws:
         at, changed = find_messages(data), bytearray(data)
         starts = struct.unpack_from("<40q", data, at.places)[2::4]
         places = [at.body_bytes, at.num_rows, *(at.nodes + 8 * n for n in range(20))]
-        places += [at.places + 8 * n for n in range(40)] + 2 * [at.body + start for start in starts]
+        buffers = [at.places + 8 * n for n in range(40) if n % 4 > 1]  # the others are of validity
+        places += [at.places + 8 * n for n in range(40)] + 2 * buffers + 2 * [at.body + start for start in starts]
         for _ in range(self.below(1, 3)):
             place, other = self.one(places), self.one(places)
             old, copied = (struct.unpack_from("<q", changed, each)[0] for each in (place, other))
@@ -104,8 +108,8 @@ class Draws:
     def _values(self, data: bytes) -> bytes:
         """Of one buffer, or how long columns say they are."""
         batch = read_record_batch(data)
-        buffers, lengths, number = list(batch.buffers), list(batch.lengths), self.below(0, NUM_BUFFERS)
-        values = np.frombuffer(buffers[number], _dtype_of(number, buffers, lengths)).copy()
+        lengths, number = list(batch.lengths), self.below(0, NUM_BUFFERS)
+        values = np.frombuffer(batch.buffers[number], _dtype_of(number, batch.buffers, lengths)).copy()
         kind = self.below(0, 6)
         if kind == 0:
             lengths[number] += self.one([-1, 1, 5])
@@ -115,41 +119,50 @@ class Draws:
             limits, place = np.iinfo(values.dtype), self.below(0, len(values))
             near = int(values[place]) + self.below(-2, 3)
             values[place] = self.one([limits.min, limits.max, 0, 1, min(max(near, limits.min), limits.max)])
+        stored = _stored(data)
         for each in {number, 8 - number} if number in (3, 5) and self.rng.random() < 0.7 else {number}:
-            buffers[each] = values.tobytes()
-        return _lay_out(data, [_pack(buffer) for buffer in buffers], lengths)
+            stored[each] = _pack(values.tobytes())
+        return _lay_out(data, stored, lengths)
 
     def _frames(self, data: bytes) -> bytes:
-        """Of one or two buffers."""
+        """Of one or two buffers; or many are stored as they are."""
         buffers = read_record_batch(data).buffers
-        stored = [_pack(buffer) for buffer in buffers]
+        if self.rng.random() < 0.3:
+            pairs = zip(buffers, _stored(data), strict=True)
+            return _lay_out(data, [self.one([PLAIN + buffer, PLAIN + buffer, own]) for buffer, own in pairs])
+        stored = _stored(data)
         for _ in range(self.below(1, 3)):
             number = self.below(0, NUM_BUFFERS)
-            frame = self._frame(buffers[number])
-            said = self.one([*3 * [len(buffers[number])], self.one(NUMBERS), self.below(0, 2**18)])
-            stored[number] = self.one([*8 * [struct.pack("<q", said) + frame], self.one(stored), b"", bytes(7)])
+            length, frame = self._frame(buffers[number])
             if self.rng.random() < 0.2:
-                stored[number] = struct.pack("<q", -1) + self.one([buffers[number], frame, bytes(2**19 + 1)])
+                length = self.one([*NUMBERS, self.below(0, 2**18)])
+            whole = struct.pack("<q", length) + frame
+            stored[number] = self.one([*12 * [whole], PLAIN + frame, self.one(stored), b"", bytes(7)])
         return _lay_out(data, stored)
 
-    def _frame(self, values: bytes) -> bytes:
-        """A frame of these values, or nearly so."""
-        length = self.one([len(values), len(values) + self.below(-9, 10), *NUMBERS, self.below(0, 2**18)]) % 2**64
+    def _frame(self, values: bytes) -> tuple[int, bytes]:
+        """A frame of these values, or nearly so, and what it becomes."""
+        size, more = len(values), values + bytes(self.one([1, 8, 2**17, 2**19 - len(values)]))
+        length = self.one([size + self.below(-9, 10), self.one(NUMBERS), self.below(0, 2**18)]) % 2**63
         sound = zstandard.ZstdCompressor(level=1).compress(values)
-        frames: list[Callable[[], bytes]] = [
-            lambda: zstandard.ZstdCompressor(level=self.below(-5, 12), write_checksum=True).compress(values),
-            lambda: zstandard.ZstdCompressor(write_content_size=False).compress(values),
-            lambda: _claim(sound, length, self.below(0, 4)),
-            lambda: _claim(sound, length, 0),
-            lambda: sound[: self.below(0, len(sound))],
-            lambda: sound + self.one([sound, b"\0", struct.pack("<II", _SKIPPABLE_MAGIC, 0)]),
-            lambda: sound[: len(sound) // 2] + self.rng.bytes(len(sound) // 2),
-            lambda: struct.pack("<II", _SKIPPABLE_MAGIC + self.below(0, 16), len(values)) + values,
-            lambda: _legacy(values[:60_000]),
-            lambda: _repeated(length, [self.below(0, 2**17) for _ in range(self.below(1, 9))]),
-            lambda: _repeated(len(values), [len(values) % 2**17, self.below(0, 64)]),
+        sizes = [self.below(0, 2**17) for _ in range(self.below(1, 9))]
+        skippable = struct.pack("<II", _SKIPPABLE_MAGIC + self.below(0, 16), size) + values
+        frames: list[Callable[[], tuple[int, bytes]]] = [
+            lambda: (size, zstandard.ZstdCompressor(level=self.below(-5, 12), write_checksum=True).compress(values)),
+            lambda: (len(more), zstandard.ZstdCompressor(level=1).compress(more)),
+            lambda: (max(0, size - 1), zstandard.ZstdCompressor(level=1).compress(values[:-1])),
+            lambda: (size, zstandard.ZstdCompressor(write_content_size=False).compress(values)),
+            lambda: (length, _claim(sound, length, self.one([0, 0, 0, 1, 2, 3]))),
+            lambda: (size, sound[: self.below(0, len(sound))]),
+            lambda: (size, sound + self.one([sound, b"\0", skippable, struct.pack("<II", _SKIPPABLE_MAGIC, 0)])),
+            lambda: (size, sound[: len(sound) // 2] + self.rng.bytes(len(sound) // 2)),
+            lambda: (self.one([0, size]), skippable),
+            lambda: (size, _legacy(values[:60_000])),
+            lambda: (self.one([size, length]), _repeated(self.one([size, length]), sizes)),
+            lambda: (size, _repeated(size, [each for each in (2**17 - 1, size % 2**17) if each <= size])),
         ]
-        return bytes(self.one(frames)())
+        found: tuple[int, bytes] = self.one(frames)()
+        return found
 
 
 def _dtype_of(number: int, buffers: Sequence[bytes], lengths: Sequence[int]) -> Any:
@@ -159,6 +172,19 @@ def _dtype_of(number: int, buffers: Sequence[bytes], lengths: Sequence[int]) -> 
 
 def _pack(values: bytes) -> bytes:
     return struct.pack("<q", len(values)) + zstandard.ZstdCompressor(level=1).compress(values) if values else b""
+
+
+def _stored(data: bytes) -> list[bytes]:
+    """The buffers of a sound block, as they are stored."""
+    at = find_messages(data)
+    places = struct.unpack_from("<40q", data, at.places)
+    pairs = zip(places[2::4], places[3::4], strict=True)
+    return [data[at.body + start : at.body + start + size] for start, size in pairs]
+
+
+def as_it_is(data: bytes) -> bytes:
+    """The block without any frames."""
+    return _lay_out(data, [PLAIN + buffer for buffer in read_record_batch(data).buffers])
 
 
 def _lay_out(data: bytes, stored: Sequence[bytes], lengths: Sequence[int] | None = None) -> bytes:

@@ -26,7 +26,7 @@ import zstandard
 from pipeline.shards import arrow_stream
 from pipeline.shards.block import Block, block_instances, encode_block
 from pipeline.shards.records import BlockTable, Shard
-from scripts.soak.damaged_blocks import NUMBERS, Draws, Stored, template
+from scripts.soak.damaged_blocks import NUMBERS, Draws, Stored, as_it_is, template
 from scripts.soak.sanitized import run_sanitized
 from trainer.stream import arena
 from trainer.stream.ranged_read import check_block, read_batch_checked
@@ -35,7 +35,8 @@ SHAPES: tuple[tuple[int, Any], ...] = (
     (128, np.uint16), (512, np.uint16), (128, np.uint32), (512, np.uint32), (8192, np.uint16)
 )  # fmt: skip
 NUM_THREADS = 2
-MISUSED_SHARE = 0.2
+MISUSED_SHARE = 0.3
+RENEWED_SHARE = 0.1
 PLACE = "fuzzed"
 
 
@@ -52,6 +53,7 @@ class Target:
         stops = [block.num_instances for block in blocks]
         self._others = np.array(slots), np.zeros(3, np.int64), np.array(stops)
         self._held = self._arena.gather(*self._others)
+        self._renew()
 
     def compare(self) -> str:
         """Unpacks a block on both paths, and says which of them read it.
@@ -59,8 +61,9 @@ class Target:
         Raises:
             AssertionError: They differ, or another slot has changed.
         """
-        block = self._draws.block(self._seq_len, self._dtype)
-        kind, stored = self._draws.stored(block)
+        if self._draws.rng.random() < RENEWED_SHARE:
+            self._renew()
+        kind, stored = self._draws.damaged(self._stored)
         slot = self._arena.put_stored(memoryview(stored.data), *stored.counts, self._seq_len)
         try:
             outcome = self._judge(kind, stored, slot)
@@ -70,9 +73,14 @@ class Target:
             with _zstd_of_compiled_path():
                 outcome = f"{self._judge(kind, stored, slot)}, if by the same zstd"
         # Without masked positions buffers are left out.
-        assert kind != "sound" or outcome == "taken" or not block.num_masked, f"a sound block was {outcome}"
+        assert kind != "sound" or outcome == "taken" or not self._block.num_masked, f"a sound block was {outcome}"
         _expect_equal(f"{kind}: another slot", self._arena.gather(*self._others), self._held)
         return f"{kind}: {outcome}"
+
+    def _renew(self) -> None:
+        self._block = self._draws.block(self._seq_len, self._dtype)
+        encode = self._draws.one([encode_block, _encode_as_it_is])
+        self._stored = Stored(encode(self._block), (self._block.num_instances, self._block.num_tokens))
 
     def _judge(self, kind: str, stored: Stored, slot: int | None) -> str:
         try:
@@ -134,14 +142,14 @@ def misuse(module: Any, draws: Draws) -> str:
     """Calls with numbers and arrays some of which do not fit."""
     seq_len, dtype = draws.one(SHAPES)
     block = draws.block(seq_len, dtype, "some")
-    data, (head, places) = encode_block(block), template(dtype)
+    data, (head, places) = draws.one([encode_block, _encode_as_it_is])(block), template(dtype)
     slots, stride, width = draws.below(1, 4), block_instances(seq_len) + 1, np.dtype(dtype).itemsize
     slot = draws.below(0, slots)
     numbers = [*places, slot, slots, block.num_instances, block.num_tokens, width, seq_len, stride]
     for _ in range(draws.below(0, 3)):
         place = draws.below(0, len(numbers))
-        near = [numbers[place] + 1, numbers[place] - 1, 2 * numbers[place], draws.one(numbers)]
-        numbers[place] = draws.one([*NUMBERS, *near, len(head), len(data)])
+        near = [(numbers[place] + change) % 2**62 for change in (1, -1, numbers[place])]
+        numbers[place] = draws.one([*NUMBERS, *near, draws.one(numbers), len(head), len(data)])
     capacity = slots * block.num_tokens
     lists = [np.zeros(slots * stride + 1, np.int64) if n % 2 == 0 else np.zeros(capacity, dtype) for n in range(6)]
     flat = [np.zeros(slots * stride, kind) for kind in (np.uint16, np.bool_, np.uint64, np.uint64)]
@@ -177,6 +185,11 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         total = sum(threads.map(run, range(NUM_THREADS)), Counter[str]())
     return dict(sorted(total.items()))
+
+
+def _encode_as_it_is(block: Block) -> bytes:
+    """Copied by the module itself, whose every access the sanitizers see."""
+    return as_it_is(encode_block(block))
 
 
 def _all_masked(seq_len: int, dtype: Any) -> Block:
