@@ -54,7 +54,7 @@ class OpenedModel:
         tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
         lower_case: Whether it reads lower-cased text.
         provenance: Of its training, "steps", "tokens_seen", "objective" and others; empty for models of others.
-        head: Of a fine-tuned model (trainer.model.task_heads.BertForTask); None for a pretrained one.
+        head: Of a fine-tuned model (trainer.model.task_heads); None for a pretrained one.
     """
 
     where: str

@@ -32,9 +32,9 @@ ALLOWED = {
     "trainer.finetune": {
         "trainer.finetune", "trainer.model", "trainer.optim", "trainer.engine", "trainer.ranks", "trainer.partitions",
         "trainer.export", "trainer.open_model", "trainer.model_settings", "trainer.settings_changes",
-        "trainer.run_folder", "trainer.run_lock", "trainer.allocator", "trainer.watch", "trainer.features",
-        "trainer.initial_weights", "tokenizer", "tokenizers", "pipeline.shards", "torch", "numpy", "tqdm", "zstandard",
-        "safetensors", "trainer.device",
+        "trainer.run_folder", "trainer.run_lock", "trainer.allocator", "trainer.watch", "trainer.device",
+        "trainer.features", "trainer.initial_weights", "tokenizer", "tokenizers", "pipeline.shards", "torch", "numpy",
+        "tqdm", "zstandard", "safetensors",
     },
 }  # fmt: skip
 OWN_ROOM = {
