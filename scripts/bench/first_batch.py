@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
-import resource
+import re
 import sys
 import tempfile
 import time
@@ -141,8 +141,9 @@ def measure(folder: Path, tar: bytes, options: argparse.Namespace) -> dict[str, 
 
 
 def peak_mb() -> int:
-    """Most memory this process has had."""
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    """Most memory this process has had; ru_maxrss would count that of the process which started it, too."""
+    [kilobytes] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return round(int(kilobytes) / 1024)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
