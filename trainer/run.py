@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.nn import Module
 from tqdm import tqdm
 
 from pipeline.shards.growing import Patience
 from pipeline.shards.storage import parse_storage_options
+from trainer.build_optimizer import build_optimizer
 from trainer.checkpoint import load_checkpoint, read_state
 from trainer.checkpoint_saver import CheckpointSaver
 from trainer.checkpoint_store import CheckpointStore
@@ -18,8 +18,6 @@ from trainer.engine import start_engine
 from trainer.export import VOCAB
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
-from trainer.optim.adamw import AdamW
-from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.prepare_model import prepare_model
 from trainer.ranks import Ranks, device_name, together
@@ -157,7 +155,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     with together(ranks):
         for line in prepare_model(model, settings, checkpoint, folder.path / VOCAB):
             progress.say(line)
-    optimizer = build_optimizer(model, settings)
+    optimizer = build_optimizer(model, settings.optimizer)
     engine = start_engine(model, optimizer, deepspeed, ranks)
     if checkpoint is not None:
         load_checkpoint(checkpoint, engine, optimizer, ranks)
@@ -218,17 +216,3 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
                 "least one instance a step: raise it or start fewer ranks"
             )
     return config
-
-
-def build_optimizer(model: Module, settings: PretrainSettings) -> ShardedOptimizer:
-    """The optimizer that the settings name."""
-    chosen = settings.optimizer
-    kind = Lamb if chosen.name == "lamb" else AdamW
-    return kind(
-        model.named_parameters(),
-        betas=(chosen.beta1, chosen.beta2),
-        eps=chosen.eps,
-        weight_decay=chosen.weight_decay,
-        bias_correction=chosen.bias_correction,
-        max_grad_norm=chosen.max_grad_norm,
-    )

@@ -34,7 +34,7 @@ ALLOWED = {
         "trainer.export", "trainer.open_model", "trainer.model_settings", "trainer.settings_changes",
         "trainer.run_folder", "trainer.run_lock", "trainer.allocator", "trainer.watch", "trainer.device",
         "trainer.features", "trainer.initial_weights", "tokenizer", "tokenizers", "pipeline.shards", "torch", "numpy",
-        "tqdm", "zstandard", "safetensors",
+        "tqdm", "zstandard", "safetensors", "trainer.build_optimizer",
     },
 }  # fmt: skip
 OWN_ROOM = {

@@ -13,12 +13,12 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from trainer.build_optimizer import build_optimizer
 from trainer.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, pack_items
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Outputs
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
-from trainer.optim.adamw import AdamW
 from trainer.optim.schedule import Schedule
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks
@@ -71,15 +71,7 @@ def train_task(
     Returns:
         The engine; `engine.module` is the trained model.
     """
-    chosen = settings.optimizer
-    optimizer = AdamW(
-        model.named_parameters(),
-        betas=(chosen.beta1, chosen.beta2),
-        eps=chosen.eps,
-        weight_decay=chosen.weight_decay,
-        bias_correction=chosen.bias_correction,
-        max_grad_norm=chosen.max_grad_norm,
-    )
+    optimizer = build_optimizer(model, settings.optimizer)
     zero_stage = 0 if settings.precision == "fp32" else 1  # fp32 gradients of bf16 weights need a stage
     engine = start_engine(model, optimizer, deepspeed_config({}, zero_stage, settings.precision), ranks)
     steps = recipe.num_steps(len(items))
