@@ -3,6 +3,7 @@
 Run as a program, this file is one of the ranks: it fine-tunes what the tests below judge.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -244,6 +245,9 @@ def test_refusals(faults):
 
 def test_multiple_choice_and_regression_learn(output):
     assert results_of(output / "swag")["best"]["metrics"]["swag"]["accuracy"] == 1.0
+    labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][1:]  # all answered right: see the line above
+    written = (output / "swag" / "predictions" / "swag" / "swag.csv").read_text()
+    assert written == ",pred\n" + "".join(f"{row},{label}\n" for row, label in enumerate(labels))
     assert results_of(output / "numbers")["best"]["metrics"]["numbers"]["pearson"] > 0.9
 
 

@@ -46,10 +46,12 @@ class ChoiceTask:
 
     Attributes:
         columns: Of its files.
+        is_swag: Whether predictions are written as SWAG's own program does (csv_predict.py of rowanz/swagaf).
         kind: As `Task` says, and so is main_metric.
     """
 
     columns: ColumnSettings
+    is_swag: bool = False
     kind: str = "choice"
     main_metric: str = "accuracy"
 
@@ -107,7 +109,10 @@ class ChoiceTask:
         predictions: Sequence[int],
         metrics: Mapping[str, float],  # noqa: ARG002
     ) -> dict[str, str]:
-        """One table of ids and choices."""
+        """One table of ids and choices; for SWAG `NAME.csv` with the columns "" (the row, from 0) and `pred`."""
+        if self.is_swag:
+            lines = [f"{row},{choice}\n" for row, choice in enumerate(predictions)]
+            return {f"{plain_name(path)}.csv": "".join([",pred\n", *lines])}
         rows = [(example.id, str(choice)) for example, choice in zip(examples, predictions, strict=True)]
         return {f"{plain_name(path)}.tsv": tab_separated(("id", "prediction"), rows)}
 
@@ -131,7 +136,7 @@ class ChoiceTask:
 
 def open_swag(_settings: FinetuneSettings) -> ChoiceTask:
     """SWAG's own files."""
-    return ChoiceTask(SWAG)
+    return ChoiceTask(SWAG, is_swag=True)
 
 
 def open_multiple_choice(settings: FinetuneSettings) -> ChoiceTask:
