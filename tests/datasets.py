@@ -1,5 +1,6 @@
-"""Datasets written without the builder's jobs, from blocks that a test makes."""
+"""Datasets written without the builder's jobs, from blocks that a test makes; text and vocabularies for builds."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,28 @@ TINY = Block(
     document_a=np.array([1, 2**64 - 2], np.uint64),
     document_b=np.array([1, 7], np.uint64),
 )
+
+
+def write_corpus(folder: Path, num_documents: int) -> Path:
+    """a.jsonl, documents of 12 sentences of 50 made-up words, and their vocab.txt; the folder."""
+    words = [f"{first}{last}" for first in "bcdfgklmnp" for last in ("ana", "elo", "iri", "otu", "uma")]
+    with (folder / "a.jsonl").open("w") as file:
+        for number in range(num_documents):
+            sentences = [
+                " ".join(words[(number * 7 + row * 3 + step * (1 + number % 11)) % 50] for step in range(12))
+                for row in range(12)
+            ]
+            file.write(json.dumps({"text": ". ".join(sentences) + f" {number}."}) + "\n")
+    write_vocab(folder / "vocab.txt", words)
+    return folder
+
+
+def write_vocab(path: Path, words: Sequence[str]) -> Path:
+    """A vocabulary of the words, a full stop and digits, which also continue words; where it is."""
+    digits = "0123456789"
+    pieces = [*SPECIALS, ".", *words, *digits, *(f"##{digit}" for digit in digits)]
+    path.write_text("\n".join(pieces) + "\n")
+    return path
 
 
 def write_dataset(

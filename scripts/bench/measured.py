@@ -1,15 +1,15 @@
 """What every benchmark says of the machine and of its runs, and how CPU seconds are measured."""
 
 import json
-import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+
+from scripts.checkout import commit
 
 
 def print_result(benchmark: str, config: object, packages: Iterable[str], **found: Any) -> None:
@@ -55,9 +55,3 @@ def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
 def read_documents(patterns: Sequence[str]) -> list[str]:
     """All that `iterate_documents` gives."""
     return list(iterate_documents(patterns))
-
-
-def commit() -> str:
-    """The checkout's commit; outside one what BEAMBERT_COMMIT says, or an empty string."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or os.environ.get("BEAMBERT_COMMIT", "").strip()

@@ -18,7 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.checkout import ROOT, commit
+
 DATASETS = {
     "bench": (("wiki_en/wiki_en_0[0-5].txt",), ("128", "512")),
     "run": (("wiki_en/*.txt", "books_en/*.txt"), ("128",)),
@@ -40,10 +41,7 @@ def main() -> None:
     parser.add_argument("--python_version", default="3.12", help="of the machine with the GPU")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    (options.output / "commit").write_text(found.stdout)
+    (options.output / "commit").write_text(f"{commit()}\n")
     for name in options.only:
         if name == "wheels":
             pack_wheels(options.output / name, options.python_version)

@@ -1,6 +1,6 @@
 """How well the stream mixes, beside full random permutations of the same instances: one JSON line.
 
-    python scripts/bench/shuffle_quality.py DATASET --seq_len 128 --global_batch 256
+    python -m scripts.bench.shuffle_quality DATASET --seq_len 128 --global_batch 256
 
 Of one epoch of the first pass: the share of pairs in a batch that are of one document (segment A's); how far apart the
 instances of a document come, in shares of the epoch; how often instances stored side by side share a batch. Of two
@@ -11,7 +11,6 @@ permutation drawn anew for every repetition; nothing is asserted.
 import argparse
 import json
 import platform
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from pipeline.shards.block import block_instances, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
+from scripts.checkout import commit
 from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.share import default_num_lanes, rank_runs
 
@@ -106,12 +106,6 @@ def measure(documents: Array, epoch: Callable[[int], Array], global_batch: int) 
 def permutation(size: int, seed: int, epoch: int) -> Array:
     """A full shuffle, a new one for every epoch."""
     return np.random.default_rng([seed, epoch]).permutation(size)
-
-
-def commit() -> str:
-    """The checkout's commit, or an empty string outside one."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def main() -> int:

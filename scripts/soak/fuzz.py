@@ -1,7 +1,7 @@
 """Feeds damaged bytes to everything that reads them: an error with the place, or a result, and nothing else.
 
     pip install atheris
-    python scripts/soak/fuzz.py --seconds 600 --output scripts/soak/results/DATE-fuzz.json
+    python -m scripts.soak.fuzz --seconds 600 --output scripts/soak/results/DATE-fuzz.json
 
 Targets are the readers of every format, the block decoder, the manifest and the tables. Each begins with sound files
 and mutates them towards new lines of code (libFuzzer through atheris; the coverage is that of this project's modules
@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from scripts.checkout import ROOT, commit
+
 SECONDS_PER_INPUT = 20
 MEGABYTES = 2048
 MAX_BYTES = 1 << 16
@@ -46,7 +47,7 @@ def main() -> int:
     rows = [fuzz_target(name, own.seconds // len(names), own.findings) for name in names]
     result: dict[str, Any] = {
         "soak": "fuzz",
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "seconds": sum(row["seconds"] for row in rows),
@@ -68,7 +69,8 @@ def fuzz_target(name: str, seconds: int, findings: Path) -> dict[str, Any]:
         for number, data in enumerate(seed_inputs()[name]):
             Path(folder, f"seed-{number}").write_bytes(data)
         limits = [f"-timeout={SECONDS_PER_INPUT}", f"-rss_limit_mb={MEGABYTES}", f"-max_len={MAX_BYTES}"]
-        command = [sys.executable, __file__, "--child", name, folder, f"-max_total_time={seconds}", *limits]
+        command = [sys.executable, "-m", "scripts.soak.fuzz", "--child", name, folder]
+        command += [f"-max_total_time={seconds}", *limits]
         command += [f"-artifact_prefix={findings}/{name}-", "-print_final_stats=1", "-seed=1", folder]
         began = time.monotonic()
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
@@ -158,7 +160,6 @@ def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
 
 def seed_inputs() -> dict[str, list[bytes]]:
     """Sound files of every target, small, so that a mutation meets something that matters."""
-    sys.path[:0] = [str(ROOT)]
     from scripts.soak.fuzz_seeds import codec_seeds, reader_seeds
 
     return reader_seeds() | codec_seeds()
@@ -180,11 +181,6 @@ def _number(pattern: str, text: str) -> int:
     """The last number that the pattern finds; 0 where none is."""
     found = re.findall(pattern, text)
     return int(found[-1]) if found else 0
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

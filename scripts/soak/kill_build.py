@@ -1,6 +1,6 @@
 """Kills builds at random moments and runs them again until they end: nothing may be lost, redone or left behind.
 
-    python scripts/soak/kill_build.py --kills 50
+    python -m scripts.soak.kill_build --kills 50
 
 Each seed draws the moment and the victim: the launcher, one worker, or every process of the build. After the last
 kill the same command runs to its end. It must give the root hash and the files of a build that was never disturbed,
@@ -9,7 +9,6 @@ names a file for all of them. Linux only: processes are found in /proc.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -20,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
+from scripts.checkout import ROOT, commit
+from scripts.soak.kills import kill_session, run_seeds, session_processes, write_corpus
+
 DEADLINE_SECONDS = 300.0
 VICTIMS = ("all", "launcher", "worker")
 
@@ -61,47 +61,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     own = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="beambert-kill-") as folder:
-        soak = Soak(Path(folder), own.documents)
-        outcomes: list[Outcome] = []
-        with contextlib.suppress(KeyboardInterrupt):
-            for seed in range(own.first_seed, own.first_seed + own.kills):
-                outcomes.append(soak.run_seed(seed))
-                print(json.dumps(asdict(outcomes[-1])), flush=True)
-    result = summarize(outcomes, own.documents, soak.undisturbed_seconds, soak.root_hash)
-    print(json.dumps(result))
-    if own.output:
-        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
-        own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
-    return 1 if result["failed_seeds"] else 0
+        return run_seeds(Soak(Path(folder), own.documents), own.first_seed, own.kills, own.output)
 
 
-def summarize(outcomes: list[Outcome], documents: int, undisturbed_seconds: float, root_hash: str) -> dict[str, Any]:
-    """What all seeds together came to."""
-    kills = [each for outcome in outcomes for each in outcome.kills]
-    return {
-        "soak": "kill_build",
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "documents": documents,
-        "undisturbed_seconds": round(undisturbed_seconds, 1),
-        "root_hash": root_hash,
-        "seeds": len(outcomes),
-        "kills": len(kills),
-        "kills_by_stage": dict(Counter(each.rpartition(" in ")[2] for each in kills)),
-        "kills_by_victim": dict(Counter(next(name for name in VICTIMS if name in each) for each in kills)),
-        "hung_after_a_kill": sum(", hung" in each for each in kills),
-        "root_hashes_equal": sum(not any("root hash" in each for each in outcome.findings) for outcome in outcomes),
-        "kept_files": sum(outcome.kept for outcome in outcomes),
-        "finished_files_redone": count_findings(outcomes, "redone"),
-        "left_behind": count_findings(outcomes, "left behind"),
-        "missing": count_findings(outcomes, "missing"),
-        "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
-    }
-
-
-def count_findings(outcomes: list[Outcome], kind: str) -> int:
+def count_findings(outcomes: Sequence[Outcome], kind: str) -> int:
     """Findings of one kind in all outcomes."""
     return sum(each.startswith(kind) for outcome in outcomes for each in outcome.findings)
 
@@ -110,7 +73,7 @@ class Soak:
     """A small corpus, its undisturbed build, and disturbed ones to compare with it."""
 
     def __init__(self, folder: Path, documents: int) -> None:
-        self.folder = folder
+        self.folder, self.documents = folder, documents
         write_corpus(folder, documents)
         began = time.monotonic()
         self._finish(folder / "undisturbed")
@@ -135,6 +98,30 @@ class Soak:
         self._finish(output)
         findings = self._compare(output, kept)
         return Outcome(seed, kills, runs + 1, len(kept), round(time.monotonic() - began, 1), findings)
+
+    def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        """What all seeds together came to."""
+        kills = [each for outcome in outcomes for each in outcome.kills]
+        return {
+            "soak": "kill_build",
+            "commit": commit(),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "documents": self.documents,
+            "undisturbed_seconds": round(self.undisturbed_seconds, 1),
+            "root_hash": self.root_hash,
+            "seeds": len(outcomes),
+            "kills": len(kills),
+            "kills_by_stage": dict(Counter(each.rpartition(" in ")[2] for each in kills)),
+            "kills_by_victim": dict(Counter(next(name for name in VICTIMS if name in each) for each in kills)),
+            "hung_after_a_kill": sum(", hung" in each for each in kills),
+            "root_hashes_equal": sum(not any("root hash" in each for each in outcome.findings) for outcome in outcomes),
+            "kept_files": sum(outcome.kept for outcome in outcomes),
+            "finished_files_redone": count_findings(outcomes, "redone"),
+            "left_behind": count_findings(outcomes, "left behind"),
+            "missing": count_findings(outcomes, "missing"),
+            "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
+        }
 
     def _compare(self, output: Path, kept: dict[str, tuple[int, int]]) -> list[str]:
         findings = []
@@ -199,26 +186,6 @@ def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) 
     return f"launcher of {len(workers)} workers"
 
 
-def session_processes(session: int) -> Iterator[int]:
-    """Living processes of a session: a build started in its own session is all of them."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            yield int(path.parent.name)
-
-
-def kill_session(session: int) -> None:
-    """Sends SIGKILL to every process of a session."""
-    for pid in list(session_processes(session)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
 def finished_files(output: Path) -> dict[str, tuple[int, int]]:
     """Files whose task is recorded as finished, and which file each is."""
     found = ["vocab.txt", "tokenizer.json", "word_counts.parquet"] if (output / "vocab.json").exists() else []
@@ -256,27 +223,6 @@ def stage_of(output: Path) -> str:
     marks = {"report": "manifest.json", "shards": "_tasks", "near-duplicates": "tokens/near_duplicates"}
     marks |= {"tokens": "vocab.json", "vocabulary": "_words"}
     return next((stage for stage, mark in marks.items() if (output / mark).exists()), "start")
-
-
-def write_corpus(folder: Path, documents: int) -> None:
-    """Documents of made-up sentences in four files, every fifth much like the one before, no two equal."""
-    draws = random.Random(0)
-    (folder / "corpus").mkdir()
-    for number in range(4):
-        sentences: list[str] = []
-        with (folder / f"corpus/{number}.jsonl").open("w") as file:
-            for row in range(documents // 4):
-                if row % 5 == 4:
-                    sentences = [*sentences, "Letter."]
-                else:
-                    words = (" ".join(draws.choices(WORDS, k=9)).capitalize() for _ in range(12))
-                    sentences = [f"{each} {number} {row}." for each in words]
-                file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.soak.kill_build import ROOT, kill_session, session_processes, write_corpus
+from scripts.checkout import ROOT, commit
+from scripts.soak.kills import kill_session, run_seeds, session_processes, write_corpus
 
 DEADLINE_SECONDS = 900.0
 START_SECONDS = 15.0
@@ -75,46 +77,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     own = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="beambert-kill-") as folder:
-        soak = Soak(Path(folder), own.steps)
-        outcomes: list[Outcome] = []
-        with contextlib.suppress(KeyboardInterrupt):
-            for seed in range(own.first_seed, own.first_seed + own.runs):
-                outcomes.append(soak.run_seed(seed))
-                print(json.dumps(asdict(outcomes[-1])), flush=True)
-                if own.output:
-                    write_results(own.output, summarize(outcomes, soak), outcomes)
-    result = summarize(outcomes, soak)
-    print(json.dumps(result))
-    return 1 if result["failed_seeds"] else 0
-
-
-def write_results(path: Path, result: dict[str, Any], outcomes: list[Outcome]) -> None:
-    """The result file, renewed after every seed."""
-    rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
-
-
-def summarize(outcomes: list[Outcome], soak: "Soak") -> dict[str, Any]:
-    """What all seeds together came to."""
-    kills = [each for outcome in outcomes for each in outcome.kills]
-    return {
-        "soak": "kill_training",
-        "commit": subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "ranks": 2,
-        "steps": soak.steps,
-        "undisturbed_seconds": round(soak.undisturbed_seconds, 1),
-        "seeds": len(outcomes),
-        "kills": len(kills),
-        "kills_by_victim": dict(Counter(next(name for name in VICTIMS if each.startswith(name)) for each in kills)),
-        "restarts": sum(outcome.restarts for outcome in outcomes),
-        "bitwise_equal": sum(not any("differs" in each for each in outcome.findings) for outcome in outcomes),
-        "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
-    }
+        return run_seeds(Soak(Path(folder), own.steps), own.first_seed, own.runs, own.output)
 
 
 class Soak:
@@ -162,6 +125,25 @@ class Soak:
         findings += self._compare(job)
         shutil.rmtree(job.run, ignore_errors=True)
         return Outcome(seed, kills, job.restarts(), repeated, round(time.monotonic() - began, 1), findings)
+
+    def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        """What all seeds together came to."""
+        kills = [each for outcome in outcomes for each in outcome.kills]
+        return {
+            "soak": "kill_training",
+            "commit": commit(),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "ranks": 2,
+            "steps": self.steps,
+            "undisturbed_seconds": round(self.undisturbed_seconds, 1),
+            "seeds": len(outcomes),
+            "kills": len(kills),
+            "kills_by_victim": dict(Counter(next(name for name in VICTIMS if each.startswith(name)) for each in kills)),
+            "restarts": sum(outcome.restarts for outcome in outcomes),
+            "bitwise_equal": sum(not any("differs" in each for each in outcome.findings) for outcome in outcomes),
+            "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
+        }
 
     def _compare(self, job: "Job") -> list[str]:
         findings = []

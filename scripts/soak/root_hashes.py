@@ -1,6 +1,6 @@
 """Builds one small corpus in every way that must not change its content, and prints a table of root hashes.
 
-    python scripts/soak/root_hashes.py --output scripts/soak/results/DATE-root-hashes.json
+    python -m scripts.soak.root_hashes --output scripts/soak/results/DATE-root-hashes.json
 
 Ways: runners, numbers of workers, both exchanges, part sizes, files renamed, joined, reordered, doubled and compressed,
 seeds of Python's hashes. The vocabulary is learned anew in each. Where dask and distributed are installed, Beam's
@@ -28,7 +28,8 @@ from typing import Any
 
 import zstandard
 
-ROOT = Path(__file__).parents[2]
+from scripts.checkout import ROOT, commit
+
 FIXED = ("--passes", "2", "--seq_lens", "64", "--num_buckets", "4", "--vocab_size", "100")
 Writer = Callable[[list[str], Path], None]
 
@@ -81,7 +82,7 @@ def main() -> int:
     found = {(outcome.root_hash, outcome.vocab_sha256) for outcome in outcomes}
     result: dict[str, Any] = {
         "soak": "root_hashes",
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "beam": version("apache-beam"),
         "cores": os.cpu_count(),
@@ -195,11 +196,6 @@ def _compressed(suffix: str) -> Writer:
 
 def _reorder(line: str) -> str:
     return json.dumps(dict(reversed(json.loads(line).items())), indent=None, ensure_ascii=True, separators=(",", ":"))
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

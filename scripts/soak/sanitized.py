@@ -19,7 +19,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from scripts.checkout import ROOT, commit
+
 Fuzzer = Callable[[Mapping[str, Any], float, int], dict[str, int]]
 
 
@@ -53,9 +54,8 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
         environment |= {"PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     calls = json.loads(done.stdout) if done.returncode == 0 else {}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     result = {
-        "soak": Path(script).stem, "commit": commit.stdout.strip(), "python": platform.python_version(),
+        "soak": Path(script).stem, "commit": commit(), "python": platform.python_version(),
         "seconds": own.seconds, "seed": own.seed, "findings": int(done.returncode != 0), "calls": calls,
     }  # fmt: skip
     print(json.dumps(result))

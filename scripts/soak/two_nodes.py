@@ -1,6 +1,6 @@
 """Trains on two nodes that share nothing but a wire: network namespaces with names, addresses and sshd of their own.
 
-    python scripts/soak/two_nodes.py --output scripts/soak/results/DATE-two-nodes-COMMIT.json
+    python -m scripts.soak.two_nodes --output scripts/soak/results/DATE-two-nodes-COMMIT.json
 
 One small run is made four times: by `deepspeed --hostfile` over pdsh and ssh, by one torchrun a node, by one torchrun
 on one node, and the doctor looks at both nodes. Losses and gradient norms must be equal to the last bit. Prints one
@@ -24,8 +24,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from scripts.checkout import ROOT, commit
+
 BIN = Path(sys.executable).parent
 PROGRAMS = ("ip", "sshd", "ssh", "ssh-keygen", "pdsh", "unshare")
 NODES = {"bert-node-a": "10.77.0.1", "bert-node-b": "10.77.0.2"}
@@ -130,7 +130,7 @@ def _compare(nodes: Nodes) -> dict[str, Any]:
         findings.append(f"the doctor did not see two nodes: {ran['doctor over pdsh']['printed'][-2000:]}")
     return {
         "soak": "two_nodes",
-        "commit": _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
+        "commit": commit(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "steps": len(expected),

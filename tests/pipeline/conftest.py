@@ -9,6 +9,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.shards.dataset import open_dataset
 from tests.compiled_paths import taken_path
+from tests.datasets import write_vocab
 
 WORDS = (  # noqa: SIM905
     "river mountain engine letter window garden silver winter market captain doctor history village machine"
@@ -47,11 +48,7 @@ def corpus(tmp_path_factory, texts):
 
 @pytest.fixture(scope="session")
 def vocab_file(tmp_path_factory):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
-    pieces += [*"0123456789", *(f"##{digit}" for digit in "0123456789")]
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return path
+    return write_vocab(tmp_path_factory.mktemp("vocab") / "vocab.txt", WORDS)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """A killed worker fails the command at once and clearly, a killed launcher leaves no worker, and both heal."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.shards.dataset import open_dataset
+from tests.datasets import write_corpus
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -20,18 +20,7 @@ SECONDS = 20  # on a machine that others use; the lines below say how long it to
 @pytest.fixture(scope="module")
 def long_corpus(tmp_path_factory):
     """Enough small parts and shards that a kill comes in the middle."""
-    words = [f"{first}{last}" for first in "bcdfgklmnp" for last in ("ana", "elo", "iri", "otu", "uma")]
-    folder = tmp_path_factory.mktemp("long")
-    with (folder / "a.jsonl").open("w") as file:
-        for number in range(3000):
-            sentences = [
-                " ".join(words[(number * 7 + row * 3 + step * (1 + number % 11)) % 50] for step in range(12))
-                for row in range(12)
-            ]
-            file.write(json.dumps({"text": ". ".join(sentences) + f" {number}."}) + "\n")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words, *"0123456789", *(f"##{n}" for n in range(10))]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("long"), 3000)
 
 
 BEAMS_OWN = ("--", "--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")

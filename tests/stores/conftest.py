@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import os
 import random
@@ -20,6 +19,7 @@ import zstandard
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
+from tests.datasets import write_vocab
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
@@ -131,11 +131,7 @@ def corpus(tmp_path_factory, texts):
 
 @pytest.fixture(scope="session")
 def vocab_file(tmp_path_factory):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
-    pieces += [*"0123456789", *(f"##{digit}" for digit in "0123456789")]
-    path = tmp_path_factory.mktemp("stores-vocab") / "vocab.txt"
-    path.write_text("\n".join(pieces) + "\n")
-    return path
+    return write_vocab(tmp_path_factory.mktemp("stores-vocab") / "vocab.txt", WORDS)
 
 
 @pytest.fixture(scope="session")
@@ -161,16 +157,6 @@ def local(corpus, pipeline, tmp_path_factory):
     output = tmp_path_factory.mktemp("local") / "data"
     assert pipeline("build", "--input", corpus, "--output", output) == 0
     return output
-
-
-@pytest.fixture(scope="session")
-def kill_build():
-    """scripts/soak/kill_build.py as a module."""
-    spec = importlib.util.spec_from_file_location("kill_build", ROOT / "scripts/soak/kill_build.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kill_build"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class FaultyProxy(ThreadingHTTPServer):

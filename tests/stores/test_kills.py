@@ -12,22 +12,22 @@ import pytest
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.storage import TEMPORARY_MARK
+from scripts.soak.kill_build import Soak, identity
+from scripts.soak.kills import kill_session
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_killed_builds_end_like_undisturbed_ones(kill_build, tmp_path):
-    soak = kill_build.Soak(tmp_path, documents=200)
+def test_killed_builds_end_like_undisturbed_ones(tmp_path):
+    soak = Soak(tmp_path, documents=200)
     outcomes = [soak.run_seed(seed) for seed in (0, 1, 6)]
     assert [outcome.findings for outcome in outcomes] == [[], [], []]
     assert sum(len(outcome.kills) for outcome in outcomes) >= 1
 
 
 @pytest.mark.slow
-def test_a_build_on_s3_killed_between_shards_goes_on(
-    kill_build, corpus, local, pipeline, build_arguments, s3, tmp_path
-):
+def test_a_build_on_s3_killed_between_shards_goes_on(corpus, local, pipeline, build_arguments, s3, tmp_path):
     store, options = fsspec.filesystem("s3", **s3), tmp_path / "s3.json"
     options.write_text(json.dumps(s3))
     folders = ["--input", corpus, "--output", "s3://corpus/killed", "--storage_options", f"@{options}"]
@@ -42,7 +42,7 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
             assert time.monotonic() - began < 120
             time.sleep(0.02)
     finally:
-        kill_build.kill_session(process.pid)
+        kill_session(process.pid)
         process.wait()
     before = {name: store.info(name)["LastModified"] for name in finished}
     assert pipeline("build", *folders) == 0
@@ -81,13 +81,13 @@ def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipe
     assert open_dataset(str(output)).manifest == open_dataset(str(local)).manifest
 
 
-def test_the_soak_notices_what_is_left_missing_and_redone(kill_build, tmp_path):
+def test_the_soak_notices_what_is_left_missing_and_redone(tmp_path):
     """The check of the kill tests itself can fail."""
-    soak = object.__new__(kill_build.Soak)
+    soak = object.__new__(Soak)
     soak.root_hash, soak.files = "1234", {"manifest.json", "a.tar", "b.tar"}
     for name, text in (("manifest.json", '{"root_hash": "1234"}'), ("a.tar", "a"), (".b.tar.partial-1-0", "half")):
         (tmp_path / name).write_text(text)
-    kept = {"a.tar": kill_build.identity(tmp_path / "a.tar")}
+    kept = {"a.tar": identity(tmp_path / "a.tar")}
     assert soak._compare(tmp_path, kept) == ["left behind: .b.tar.partial-1-0", "missing: b.tar"]
     (tmp_path / "b.tar").write_text("b")
     (tmp_path / ".b.tar.partial-1-0").unlink()

@@ -12,6 +12,7 @@ from trainer.model.config import BertConfig, preset
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", ".", *LETTERS]
 TOKENS += [f"##{letter}" for letter in LETTERS if letter != "s"]
+VOCAB = "".join(f"{token}\n" for token in TOKENS).encode()
 CONFIG = preset("tiny", vocab_size=len(TOKENS), hidden_size=64, max_position_embeddings=40)
 
 
@@ -23,6 +24,5 @@ def export_lettered_model(folder: Path, seed: int = 5, **changes: object) -> Pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    vocab = "".join(f"{token}\n" for token in TOKENS).encode()
-    export_hf(model.state_dict(), config, vocab, str(folder), lower_case=True, provenance={"objective": "mlm+nsp"})
+    export_hf(model.state_dict(), config, VOCAB, str(folder), lower_case=True, provenance={"objective": "mlm+nsp"})
     return folder

@@ -6,15 +6,10 @@ import safetensors.torch
 import torch
 import transformers
 
+from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
 from trainer.export import export_hf, load_hf, read_provenance
 from trainer.model.bert import build_model
-from trainer.model.config import preset
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", ".", *LETTERS]
-TOKENS += [f"##{letter}" for letter in LETTERS if letter != "s"]
-VOCAB = "".join(f"{token}\n" for token in TOKENS).encode()
-CONFIG = preset("tiny", vocab_size=len(TOKENS), hidden_size=64, max_position_embeddings=40)
 TEXTS = ["The cats sat.", "a [MASK] sat", "", "caf\u00e9 \u4e2d x" + "y" * 150]
 
 

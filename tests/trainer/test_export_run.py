@@ -4,52 +4,27 @@ import dataclasses
 import json
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
-import fsspec
 import pytest
 import torch
 
+from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.checkpoint_saver import CheckpointSaver
 from trainer.checkpoint_store import CheckpointStore
 from trainer.cli import main
 from trainer.export import export_google
 from trainer.initial_weights import read_initial_weights
 from trainer.model.bert import build_model
-from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.ranks import start_ranks, stop_ranks
 from trainer.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 from trainer.tensor_bundle import TensorBundle
 from trainer.tensor_bundle_writer import bundle_files
 
 URL = "memory://bucket/run"
-GOOGLE = Path(__file__).with_name("google-checkpoint")
-VOCAB = "".join(f"{token}\n" for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])
-CONFIG = BertConfig(
-    vocab_size=30, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_position_embeddings=16
-)
 STATE = {"format": 1, "tokens": 1234, "instances": 56}
 DATASET = {"name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            patch.delenv(name, raising=False)
-        yield start_ranks()
-        stop_ranks()
-
-
-@pytest.fixture
-def bucket():
-    filesystem = fsspec.filesystem("memory")
-    filesystem.store.clear()
-    yield filesystem
-    filesystem.store.clear()
 
 
 @pytest.fixture

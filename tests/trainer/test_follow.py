@@ -19,6 +19,7 @@ from pipeline.shards import growing
 from pipeline.shards import manifest as tables
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, Patience, open_growing, publish_pass
+from tests.datasets import write_corpus
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.known import KnownPasses
 from trainer.stream.source import WeightedDataset, open_mixture
@@ -219,7 +220,6 @@ def test_a_waiting_loader_can_be_left(build):
 
 
 PASSES = 24  # a pass takes some 40 ms: the first must be seen long before the last
-WORDS = [f"{first}{last}" for first in "bcdfgklmnp" for last in ("ana", "elo", "iri", "otu", "uma")]
 TRAINING = ["--model.preset", "tiny", "--model.overrides", "{hidden_size: 24, num_heads: 3, intermediate_size: 40}",
             "--validation.interval", "0"]  # fmt: skip
 
@@ -227,15 +227,7 @@ TRAINING = ["--model.preset", "tiny", "--model.overrides", "{hidden_size: 24, nu
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     """Text for passes of some 2,500 instances, in 8 shards each."""
-    folder = tmp_path_factory.mktemp("corpus")
-    with (folder / "a.jsonl").open("w") as file:
-        for number in range(600):
-            rows = [" ".join(WORDS[(number * 7 + row * 3 + step * (1 + number % 11)) % 50] for step in range(12))
-                    for row in range(12)]  # fmt: skip
-            file.write(json.dumps({"text": ". ".join(rows) + f" {number}."}) + "\n")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *"0123456789", *(f"##{n}" for n in range(10))]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus"), 600)
 
 
 def build_command(corpus: Path, output: Path) -> list[str]:

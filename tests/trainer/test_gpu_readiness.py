@@ -14,7 +14,6 @@ from trainer.model.config import BertConfig
 from trainer.model_settings import ModelSettings
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.ranks import start_ranks, stop_ranks
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.packing import empty_micro_batch
 
@@ -59,12 +58,6 @@ class Operations(TorchDispatchMode):
     def launches(self):
         started = {name: count for name, count in self.counts.items() if name not in VIEWS}
         return sum(count for name, count in started.items() if not name.startswith("_record_function"))
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    yield start_ranks()
-    stop_ranks()
 
 
 @pytest.fixture

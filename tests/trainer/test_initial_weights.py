@@ -1,8 +1,4 @@
-"""Starting from models trained elsewhere.
-
-google-checkpoint/ was written by TensorFlow 2.21's tf.compat.v1.train.Saver: the variables of google-research/bert's
-model, a slot of its optimizer and the step, each element 0.3 sin(its number + crc32(name) mod 1000) in float32.
-"""
+"""Starting from models trained elsewhere."""
 
 import json
 import shutil
@@ -14,20 +10,15 @@ import pytest
 import torch
 import transformers
 
+from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.export import export_hf, load_hf
 from trainer.initial_weights import read_initial_weights
 from trainer.model.bert import build_model
-from trainer.model.config import BertConfig, preset
+from trainer.model.config import preset
 from trainer.model.huggingface import hf_names
 from trainer.model_settings import ModelSettings
 from trainer.prepare_model import prepare_model
 from trainer.settings import Phase, PretrainSettings
-
-GOOGLE = Path(__file__).with_name("google-checkpoint")
-CONFIG = BertConfig(
-    vocab_size=30, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_position_embeddings=16
-)
-VOCAB = "".join(f"{token}\n" for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])
 
 
 def written(name, shape):

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import fsspec
 import pytest
 import torch
 import transformers
 
+from tests.trainer.google_model import GOOGLE
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from tokenizer.export import build_tokenizer
@@ -16,8 +16,6 @@ from tokenizer.vocab import parse_vocab
 from trainer.checkpoint import read_weights
 from trainer.cli import main
 from trainer.open_model import open_model
-
-GOOGLE = Path(__file__).parent / "google-checkpoint"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import shutil
 import time
 from types import SimpleNamespace
 
-import fsspec
 import pytest
 import torch
 from torch.nn import Linear
@@ -16,7 +15,6 @@ from trainer.checkpoint import find_checkpoints, load_checkpoint, newest_checkpo
 from trainer.checkpoint_saver import CheckpointSaver
 from trainer.checkpoint_store import RUN_FILES, CheckpointStore
 from trainer.optim.adamw import AdamW
-from trainer.ranks import start_ranks, stop_ranks
 from trainer.resume import choose_checkpoint, discard_from, restore_run
 from trainer.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
@@ -25,23 +23,10 @@ from trainer.saving import superseded
 URL = "memory://bucket/run"
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            patch.delenv(name, raising=False)
-        yield start_ranks()
-        stop_ranks()
-
-
-@pytest.fixture
-def bucket(monkeypatch):
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch):
     monkeypatch.setattr(storage, "FIRST_DELAY_SECONDS", 0.001)
     monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
-    filesystem = fsspec.filesystem("memory")
-    filesystem.store.clear()
-    yield filesystem
-    filesystem.store.clear()
 
 
 class Trained:

@@ -16,7 +16,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.shards.storage import write_atomic
-from scripts.bench.measured import commit
+from scripts.checkout import commit
 from trainer.ranks import device_name
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "numpy", "pyarrow", "tokenizers")

@@ -1,0 +1,14 @@
+"""Which checkout of this project a benchmark or a soak is of. Imports the stdlib only."""
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def commit() -> str:
+    """The checkout's commit; outside one what BEAMBERT_COMMIT says, or an empty string."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or os.environ.get("BEAMBERT_COMMIT", "").strip()
