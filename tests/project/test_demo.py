@@ -35,7 +35,7 @@ def test_articles_become_a_model(shared_data, tmp_path):
     assert "BERT saw 128 billion" in printed
     rows = [json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()]
     validation = [row for row in rows if row["split"] == "validation"]
-    assert rows[0]["mlm_loss"] == pytest.approx(9.0, abs=0.2)  # ln 8,000: it knows nothing yet
+    assert rows[0]["mlm_loss"] == pytest.approx(9.3, abs=0.3)  # ln 8,000 and logits at random: it knows nothing yet
     assert validation[-1]["mlm_loss"] < 7.5  # after sixty steps: some of the frequencies
     weights = (tmp_path / "demo/hf/model.safetensors").read_bytes()
     again = run_demo(*arguments)

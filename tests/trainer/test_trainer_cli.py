@@ -29,10 +29,10 @@ def test_help_is_quick_because_it_imports_no_torch(arguments):
     assert "usage: python -m trainer" in finished.stdout
 
 
-@pytest.mark.parametrize("name", ["bert-tiny-demo", "bert-base", "bert-large"])
-def test_configs_of_the_project_are_read(name):
-    settings = pretrain_settings("--config", f"configs/pretrain/{name}.yaml")
-    assert settings.phases[0].seq_len == 128
+@pytest.mark.parametrize(("name", "seq_lens"), [("tiny-demo", [32, 128]), ("base", [128, 512]), ("large", [128, 512])])
+def test_configs_of_the_project_are_read(name, seq_lens):
+    settings = pretrain_settings("--config", f"configs/pretrain/bert-{name}.yaml")
+    assert [phase.seq_len for phase in settings.phases] == seq_lens
 
 
 def test_published_recipe():
@@ -45,8 +45,8 @@ def test_published_recipe():
 
 
 def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
-    settings = pretrain_settings("--config", "configs/pretrain/bert-tiny-demo.yaml", "--steps", "50")
-    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (50, 6, 50)
+    settings = pretrain_settings("--config", "configs/pretrain/bert-tiny-demo.yaml", "--steps", "60", "9")
+    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (60, 3, 69)
 
 
 def test_flags_win_over_files_wherever_they_stand():
