@@ -82,19 +82,34 @@ class EvaluateSettings:
 
 
 @dataclass(frozen=True)
+class UploadSettings:
+    """Where checkpoints are to go besides the run's folder.
+
+    Attributes:
+        url: As pretrain's; every rank then writes and removes a small object there, and every node may have a run
+            folder of its own.
+    """
+
+    url: str | None = None
+
+
+@dataclass(frozen=True)
 class DoctorSettings:
     """Examines every rank of a job before it trains: start it as pretrain is started. Exit code 1 if one is unfit.
 
     Attributes:
         data: Datasets as pretrain takes them, to be read from on every rank; none are read where it is left out.
         output: The run's folder that is planned, to be looked at but not made.
-        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+        checkpoint: Where checkpoints are to be uploaded to.
+        storage_options: Options of the filesystems of the data and of the URL for checkpoints as JSON or @FILE, besides
+            their environment variables.
         read_mb: What every rank reads of the data, MB, within 10 seconds.
         min_free_gb: Space wanted for the output, GB; `trainer plan` says what checkpoints take.
     """
 
     data: list[str] = field(default_factory=list)
     output: str = "."
+    checkpoint: UploadSettings = field(default_factory=UploadSettings)
     storage_options: str | None = None
     read_mb: int = 64
     min_free_gb: float = 10.0

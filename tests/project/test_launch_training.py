@@ -65,6 +65,11 @@ def test_slurm_starts_a_rank_in_every_task_after_the_doctor(slurm):
     assert "doctor" not in slurm(DOCTOR="0").stdout
 
 
+def test_slurm_tells_both_where_checkpoints_meet(slurm):
+    lines = slurm(CHECKPOINT_URL="s3://b/my run").stdout.splitlines()
+    assert [line.partition("/shared/run ")[2] for line in lines] == ["--checkpoint.url s3://b/my run"] * 4
+
+
 def test_slurm_queues_a_stopped_run_again_and_only_that(slurm):
     stopped, failed = slurm(EXIT="143"), slurm(EXIT="2")
     assert (stopped.returncode, stopped.stdout.splitlines()[-1]) == (143, "scontrol requeue 41234")

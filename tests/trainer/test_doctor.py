@@ -13,9 +13,11 @@ import pytest
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
-from trainer.doctor.examine import format_findings
+from trainer.doctor.examine import format_findings, format_table
 from trainer.doctor.facts import LocalFacts, SharedFacts
 from trainer.doctor.judge import judge
+from trainer.doctor.shared import find_shared_facts
+from trainer.tool_settings import DoctorSettings, UploadSettings
 
 WELL = LocalFacts(
     rank=0, host="node0", local_ranks=2, device="NVIDIA H200", versions={"torch": "2.13.0"}, gpu_free_share=0.99,
@@ -77,6 +79,37 @@ def test_clocks_and_links_name_their_rank():
     ]
 
 
+def test_nodes_with_folders_of_their_own_are_well_where_checkpoints_meet_at_a_url():
+    hidden = dataclasses.replace(SHARED, sees_output=(True,) * 6 + (False,) * 2, url_faults=("",) * 8)
+    assert findings(hidden) == []
+    assert "run folders apart from rank 0's, which --checkpoint.url allows: node3" in format_table(RANKS, hidden)
+    without = [line for shared in (SHARED, dataclasses.replace(SHARED, url_faults=("",) * 8)) for line in
+               format_table(RANKS, shared)]  # fmt: skip
+    assert not any("apart" in line for line in without)
+    refused = dataclasses.replace(hidden, url_faults=("",) * 5 + ("s3://b/run: Access Denied",) + ("",) * 2)
+    assert findings(refused) == [(5, "node2", "--checkpoint.url: s3://b/run: Access Denied")]
+
+
+def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, monkeypatch):
+    def faults(url, **options):
+        return find_shared_facts(ranks, DoctorSettings(checkpoint=UploadSettings(url), **options)).url_faults
+
+    assert faults(None) is None
+    assert faults("memory://bucket/run") == ("",)
+    assert not bucket.store
+    (tmp_path / "file").touch()
+    [fault] = faults(f"file://{tmp_path}/file/run")
+    assert "Not a directory" in fault
+    [fault] = faults("nowhere://run")
+    assert "Protocol not known: nowhere" in fault
+    [fault] = faults("memory://bucket/run", storage_options=f"@{tmp_path}/gone.json")
+    assert "gone.json" in fault
+    monkeypatch.setattr("trainer.doctor.shared.SEEN_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.doctor.shared.file_exists", lambda *_: False)
+    assert faults("memory://bucket/run") == ("memory://bucket/run does not show what rank 0 writes there",)
+    assert not bucket.store
+
+
 def test_limits_of_no_end_are_well():
     assert findings(open_files=-1, shm_bytes=None) == []
 
@@ -89,8 +122,9 @@ def data(tmp_path_factory):
 @pytest.mark.slow
 def test_two_ranks_that_are_well(data, tmp_path):
     launch = run_ranks(
-        ["-m", "trainer", "doctor", "--data", str(data), "--output", str(tmp_path / "run"), "--min_free_gb", "0"], 2
-    )
+        ["-m", "trainer", "doctor", "--data", str(data), "--output", f"{tmp_path}/run", "--min_free_gb", "0",
+         "--checkpoint.url", f"file://{tmp_path}"], 2,
+    )  # fmt: skip
     assert [process.returncode for process in launch] == [0, 0], launch[0].stdout + launch[0].stderr
     assert "all is well on 2 rank(s) of 1 node(s)" in launch[0].stdout
     assert "GB/s of bus bandwidth" in launch[0].stdout

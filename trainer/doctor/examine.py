@@ -39,7 +39,7 @@ def find_facts(settings: DoctorSettings, ranks: Ranks) -> tuple[list[LocalFacts]
     mine = find_local_facts(settings, ranks, hosts.count(platform.node()))
     local: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(local, dataclasses.asdict(mine), group=ranks.counts_group)
-    return [LocalFacts(**each) for each in local], find_shared_facts(ranks, settings.output)
+    return [LocalFacts(**each) for each in local], find_shared_facts(ranks, settings)
 
 
 def format_table(local: Sequence[LocalFacts], shared: SharedFacts) -> list[str]:
@@ -53,7 +53,9 @@ def format_table(local: Sequence[LocalFacts], shared: SharedFacts) -> list[str]:
     software = ", ".join(f"{name} {version}" for name, version in sorted(shown.items()))
     rate = shared.all_reduce_gb_per_second
     speed = "one rank, nothing to reduce" if rate is None else f"{rate:,.2f} GB/s of bus bandwidth"
-    return [*lines, "", f"all-reduce: {speed}", f"software: {software}"]
+    apart = sorted({each.host for each, seen in zip(local, shared.sees_output, strict=True) if not seen})
+    place = [f"run folders apart from rank 0's, which --checkpoint.url allows: {', '.join(apart)}"] if apart else []
+    return [*lines, "", f"all-reduce: {speed}", f"software: {software}", *(place if shared.url_faults else [])]
 
 
 def format_findings(findings: Sequence[Finding], local: Sequence[LocalFacts]) -> list[str]:

@@ -55,6 +55,7 @@ class SharedFacts:
         link_mb_per_second: From the rank before each, all at once; empty for a single rank.
         all_reduce_gb_per_second: Bus bandwidth, 2 (n - 1) / n times the bytes in the time; None for a single rank.
         sees_output: Whether each rank saw a file that rank 0 wrote at the place of the output.
+        url_faults: Why each rank cannot use the URL for checkpoints, empty where it can; None without a URL.
     """
 
     clock_offset_seconds: tuple[float, ...]
@@ -62,3 +63,4 @@ class SharedFacts:
     link_mb_per_second: tuple[float, ...]
     all_reduce_gb_per_second: float | None
     sees_output: tuple[bool, ...]
+    url_faults: tuple[str, ...] | None = None

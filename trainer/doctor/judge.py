@@ -49,7 +49,7 @@ def judge(local: Sequence[LocalFacts], shared: SharedFacts, min_free_gb: float) 
         min_free_gb: Space that the output needs.
     """
     findings = [*_versions(local), *_devices(local), *_clocks(local, shared), *_links(local, shared), *_data(local)]
-    findings += [*_output(local, shared, min_free_gb), *_limits(local)]
+    findings += [*_output(local, shared, min_free_gb), *_url(local, shared), *_limits(local)]
     return sorted(findings, key=lambda each: each.rank)
 
 
@@ -122,13 +122,20 @@ def _output(local: Sequence[LocalFacts], shared: SharedFacts, min_free_gb: float
         if each.output_fault:
             advice = "checkpoints are written by every rank: give it the right to write"
             yield Finding(each.rank, each.host, f"cannot write the output: {each.output_fault}", advice)
-        if not seen:
-            advice = "give an --output on a file system that all nodes mount"
+        if not seen and shared.url_faults is None:
+            advice = "give an --output that all nodes mount, or --checkpoint.url, by which each may have one of its own"
             yield Finding(each.rank, each.host, "does not see what rank 0 writes at --output", advice)
         if each.disk_free_bytes < min_free_gb * 1e9:
             what = f"{each.disk_free_bytes / 1e9:,.1f} GB are free for the output, {min_free_gb:,g} are wanted"
             advice = "`trainer plan` says what checkpoints take; make room, or keep fewer"
             yield Finding(each.rank, each.host, what, advice)
+
+
+def _url(local: Sequence[LocalFacts], shared: SharedFacts) -> Iterator[Finding]:
+    for each, fault in zip(local, shared.url_faults or [""] * len(local), strict=True):
+        if fault:
+            advice = "give the credentials on this node too, with the right to write, list and delete, or another URL"
+            yield Finding(each.rank, each.host, f"--checkpoint.url: {fault}", advice)
 
 
 def _limits(local: Sequence[LocalFacts]) -> Iterator[Finding]:

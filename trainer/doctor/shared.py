@@ -1,4 +1,7 @@
-"""What ranks find out together: clocks, links, all-reduce, one output folder. Imports the stdlib and torch."""
+"""What ranks find out together: clocks, links, all-reduce, one output folder or URL.
+
+Imports the stdlib, torch and pipeline.shards.
+"""
 
 import secrets
 import time
@@ -10,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.shards.storage import file_exists, open_filesystem, parse_storage_options, remove_files, write_atomic
 from trainer.doctor.facts import SharedFacts
 from trainer.doctor.local import existing_folder
 from trainer.ranks import Ranks
+from trainer.tool_settings import DoctorSettings
 
 ROUNDS = 5
 SEEN_SECONDS = 5.0
@@ -20,7 +25,7 @@ SEEN_SECONDS = 5.0
 _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
 
 
-def find_shared_facts(ranks: Ranks, output: str) -> SharedFacts:
+def find_shared_facts(ranks: Ranks, settings: DoctorSettings) -> SharedFacts:
     """Measures with all ranks; equal on all of them."""
     offsets = compare_clocks(ranks)
     rates = _gather(ranks, _link_rate(ranks)) if ranks.world_size > 1 else []
@@ -29,7 +34,8 @@ def find_shared_facts(ranks: Ranks, output: str) -> SharedFacts:
         clock_error_seconds=tuple(error for _, error in offsets),
         link_mb_per_second=tuple(rates),
         all_reduce_gb_per_second=_all_reduce_rate(ranks) if ranks.world_size > 1 else None,
-        sees_output=tuple(_gather(ranks, _sees_output(ranks, output))),
+        sees_output=tuple(_gather(ranks, _sees_output(ranks, settings.output))),
+        url_faults=tuple(_gather(ranks, _try_url(ranks, settings))) if settings.checkpoint.url else None,
     )
 
 
@@ -112,15 +118,55 @@ def _sees_output(ranks: Ranks, output: str) -> bool:
         except OSError:
             pass  # said by the check of the output's rights
     dist.broadcast_object_list(marker, src=0, group=ranks.counts_group)
-    deadline = time.monotonic() + SEEN_SECONDS
-    seen = marker[0] is None or Path(marker[0]).exists()
-    while not seen and time.monotonic() < deadline:
-        time.sleep(0.2)
-        seen = Path(marker[0]).exists()
+    seen = marker[0] is None or _appears(Path(marker[0]).exists)
     dist.barrier(group=ranks.counts_group)
     if ranks.rank == 0 and marker[0] is not None:
         Path(marker[0]).unlink(missing_ok=True)
     return seen
+
+
+def _try_url(ranks: Ranks, settings: DoctorSettings) -> str:
+    """Why this rank cannot write, see rank 0's object or delete at the URL for checkpoints; empty where it can."""
+    mine = f".beambert-doctor-{secrets.token_hex(8)}"
+    fault = _fault_of(lambda: write_atomic(*_object(settings, mine), b"doctor"))
+    first = _gather(ranks, None if fault else mine)[0]
+    unseen = _fault_of(lambda: _expect_object(settings, first)) if first and not fault else ""
+    dist.barrier(group=ranks.counts_group)
+    return fault or _fault_of(lambda: _remove_object(settings, mine)) or unseen
+
+
+def _object(settings: DoctorSettings, name: str) -> tuple[Any, str]:
+    """The filesystem of the URL for checkpoints, and the path of an object on it."""
+    assert settings.checkpoint.url is not None
+    filesystem, path = open_filesystem(settings.checkpoint.url, parse_storage_options(settings.storage_options))
+    return filesystem, f"{path}/{name}"
+
+
+def _expect_object(settings: DoctorSettings, name: str) -> None:
+    filesystem, path = _object(settings, name)
+    if not _appears(lambda: file_exists(filesystem, path)):
+        raise FileNotFoundError(f"{settings.checkpoint.url} does not show what rank 0 writes there")
+
+
+def _remove_object(settings: DoctorSettings, name: str) -> None:
+    filesystem, path = _object(settings, name)
+    remove_files(filesystem, path.rpartition("/")[0], [name])
+
+
+def _fault_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _appears(is_there: Callable[[], bool]) -> bool:
+    """Whether something is there, or comes to be within SEEN_SECONDS."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not (found := is_there()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
 
 
 def _gather(ranks: Ranks, value: Any) -> list[Any]:
