@@ -44,7 +44,8 @@ from trainer.ranks import Ranks, start_ranks, stop_ranks
 
 VARIANTS = ("pretrained", "random", "random-layers", "frozen")
 GRIDS = {"frozen": (1e-3, 3e-3, 1e-2)}
-FINETUNING_GRID = (3e-4, 1e-3, 3e-3)  # of a model two layers deep; for a published size give --learning_rates 2e-5 3e-5 5e-5
+# For a model of two layers; for a published size give --learning_rates 2e-5 3e-5 5e-5.
+FINETUNING_GRID = (3e-4, 1e-3, 3e-3)
 SELECTION_SEED = 1_000
 LSTM_SIZE = 256
 
