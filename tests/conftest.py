@@ -1,14 +1,18 @@
 """Fixtures every test may use."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from pipeline.shards.block import Block, block_instances
 from tests.datasets import write_dataset
+
+if TYPE_CHECKING:
+    from trainer.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +24,18 @@ def shared_data() -> Path:
     path = Path(folder)
     assert (path / "golden").is_dir(), f"BEAMBERT_TEST_DATA={folder} has no golden/"
     return path
+
+
+@pytest.fixture(scope="module")
+def ranks() -> "Iterator[Ranks]":
+    """The one rank of a job without a launcher; its process group is there until the module's last test."""
+    from trainer.ranks import start_ranks, stop_ranks  # torch is not needed by most of the tests
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            patch.delenv(name, raising=False)
+        yield start_ranks()
+        stop_ranks()
 
 
 VOCAB_SIZE = 100

@@ -6,7 +6,7 @@ import fsspec
 import pytest
 import torch
 
-from tests.trainer.test_uploads import Trained, ranks  # noqa: F401 - a fixture
+from tests.trainer.test_uploads import Trained
 from trainer.checkpoint import load_checkpoint
 from trainer.checkpoint_store import CheckpointStore
 from trainer.resume import restore_run
@@ -14,7 +14,7 @@ from trainer.resume import restore_run
 URL = "s3://corpus/checkpointed"
 
 
-def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):  # noqa: F811
+def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
     trained = Trained(ranks, tmp_path / "run", url=None, keep=1, keep_every=2)
     trained.store = trained.saver._store = CheckpointStore(URL, s3)
     trained.save(1, 2, 3)
@@ -29,7 +29,7 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):  # noqa: F811
     assert torch.equal(again.weights(), expected)
 
 
-def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):  # noqa: F811
+def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):
     trained = Trained(ranks, tmp_path / "run", url=None)
     trained.saver._store = CheckpointStore(URL, {**s3, "secret": "wrong"})
     with pytest.raises(PermissionError, match=r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"):
