@@ -8,12 +8,12 @@ import dataclasses
 import json
 import math
 
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoints.read import load_checkpoint
+from trainer.checkpoints.resume import choose_checkpoint, discard_from
 from trainer.engine import grad_norm
+from trainer.guards.spike_guard import SpikeGuard
 from trainer.ranks import together
-from trainer.resume import choose_checkpoint, discard_from
 from trainer.run import Run, read_position
-from trainer.spike_guard import SpikeGuard
 from trainer.stream.step import RankStep, StepLoader
 
 

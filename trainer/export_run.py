@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipeline.shards.storage import parse_storage_options
-from trainer.export import export_google, export_hf
+from trainer.conversion.export import export_google, export_hf
 from trainer.open_model import open_run
 from trainer.tool_settings import ExportSettings
 

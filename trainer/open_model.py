@@ -23,7 +23,7 @@ from torch import Tensor
 from pipeline.shards.storage import file_exists, is_local, list_files, open_filesystem, read_file
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
-from trainer.checkpoint import (
+from trainer.checkpoints.read import (
     MODEL,
     STATE,
     find_checkpoints,
@@ -31,9 +31,9 @@ from trainer.checkpoint import (
     read_state,
     read_weights,
 )
-from trainer.checkpoint_store import CHECKPOINTS, CheckpointStore
-from trainer.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf_task
-from trainer.initial_weights import InitialWeights, read_initial_weights
+from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
+from trainer.conversion.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf_task
+from trainer.conversion.initial_weights import InitialWeights, read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.checkpoint import read_weights
-from trainer.initial_weights import read_initial_weights
+from trainer.checkpoints.read import read_weights
+from trainer.conversion.initial_weights import read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.compiled import compile_model
 from trainer.model.config import BertConfig

@@ -23,6 +23,8 @@ from trainer.engine import (
     seed_dropout,
     train_step,
 )
+from trainer.guards.watchdog import FIRST_STEP_FACTOR
+from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
 from trainer.metrics import loss_columns
 from trainer.objectives import WITH_NSP, prepare_micro_batch
 from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
@@ -33,8 +35,6 @@ from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, note_outcome
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
-from trainer.watchdog import FIRST_STEP_FACTOR
-from trainer.weights_check import CORRUPTED, CorruptWeightsError
 
 WAITING_SECONDS = 0.05
 

@@ -11,28 +11,28 @@ from tqdm import tqdm
 from pipeline.shards.growing import Patience
 from pipeline.shards.storage import parse_storage_options
 from trainer.build_optimizer import build_optimizer
-from trainer.checkpoint import load_checkpoint, read_state
-from trainer.checkpoint_saver import CheckpointSaver
-from trainer.checkpoint_store import CheckpointStore
+from trainer.checkpoints.read import load_checkpoint, read_state
+from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
+from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.store import CheckpointStore
+from trainer.conversion.export import VOCAB
 from trainer.engine import start_engine
-from trainer.export import VOCAB
+from trainer.guards.spike_guard import SpikeGuard
+from trainer.guards.watchdog import Watchdog
+from trainer.guards.weights_check import WeightsCheck
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.prepare_model import prepare_model
 from trainer.ranks import Ranks, device_name, together
-from trainer.resume import choose_checkpoint, copy_run, restore_run
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
-from trainer.spike_guard import SpikeGuard
 from trainer.stream.source import Mixture, open_mixture
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
-from trainer.watchdog import Watchdog
-from trainer.weights_check import WeightsCheck
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ import fsspec
 import torch
 
 from scripts.bench.measured import print_result, summarize
-from trainer.checkpoint_saver import CheckpointSaver
-from trainer.checkpoint_store import RUN_FILES, CheckpointStore
+from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW

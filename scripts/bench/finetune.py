@@ -23,6 +23,7 @@ from torch import Tensor
 
 from scripts.bench.measured import cpu_seconds, print_result, summarize
 from trainer.allocator import keep_freed_memory
+from trainer.conversion.task_huggingface import to_hf_task_config, to_hf_task_state
 from trainer.finetune.batches import iterate_steps, shuffled_order
 from trainer.finetune.prepare import Prepared, prepare_data
 from trainer.finetune.run import measure
@@ -31,7 +32,6 @@ from trainer.finetune.start import start_model
 from trainer.finetune.task import Item, Outputs
 from trainer.finetune.training import Recipe, train_task
 from trainer.model.task_heads import BertForTask
-from trainer.model.task_huggingface import to_hf_task_config, to_hf_task_state
 from trainer.optim.schedule import Schedule
 from trainer.ranks import Ranks, start_ranks, stop_ranks
 

@@ -9,7 +9,7 @@ import transformers
 
 from tests.trainer.two_ranks import run_ranks
 from tokenizer.vocab import parse_vocab
-from trainer.export import export_hf, load_hf_task
+from trainer.conversion.export import export_hf, load_hf_task
 from trainer.finetune.batches import pack_items
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.squad.settings import SquadSettings

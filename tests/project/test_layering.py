@@ -29,12 +29,22 @@ ALLOWED = {
         "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
         "google_crc32c",
     },
+    "trainer.checkpoints": {
+        "trainer.optim.sharded", "trainer.partitions", "trainer.ranks", "trainer.run_folder", "trainer.safety_settings",
+        "pipeline.shards", "torch", "safetensors",
+    },
+    "trainer.conversion": {
+        "trainer.model", "tokenizer", "pipeline.shards", "torch", "numpy", "safetensors", "google_crc32c",
+    },
+    "trainer.guards": {
+        "trainer.optim.sharded", "trainer.ranks", "trainer.safety_settings", "trainer.stream.order", "torch", "tqdm",
+    },
     "trainer.finetune": {
-        "trainer.finetune", "trainer.model", "trainer.optim", "trainer.engine", "trainer.ranks", "trainer.partitions",
-        "trainer.export", "trainer.open_model", "trainer.model_settings", "trainer.settings_changes",
-        "trainer.run_folder", "trainer.run_lock", "trainer.allocator", "trainer.watch", "trainer.device",
-        "trainer.features", "trainer.initial_weights", "tokenizer", "tokenizers", "pipeline.shards", "torch", "numpy",
-        "tqdm", "zstandard", "safetensors", "trainer.build_optimizer",
+        "trainer.model", "trainer.optim", "trainer.engine", "trainer.ranks", "trainer.partitions", "trainer.conversion",
+        "trainer.open_model", "trainer.model_settings", "trainer.settings_changes", "trainer.run_folder",
+        "trainer.run_lock", "trainer.allocator", "trainer.watch", "trainer.device", "trainer.features",
+        "trainer.build_optimizer", "tokenizer", "tokenizers", "pipeline.shards", "torch", "numpy", "tqdm", "zstandard",
+        "safetensors",
     },
 }  # fmt: skip
 OWN_ROOM = {
@@ -42,6 +52,10 @@ OWN_ROOM = {
     "pipeline": "pipeline",
     "pipeline.shards": "pipeline.shards",
     "trainer": "trainer",
+    "trainer.checkpoints": "trainer.checkpoints",
+    "trainer.conversion": "trainer.conversion",
+    "trainer.guards": "trainer.guards",
+    "trainer.finetune": "trainer.finetune",
 }
 
 

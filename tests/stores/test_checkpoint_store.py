@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.trainer.test_uploads import Trained
-from trainer.checkpoint import load_checkpoint
-from trainer.checkpoint_store import CheckpointStore
-from trainer.resume import restore_run
+from trainer.checkpoints.read import load_checkpoint
+from trainer.checkpoints.resume import restore_run
+from trainer.checkpoints.store import CheckpointStore
 
 URL = "s3://corpus/checkpointed"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.export import export_hf
+from trainer.conversion.export import export_hf
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig, preset
 

@@ -15,19 +15,19 @@ import torch
 from safetensors import safe_open
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.checkpoint import (
+from trainer.checkpoints.read import (
     find_checkpoints,
     load_checkpoint,
     newest_checkpoint,
     read_state,
     read_weights,
 )
+from trainer.checkpoints.write import remove_old, save_checkpoint
 from trainer.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
 from trainer.ranks import start_ranks, stop_ranks
-from trainer.saving import remove_old, save_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
-from trainer.export import export_hf, load_hf, read_provenance
+from trainer.conversion.export import export_hf, load_hf, read_provenance
 from trainer.model.bert import build_model
 
 TEXTS = ["The cats sat.", "a [MASK] sat", "", "caf\u00e9 \u4e2d x" + "y" * 150]
@@ -164,7 +164,7 @@ def test_a_failed_write_leaves_the_earlier_export(model, tmp_path, monkeypatch):
     def fail(path, data):
         raise OSError("disk full")
 
-    monkeypatch.setattr("trainer.export._write_synced", fail)
+    monkeypatch.setattr("trainer.conversion.export._write_synced", fail)
     with pytest.raises(OSError, match="disk full"):
         export(model, folder, provenance={})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
-from trainer.checkpoint_saver import CheckpointSaver
-from trainer.checkpoint_store import CheckpointStore
+from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.store import CheckpointStore
 from trainer.cli import main
-from trainer.export import export_google
-from trainer.initial_weights import read_initial_weights
+from trainer.conversion.export import export_google
+from trainer.conversion.initial_weights import read_initial_weights
+from trainer.conversion.tensor_bundle import TensorBundle
+from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
-from trainer.tensor_bundle import TensorBundle
-from trainer.tensor_bundle_writer import bundle_files
 
 URL = "memory://bucket/run"
 STATE = {"format": 1, "tokens": 1234, "instances": 56}

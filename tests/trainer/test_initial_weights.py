@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
-from trainer.export import export_hf, load_hf
-from trainer.initial_weights import read_initial_weights
+from trainer.conversion.export import export_hf, load_hf
+from trainer.conversion.huggingface import hf_names
+from trainer.conversion.initial_weights import read_initial_weights
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.model.huggingface import hf_names
 from trainer.model_settings import ModelSettings
 from trainer.prepare_model import prepare_model
 from trainer.settings import Phase, PretrainSettings

@@ -4,10 +4,10 @@ import pytest
 import torch
 import transformers
 
+from trainer.conversion.huggingface import hf_names, to_hf_state
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import BertConfig, preset
 from trainer.model.heads import pretraining_sums
-from trainer.model.huggingface import hf_names, to_hf_state
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_position_embeddings=48

@@ -13,7 +13,7 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
-from trainer.checkpoint import read_weights
+from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.open_model import open_model
 

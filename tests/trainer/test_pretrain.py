@@ -19,7 +19,7 @@ from pipeline.command_line import parse_settings
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
-from trainer.checkpoint import find_checkpoints
+from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS, main
 from trainer.flops import num_parameters
 from trainer.model.config import preset

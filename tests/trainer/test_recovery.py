@@ -17,7 +17,7 @@ import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
-from trainer.checkpoint import find_checkpoints, read_state, read_weights
+from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
 from trainer.cli import main
 from trainer.settings import Phase
 from trainer.stopping import STOPPED

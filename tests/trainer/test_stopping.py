@@ -15,9 +15,9 @@ import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import ROOT
-from trainer.checkpoint import find_checkpoints
+from trainer.checkpoints.read import find_checkpoints
+from trainer.guards.watchdog import HUNG
 from trainer.stopping import STOPPED, find_launchers, is_launcher
-from trainer.watchdog import HUNG
 
 TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
 START_SECONDS = 180

@@ -15,9 +15,9 @@ import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
-from trainer.checkpoint import newest_checkpoint, read_weights
+from trainer.checkpoints.read import newest_checkpoint, read_weights
 from trainer.cli import main
-from trainer.export import export_hf, load_hf
+from trainer.conversion.export import export_hf, load_hf
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 

@@ -11,14 +11,14 @@ from torch.nn import Linear
 
 from pipeline.shards import storage
 from pipeline.shards.storage import StorageError
-from trainer.checkpoint import find_checkpoints, load_checkpoint, newest_checkpoint, read_state
-from trainer.checkpoint_saver import CheckpointSaver
-from trainer.checkpoint_store import RUN_FILES, CheckpointStore
+from trainer.checkpoints.read import find_checkpoints, load_checkpoint, newest_checkpoint, read_state
+from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
+from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.store import RUN_FILES, CheckpointStore
+from trainer.checkpoints.write import superseded
 from trainer.optim.adamw import AdamW
-from trainer.resume import choose_checkpoint, discard_from, restore_run
 from trainer.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
-from trainer.saving import superseded
 
 URL = "memory://bucket/run"
 
@@ -134,7 +134,7 @@ def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before
             raise KeyboardInterrupt  # as a kill: nothing that follows is done
         write(filesystem, path, data)
 
-    monkeypatch.setattr("trainer.checkpoint_store.write_atomic", write_or_crash)
+    monkeypatch.setattr("trainer.checkpoints.store.write_atomic", write_or_crash)
     with pytest.raises(KeyboardInterrupt):
         trained.save(2)
     assert order[-1] == "COMMITTED"
@@ -224,7 +224,7 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
         time.sleep(0.3)
         write(filesystem, path, data)
 
-    monkeypatch.setattr("trainer.checkpoint_store.write_atomic", write_slowly)
+    monkeypatch.setattr("trainer.checkpoints.store.write_atomic", write_slowly)
     began = time.monotonic()
     trained.train(2)
     trained.saver.save({"step": 2}, trained.engine, trained.optimizer)

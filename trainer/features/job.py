@@ -25,12 +25,12 @@ from pipeline.shards.storage import (
     remove_files,
     write_atomic,
 )
+from trainer.conversion.initial_weights import hash_state
 from trainer.device import choose_device
 from trainer.features.extract import EncodedText, FeatureExtractor
 from trainer.features.parts import Layout, read_part_facts, write_part
 from trainer.features.read import InputFile, InputText, find_files, iterate_texts
 from trainer.features.settings import FeaturesSettings
-from trainer.initial_weights import hash_state
 from trainer.open_model import OpenedModel, open_model
 
 STARTED, FINISHED = "started.json", "features.json"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
-from trainer.initial_weights import hash_state
 from trainer.run_folder import LOCK, replace_file
 from trainer.settings_changes import changes
 

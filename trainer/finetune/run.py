@@ -18,7 +18,7 @@ import torch.distributed
 from tqdm import tqdm
 
 from trainer.allocator import keep_freed_memory
-from trainer.export import export_hf, load_hf_task, read_provenance, write_export
+from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
 from trainer.finetune.output import OutputFolder, open_output, to_json
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
 from trainer.finetune.progress import GridProgress

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from tokenizer.vocab import Vocabulary, parse_vocab
-from trainer.export import TOKENIZER, VOCAB
+from trainer.conversion.export import TOKENIZER, VOCAB
 from trainer.finetune.task import Task
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask, Head, build_task_model

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.shards.storage import open_filesystem, write_atomic
+from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
+from trainer.conversion.initial_weights import hash_state
 from trainer.device import choose_device
-from trainer.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
 from trainer.features.extract import FeatureExtractor
 from trainer.features.read import InputText
 from trainer.finetune.settings import FinetuneSettings
@@ -30,7 +31,6 @@ from trainer.finetune.tokens.conll import Sentence
 from trainer.finetune.tokens.settings import TokenSettings
 from trainer.finetune.tokens.task import TokenTask, WordItem, number_tags, open_ner
 from trainer.finetune.tokens.windows import Window
-from trainer.initial_weights import hash_state
 from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
 from trainer.model.task_heads import Head
 from trainer.open_model import OpenedModel, open_model

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pipeline.shards.storage import list_files, open_filesystem, read_file, read_range
-from trainer.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
+from trainer.conversion.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
+from trainer.conversion.google import from_google_tensors, google_names
+from trainer.conversion.huggingface import from_hf_config, from_hf_state
+from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.model.config import BertConfig
-from trainer.model.google import from_google_tensors, google_names
-from trainer.model.huggingface import from_hf_config, from_hf_state
-from trainer.tensor_bundle import TensorBundle
 
 PICKLED_WEIGHTS = "pytorch_model.bin"
 

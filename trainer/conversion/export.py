@@ -28,12 +28,17 @@ from pipeline.shards.storage import (
 )
 from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import Vocabulary, parse_vocab
+from trainer.conversion.google import to_google_config, to_google_tensors
+from trainer.conversion.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
+from trainer.conversion.task_huggingface import (
+    from_hf_task_state,
+    head_of_hf_config,
+    to_hf_task_config,
+    to_hf_task_state,
+)
+from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.config import BertConfig
-from trainer.model.google import to_google_config, to_google_tensors
-from trainer.model.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
 from trainer.model.task_heads import Head
-from trainer.model.task_huggingface import from_hf_task_state, head_of_hf_config, to_hf_task_config, to_hf_task_state
-from trainer.tensor_bundle_writer import bundle_files
 
 CONFIG, WEIGHTS, VOCAB = "config.json", "model.safetensors", "vocab.txt"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch.distributed
 
-from trainer.checkpoint import COMMITTED, find_checkpoints, verify_checkpoint
-from trainer.checkpoint_store import METRICS, RUN_FILES, CheckpointStore
+from trainer.checkpoints.read import COMMITTED, find_checkpoints, verify_checkpoint
+from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
+from trainer.checkpoints.write import remove_folders
 from trainer.ranks import Ranks, together
 from trainer.run_folder import RUN_FACTS, RunFolder, replace_file
-from trainer.saving import remove_folders
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:

@@ -23,9 +23,9 @@ from pipeline.shards.storage import (
     remove_files,
     write_atomic,
 )
-from trainer.checkpoint import COMMITTED, read_marker
+from trainer.checkpoints.read import COMMITTED, read_marker
+from trainer.checkpoints.write import remove_folders, superseded
 from trainer.run_folder import CONFIG, RUN_FACTS, VOCABULARY_FILES, RunFolder
-from trainer.saving import remove_folders, superseded
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer.conversion.huggingface import from_hf_state, hf_names, to_hf_config, to_hf_state
 from trainer.model.config import BertConfig
-from trainer.model.huggingface import from_hf_state, hf_names, to_hf_config, to_hf_state
 
 _HEADS = {
     "cls.predictions.bias": "cls/predictions/output_bias",

@@ -1,7 +1,7 @@
 """Names and settings of transformers' fine-tuned BERTs, to and from ours. May import torch and this package.
 
 BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification, BertForQuestionAnswering, and the
-same of MegatronBert for models with `pre_norm`. The encoder's names are trainer.model.huggingface's.
+same of MegatronBert for models with `pre_norm`. The encoder's names are trainer.conversion.huggingface's.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.conversion.huggingface import from_hf_state, hf_names, to_hf_config
 from trainer.model.config import BertConfig
-from trainer.model.huggingface import from_hf_state, hf_names, to_hf_config
 from trainer.model.task_heads import Head, HeadKind
 
 _CLASSES: dict[HeadKind, str] = {

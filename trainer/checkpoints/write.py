@@ -1,7 +1,7 @@
 """Writing a checkpoint: copied in memory while training waits, then written, hashed and committed. Imports torch.
 
 The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see rank 0's folder keeps
-its own ranks' pieces in a folder of the same temporary name until they are uploaded (`trainer.checkpoint_saver`).
+its own ranks' pieces in a folder of the same temporary name until they are uploaded (`trainer.checkpoints.saver`).
 """
 
 import json
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.shards.storage import StorageError
-from trainer.checkpoint import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
+from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import iterate_weights
 from trainer.ranks import Ranks, together

@@ -1,4 +1,4 @@
-"""Writes TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow: what `trainer.tensor_bundle` reads.
+"""Writes TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow: what tensor_bundle.py reads.
 
 Names are in order, in one block of the index and one file of data, as TensorFlow's Saver leaves them: the same tensors
 give the same bytes. Imports the stdlib, numpy and google_crc32c.
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from trainer.tensor_bundle import DTYPES, FOOTER_BYTES, MAGIC, TRAILER_BYTES, masked_crc32c
+from trainer.conversion.tensor_bundle import DTYPES, FOOTER_BYTES, MAGIC, TRAILER_BYTES, masked_crc32c
 
 INDEX_SUFFIX, DATA_SUFFIX = ".index", ".data-00000-of-00001"
 _HEADER = b"\x08\x01\x1a\x02\x08\x01"  # BundleHeaderProto: one file of data, little endian, version 1

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch.distributed
 
-from trainer.checkpoint import COMMITTED, STATE
-from trainer.checkpoint_store import CheckpointStore
+from trainer.checkpoints.read import COMMITTED, STATE
+from trainer.checkpoints.store import CheckpointStore
+from trainer.checkpoints.write import HostCopies, Snapshot, remove_folders, remove_old, take_snapshot, write_snapshot
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks, together
 from trainer.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
-from trainer.saving import HostCopies, Snapshot, remove_folders, remove_old, take_snapshot, write_snapshot
 
 LONGEST_UPLOAD = timedelta(days=1)
 WORTH_SAYING_SECONDS = 1.0

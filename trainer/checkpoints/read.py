@@ -5,7 +5,7 @@
                               state.json                            progress, and which piece of what lies where
                               COMMITTED                             sizes and hashes of the others, written last
 
-This file finds and reads them; `trainer.saving` writes them. No pickle anywhere. Generators are keyed to the step
+This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are keyed to the step
 (`trainer.engine.seed_dropout`), so there is no random state to save.
 """
 
