@@ -29,7 +29,7 @@ def test_help_is_quick_because_it_imports_no_torch(arguments):
     assert "usage: python -m trainer" in finished.stdout
 
 
-@pytest.mark.parametrize(("name", "seq_lens"), [("tiny-demo", [32, 128]), ("base", [128, 512]), ("large", [128, 512])])
+@pytest.mark.parametrize(("name", "seq_lens"), [("tiny", [32, 128]), ("base", [128, 512]), ("large", [128, 512])])
 def test_configs_of_the_project_are_read(name, seq_lens):
     settings = pretrain_settings("--config", f"configs/pretrain/bert-{name}.yaml")
     assert [phase.seq_len for phase in settings.phases] == seq_lens
@@ -45,7 +45,7 @@ def test_published_recipe():
 
 
 def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
-    settings = pretrain_settings("--config", "configs/pretrain/bert-tiny-demo.yaml", "--steps", "60", "9")
+    settings = pretrain_settings("--config", "configs/pretrain/bert-tiny.yaml", "--steps", "60", "9")
     assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (60, 3, 69)
 
 
