@@ -73,7 +73,7 @@ static int take_all(Held *held, PyObject *tuple, int count) {
 
 typedef struct {
     int64_t body_bytes, num_rows, nodes, buffers; /* first bytes of what differs between blocks of one schema */
-    int64_t slot, slots, rows, tokens, width, most_tokens, stride;
+    int64_t slot, slots, rows, tokens, width, most_tokens, vocab_size, stride;
 } Numbers;
 
 typedef struct {
@@ -149,6 +149,30 @@ static int are_ordered(const int32_t *offsets, int64_t rows, int64_t total, int6
     return 1;
 }
 
+/* Whether every token id is below `limit`, above 0: the largest is looked for, which compilers do many at a time. */
+static int are_below(const void *ids, int64_t count, int64_t width, int64_t limit) {
+    if (width == 2) {
+        const uint16_t *narrow = ids;
+        uint16_t most = 0;
+        for (int64_t i = 0; i < count; i++) most = narrow[i] > most ? narrow[i] : most;
+        return most < limit;
+    }
+    const uint32_t *wide = ids;
+    uint32_t most = 0;
+    for (int64_t i = 0; i < count; i++) most = wide[i] > most ? wide[i] : most;
+    return most < limit;
+}
+
+/* Whether every masked position lies in its own instance; both offsets are ordered. */
+static int are_inside(const int32_t *offsets, const int32_t *masked_offsets, int64_t rows, const uint16_t *positions) {
+    int is_outside = 0;
+    for (int64_t n = 0; n < rows; n++) {
+        const int32_t size = offsets[n + 1] - offsets[n];
+        for (int32_t i = masked_offsets[n]; i < masked_offsets[n + 1]; i++) is_outside |= positions[i] >= size;
+    }
+    return !is_outside;
+}
+
 static void put_offsets(const Held *held, int column, const Numbers *at, const int32_t *offsets, int64_t width) {
     const Py_buffer *into = &held->views[2 + 2 * column];
     const int64_t base = at->slot * (into[1].len / at->slots);
@@ -176,6 +200,7 @@ static int put(const Held *held, const Numbers *at, Buffer *buffers, int64_t mas
             const int64_t capacity = into->len / at->slots;
             if (lists[2 * column].len != (at->slots * at->stride + 1) * 8 || length > capacity) return 0;
             buffers[i].into = (char *)into->buf + at->slot * capacity;
+            if ((uintptr_t)buffers[i].into % (i == POSITIONS ? 2 : (uintptr_t)at->width)) return 0;
         } else {
             buffers[i].into = scratch;
             scratch += (length + 7) & -8;
@@ -197,6 +222,10 @@ static int put(const Held *held, const Numbers *at, Buffer *buffers, int64_t mas
         return 0;
     for (int64_t n = 0; n < rows; n++)
         if (segments[n] >= offsets[n + 1] - offsets[n]) return 0;
+    if (!are_inside(offsets, masked_offsets, rows, (const uint16_t *)buffers[POSITIONS].into) ||
+        !are_below(buffers[IDS].into, at->tokens, at->width, at->vocab_size) ||
+        !are_below(buffers[LABELS].into, masked, at->width, at->vocab_size))
+        return 0;
     put_offsets(held, 0, at, offsets, at->width);
     put_offsets(held, 1, at, masked_offsets, 2);
     put_offsets(held, 2, at, masked_offsets, at->width);
@@ -214,7 +243,7 @@ static int put_checked(const Held *held, const Numbers *at, void *context) {
     const char *data = held->views[0].buf;
     if (at->slots <= 0 || at->slots > INT32_MAX || at->slot < 0 || at->slot >= at->slots) return 0;
     if (at->rows <= 0 || at->rows >= at->stride || at->stride > MAX_BUFFER_BYTES) return 0;
-    if (at->tokens < 0 || at->tokens > MAX_BUFFER_BYTES || (at->width != 2 && at->width != 4)) return 0;
+    if (at->vocab_size <= 0 || at->tokens < 0 || at->tokens > MAX_BUFFER_BYTES || (at->width != 2 && at->width != 4)) return 0;
     if (at->body_bytes < 0 || at->num_rows < 0 || at->nodes < 0 || at->buffers < 0 || size < body + 8) return 0;
     if (at->body_bytes > body - 8 || at->num_rows > body - 8 || at->nodes > body - 16 * NUM_BUFFERS) return 0;
     if (at->buffers > body - 32 * NUM_BUFFERS || !is_like(data, held->views[1].buf, body, at)) return 0;
@@ -230,20 +259,22 @@ static int put_checked(const Held *held, const Numbers *at, void *context) {
 }
 
 /* put_stored(block, template, (body_bytes, num_rows, nodes, buffers), (slot, slots, rows, tokens, width, most_tokens,
-   stride), lists, flat) -> bool
+   vocab_size, stride), lists, flat) -> bool
 
    Whether the stored bytes of a block, whose messages are those of the template but for their numbers, hold `rows`
-   instances of `tokens` tokens, none of them longer than most_tokens; they are then in the slot. lists: offsets and
-   values of the three columns of lists, each writable; a slot has `stride` rows of offsets, and the share of the values
-   that its number of `slots` gives. flat: the four other columns. */
+   instances of `tokens` tokens, none of them longer than most_tokens, with ids below vocab_size and masked positions
+   inside their instances; they are then in the slot. lists: offsets and values of the three columns of lists, each
+   writable; a slot has `stride` rows of offsets, and the share of the values that its number of `slots` gives. flat:
+   the four other columns. */
 static PyObject *put_stored(PyObject *self, PyObject *arguments) {
     PyObject *data, *template, *lists, *flat;
-    long long n[11];
+    long long n[12];
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "OO(LLLL)(LLLLLLL)OO", &data, &template, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5],
-                          &n[6], &n[7], &n[8], &n[9], &n[10], &lists, &flat))
+    if (!PyArg_ParseTuple(arguments, "OO(LLLL)(LLLLLLLL)OO", &data, &template, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5],
+                          &n[6], &n[7], &n[8], &n[9], &n[10], &n[11], &lists, &flat))
         return NULL;
-    const Numbers at = {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10]};
+    const Numbers at = {n[0], n[1], n[2], n[3], n[4], n[5], n[6],
+                        n[7], n[8], n[9], n[10], n[11]};
     Held held = {.count = 0};
     if (take(&held, data, 0) < 0 || take(&held, template, 0) < 0 || take_all(&held, lists, NUM_LISTS) < 0 ||
         take_all(&held, flat, NUM_FLAT) < 0) {

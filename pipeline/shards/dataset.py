@@ -36,6 +36,11 @@ class Dataset:
             self.locate(BLOCKS_TABLE),
         )
 
+    @property
+    def vocab_size(self) -> int:
+        """Entries of its vocabulary."""
+        return self.manifest.vocab_size
+
     def num_passes(self, split: str, seq_len: int) -> int:
         """Passes of one split and length.
 

@@ -64,7 +64,7 @@ class Target:
         if self._draws.rng.random() < RENEWED_SHARE:
             self._renew()
         kind, stored = self._draws.damaged(self._stored)
-        slot = self._arena.put_stored(memoryview(stored.data), *stored.counts, self._seq_len)
+        slot = self._arena.put_stored(memoryview(stored.data), *stored.counts, self._seq_len, self._vocab_size)
         try:
             outcome = self._judge(kind, stored, slot)
         except AssertionError:
@@ -80,6 +80,8 @@ class Target:
     def _renew(self) -> None:
         self._block = self._draws.block(self._seq_len, self._dtype)
         encode = self._draws.one([encode_block, _encode_as_it_is])
+        ids = np.concatenate([self._block.input_ids, self._block.masked_lm_ids])
+        self._vocab_size = int(ids.max()) + 1
         self._stored = Stored(encode(self._block), (self._block.num_instances, self._block.num_tokens))
 
     def _judge(self, kind: str, stored: Stored, slot: int | None) -> str:
@@ -98,7 +100,8 @@ class Target:
         instances, tokens = (np.array([count], np.int64) for count in stored.counts)
         nothing = np.zeros(1, np.int64)
         table = BlockTable(nothing, nothing, instances, tokens, np.zeros(1, np.uint32))
-        return check_block(read_batch_checked(memoryview(stored.data), table, 0, PLACE), self._shard, PLACE)
+        batch = read_batch_checked(memoryview(stored.data), table, 0, PLACE)
+        return check_block(batch, self._shard, self._vocab_size, PLACE)
 
     def _expect(self, kind: str, expected: Block, slot: int | None) -> None:
         """The slot, or else the one that the block is now put into, holds what is expected."""
@@ -145,7 +148,8 @@ def misuse(module: Any, draws: Draws) -> str:
     data, (head, places) = draws.one([encode_block, _encode_as_it_is])(block), template(dtype)
     slots, stride, width = draws.below(1, 4), block_instances(seq_len) + 1, np.dtype(dtype).itemsize
     slot = draws.below(0, slots)
-    numbers = [*places, slot, slots, block.num_instances, block.num_tokens, width, seq_len, stride]
+    numbers = [*places, slot, slots, block.num_instances, block.num_tokens, width, seq_len]
+    numbers += [int(np.iinfo(dtype).max), stride]
     for _ in range(draws.below(0, 3)):
         place = draws.below(0, len(numbers))
         near = [(numbers[place] + change) % 2**62 for change in (1, -1, numbers[place])]

@@ -1,6 +1,7 @@
 """Gathering rows of blocks is slicing and joining them, whatever is put, freed and put again before."""
 
 import dataclasses
+import re
 import struct
 from collections.abc import Callable
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from pipeline.shards.arrow_stream import RecordBatch, find_messages, read_record_batch
 from pipeline.shards.arrow_writer import write_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block, encode_block
+from pipeline.shards.records import Shard
 from trainer.stream import arena
 from trainer.stream.arena import Arena
+from trainer.stream.ranged_read import check_block
 
 needs_zstd = pytest.mark.skipif(not arena.IS_USABLE, reason="not compiled, or no zstd library")
 
@@ -101,8 +104,8 @@ def grown(block: Block) -> Arena:
     return found
 
 
-def stored_in(rows: Arena, block: Block, data: bytes, seq_len: int = 8192) -> int | None:
-    return rows.put_stored(memoryview(data), block.num_instances, block.num_tokens, seq_len)
+def stored_in(rows: Arena, block: Block, data: bytes, seq_len: int = 8192, vocab_size: int = 2**32) -> int | None:
+    return rows.put_stored(memoryview(data), block.num_instances, block.num_tokens, seq_len, vocab_size)
 
 
 @needs_zstd
@@ -140,8 +143,8 @@ def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callabl
         values[[1, 2]] = values[[2, 1]]
 
     assert stored_in(found, block, encoded, int(np.diff(block.offsets).max()) - 1) is None
-    assert found.put_stored(memoryview(encoded), block.num_instances - 1, block.num_tokens, 8192) is None
-    assert found.put_stored(memoryview(encoded), block.num_instances, block.num_tokens + 1, 8192) is None
+    assert found.put_stored(memoryview(encoded), block.num_instances - 1, block.num_tokens, 8192, 2**16) is None
+    assert found.put_stored(memoryview(encoded), block.num_instances, block.num_tokens + 1, 8192, 2**16) is None
     wrong = [
         spoiled(batch, 0, swap),
         spoiled(batch, 0, lambda values: values.__setitem__(0, 1)),
@@ -159,6 +162,49 @@ def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callabl
         with pytest.raises(ValueError, match="here: "):
             decode_block(stored, "here")
     assert stored_in(found, block, encoded) is not None
+
+
+def changed(block: Block, name: str, place: int, value: int) -> Block:
+    values = getattr(block, name).copy()
+    values[place] = value
+    return dataclasses.replace(block, **{name: values})
+
+
+VOCAB_SIZE = 70_200  # above every id that `widen` makes
+SHARD = Shard("train", 8192, 0, "here", 0, "", "", 0, 0, 0, 0, 0, 0)
+
+
+def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:
+    """Blocks that point outside, each with what the message says of it."""
+    length, last = int(block.offsets[3] - block.offsets[2]), int(block.masked_offsets[3]) - 1
+    cases = [("masked_lm_positions", last, value, f"instance 2: masked_lm_position {value} should be below {length};")
+             for value in (length, 65_535)]  # fmt: skip
+    for value in (vocab_size, np.iinfo(block.input_ids.dtype).max):
+        said = f"{value} should be below {vocab_size};"
+        cases += [("input_ids", place, value, f"instance {n}: token id {said}") for place, n in ((0, 0), (-1, 7))]
+        cases += [
+            ("masked_lm_ids", place, value, f"instance {n}: masked_lm_id {said}") for place, n in ((0, 0), (-1, 7))
+        ]
+    return [(changed(block, *case), said) for *case, said in cases]
+
+
+@pytest.mark.parametrize("change", [lambda block: block, widen])
+def test_both_paths_refuse_what_points_outside_its_instance_or_the_vocabulary(make_block: Callable[..., Block], change):
+    block = change(make_block(8))
+    vocab_size = VOCAB_SIZE if change is widen else 100
+    found = grown(block)
+    for wrong, said in wrong_blocks(block, vocab_size):
+        stored = encode_block(wrong)
+        assert stored_in(found, wrong, stored, vocab_size=vocab_size) is None
+        with pytest.raises(ValueError, match=f"^there, block 5, {re.escape(said)}"):
+            check_block(read_record_batch(stored), SHARD, vocab_size, "there, block 5")
+    inside = changed(block, "masked_lm_positions", 0, int(block.offsets[1]) - 1)
+    inside = changed(changed(inside, "input_ids", -1, vocab_size - 1), "masked_lm_ids", -1, vocab_size - 1)
+    assert_equal(check_block(read_record_batch(encode_block(inside)), SHARD, vocab_size, "there"), inside)
+    if arena.IS_USABLE:
+        slot = stored_in(found, inside, encode_block(inside), vocab_size=vocab_size)
+        assert slot is not None
+        assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), inside)
 
 
 @needs_zstd
@@ -231,7 +277,7 @@ def test_the_compiled_path_takes_no_places_past_its_messages(make_block: Callabl
     found, encoded, places = grown(block), encode_block(block), arena._messages(block.input_ids.dtype)[1]
     assert stored_in(found, block, encoded) is not None
     head, _, lists, flat = found._targets
-    sizes = (found._free[-1], 4, block.num_instances, block.num_tokens, 2, 8192, 9)
+    sizes = (found._free[-1], 4, block.num_instances, block.num_tokens, 2, 8192, 2**16, 9)
     assert arena.COMPILED.put_stored(encoded, head, places, sizes, lists, flat)
     for number in range(4):
         for place in (-1, len(head) - 7, len(head), 2**63 - 8, 2**63 - 1):

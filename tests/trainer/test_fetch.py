@@ -15,7 +15,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
-from trainer.stream import fetch, ranged_read
+from tests.datasets import write_dataset
+from trainer.stream import arena, fetch, ranged_read
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings, ShardReadError
@@ -278,7 +279,25 @@ def test_instances_longer_than_the_shard_allows_are_refused(folder):
     body = dataset.read_bytes(first.name, int(table.offset[0]), int(table.offset[0] + table.size[0]))
     batch = ranged_read.read_batch_checked(memoryview(body), table, 0, "here")
     with pytest.raises(ValueError, match=r"here: an instance of \d+ tokens in a shard of seq_len 8"):
-        ranged_read.check_block(batch, dataclasses.replace(first, seq_len=8), "here")
+        ranged_read.check_block(batch, dataclasses.replace(first, seq_len=8), 100, "here")
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
+    tmp_path, make_block, monkeypatch, is_compiled
+):
+    if not is_compiled:
+        monkeypatch.setattr(arena, "IS_USABLE", False)
+    blocks = [make_block(8, first_id=8 * n) for n in range(3)]
+    positions, last = blocks[2].masked_lm_positions, int(blocks[2].masked_offsets[6])
+    positions[last] = length = int(np.diff(blocks[2].offsets)[6])  # the first token of instance 7
+    folder = write_dataset(tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True})
+    monkeypatch.setattr(fetch, "GATHERED_INSTANCES", 1)
+    window = window_over(open_dataset(str(folder)), steps=each_block([24]))
+    assert [next(window).document_a[0] for _ in range(2)] == [0, 8]
+    said = rf"shard-00000.tar, block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
+    with pytest.raises(ValueError, match=said):
+        next(window)
 
 
 def test_prefetched_items_end_or_fail_where_they_would():

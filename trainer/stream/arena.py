@@ -66,7 +66,9 @@ class Arena:
             column[first : first + block.num_instances] = getattr(block, name)
         return slot
 
-    def put_stored(self, body: memoryview, num_instances: int, num_tokens: int, seq_len: int) -> int | None:
+    def put_stored(
+        self, body: memoryview, num_instances: int, num_tokens: int, seq_len: int, vocab_size: int
+    ) -> int | None:
         """Decompresses a stored block into a free slot and checks it, by one call of the compiled module.
 
         Args:
@@ -74,10 +76,11 @@ class Arena:
             num_instances: That it must hold.
             num_tokens: Of them all.
             seq_len: Of none of them more.
+            vocab_size: Above every token id.
 
         Returns:
             The slot; None where nothing is compiled, the arena has to grow, or the block is not as it should be: what
-            `decode_block` and `put` do says which.
+            `check_block` and `put` do says which.
         """
         dtype = self._lists["input_ids"].dtype
         if COMPILED is None or not IS_USABLE or not self._free or self._lists["masked_lm_ids"].dtype != dtype:
@@ -86,7 +89,7 @@ class Arena:
             lists = tuple(array for column in self._lists.values() for array in column.arrays)
             self._targets = *_messages(dtype), lists, tuple(self._flat.values())
         template, places, *arrays = self._targets
-        sizes = (num_instances, num_tokens, dtype.itemsize, seq_len, self._stride)
+        sizes = (num_instances, num_tokens, dtype.itemsize, seq_len, vocab_size, self._stride)
         if not COMPILED.put_stored(body, template, places, (self._free[-1], self._num_slots, *sizes), *arrays):
             return None
         return self._free.pop()

@@ -264,11 +264,12 @@ class BlockWindow:
         shard, table, block = read.blocks.shard, read.blocks.table, read.blocks.first + index
         bodies = read.bodies.result()
         body, bodies[index] = bodies[index], _DECODED
-        counts = int(table.instances[block]), int(table.tokens[block])
-        if (slot := self._arena.put_stored(body, *counts, shard.seq_len)) is not None:
+        counts, vocab_size = (int(table.instances[block]), int(table.tokens[block])), self._dataset.vocab_size
+        if (slot := self._arena.put_stored(body, *counts, shard.seq_len, vocab_size)) is not None:
             return slot
         where = f"{self._dataset.locate(shard.name)}, block {block} at byte {table.offset[block]}"
-        return self._arena.put(check_block(read_batch_checked(body, table, block, where), shard, where), where)
+        batch = read_batch_checked(body, table, block, where)
+        return self._arena.put(check_block(batch, shard, vocab_size, where), where)
 
     def _join(self, new: "list[_Wanted]") -> "list[Read]":
         """Reads for new blocks, in order of need; one takes in the next block of its shard while it is not too long."""

@@ -42,7 +42,8 @@ class KnownPasses:
         self.weights = tuple(each.weight for each in mixture)
         self.num_passes = [each.dataset.num_passes(split, seq_len) for each in mixture]
         # One dataset is its own store: of 80,000 shards the names joined with URLs are 35 MB.
-        self.store: ShardStore = mixture[0].dataset if len(mixture) == 1 else JoinedShards()
+        first = mixture[0].dataset
+        self.store: ShardStore = first if len(mixture) == 1 else JoinedShards(first.vocab_size)
         self.shards: list[Shard] = []
         self._patience = patience or Patience()
         self._passes: list[list[list[Shard]]] = [[] for _ in mixture]

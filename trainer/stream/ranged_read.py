@@ -3,8 +3,8 @@
 May import the stdlib, numpy, pipeline.shards and `source`.
 
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
-the number of bytes is checked against the request, every block's crc32 against the block table, and what it decodes
-to against the table's counts.
+the number of bytes is checked against the request, every block's crc32 against the block table, what it decodes to
+against the table's counts, and ids and positions in it against what they are to point into.
 """
 
 import threading
@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipeline.shards.arrow_stream import RecordBatch
-from pipeline.shards.block import Block, block_of_batch, checksum, read_batch
+from pipeline.shards.block import Array, Block, block_of_batch, checksum, read_batch
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.source import ShardStore
@@ -144,16 +144,34 @@ def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: s
     return batch
 
 
-def check_block(batch: RecordBatch, shard: Shard, where: str) -> Block:
-    """What a block's buffers hold, checked.
+def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -> Block:
+    """What a block's buffers hold, checked: nothing in it points outside its instance or the vocabulary.
 
     Raises:
-        ValueError: It is no block of this shard.
+        ValueError: It is no block of this shard, or training would look up what is not there.
     """
     block = block_of_batch(batch, where)
-    if (longest := int(np.diff(block.offsets).max(initial=0))) > shard.seq_len:
+    lengths = np.diff(block.offsets)
+    if (longest := int(lengths.max(initial=0))) > shard.seq_len:
         raise ValueError(f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}")
+    _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
+    _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
+    limits = np.repeat(lengths, np.diff(block.masked_offsets))
+    _expect_below("masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where)
     return block
+
+
+def _expect_below(what: str, values: Array, limits: Array | int, offsets: Array, where: str) -> None:
+    """Names the first of the values, which belong to instances by these offsets [N+1], that is not below its limit."""
+    if not np.any(is_wrong := values >= limits):
+        return
+    place = int(np.argmax(is_wrong))
+    instance = int(np.searchsorted(offsets, place, side="right")) - 1
+    limit = np.broadcast_to(limits, values.shape)[place]
+    raise ValueError(
+        f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run `python -m pipeline verify`"
+        " on the dataset, and restore or rebuild it"
+    )
 
 
 def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings, stop: threading.Event) -> Result:

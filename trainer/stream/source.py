@@ -24,6 +24,10 @@ _ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<url>.+?)(?::(?P<weight>\d+))?")
 class ShardStore(Protocol):
     """Shards that can be read in ranges: a dataset, or several as one."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Every token id is below it."""
+
     def locate(self, name: str) -> str:
         """The URL of a file, for messages."""
 
@@ -95,7 +99,9 @@ def one_dataset(dataset: Dataset) -> Mixture:
 class JoinedShards:
     """The shards of several datasets as one store, each named by its whole URL."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
+        """Without shards yet; every dataset is to have this vocab_size."""
+        self.vocab_size = vocab_size
         self._homes: dict[str, tuple[Dataset, Shard]] = {}
 
     def add(self, dataset: Dataset, shard: Shard) -> Shard:
