@@ -172,8 +172,8 @@ def test_memory_is_bounded_and_blocks_are_let_go(folder):
     window = window_over(dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2))
     held = []
     for _ in window:
-        held.append(int(window._cost_bytes[list(window._held)].sum()))
-        assert held[-1] == window._held_bytes
+        held.append(int(window._blocks.cost_bytes[list(window._blocks.reads)].sum()))
+        assert held[-1] == window._blocks.num_bytes
     assert max(held) <= buffer_bytes + 2 * int(sizes.max())
     assert held[-1] == 0
     assert 3 <= window.counts.requests <= 7

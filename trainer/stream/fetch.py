@@ -3,15 +3,13 @@
 May import the stdlib, numpy, pipeline.shards and this package.
 """
 
-import contextlib
-import mmap
 import weakref
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +17,9 @@ import numpy as np
 from pipeline.shards.block import Array, Block, block_instances
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.arena import Arena
+from trainer.stream.held_blocks import HeldBlocks
 from trainer.stream.host_memory import HostMemory
+from trainer.stream.join_blocks import Wanted, join_blocks
 from trainer.stream.ranged_read import BlockRange, ReadSettings, check_block, read_batch_checked
 from trainer.stream.read_threads import Read, ReadThreads
 from trainer.stream.source import ShardStore
@@ -61,14 +61,6 @@ class _Rows(NamedTuple):
     num_instances: int
 
 
-class _Wanted(NamedTuple):
-    """A block to be read: its number among all, its shard and its place there."""
-
-    number: int
-    shard: int
-    block: int
-
-
 class Group(NamedTuple):
     """Some steps gathered together: step i is instances bounds[i] to bounds[i + 1] - 1 of the block."""
 
@@ -84,9 +76,7 @@ class BlockWindow:
     its last planned use, so one that serves many steps of a lane is fetched and decoded once. Memory is bounded by
     buffer_bytes or by what `min_steps` steps need, whichever is more.
 
-    Nothing is done for each row of a step but by numpy and Arrow: with many lanes and small batches a step is one row
-    of each of hundreds of blocks. Blocks are numbered through all shards, so that arrays tell of each whether it is
-    held and where.
+    Small steps are gathered together, so that what is done for each of them is little.
     """
 
     def __init__(
@@ -118,13 +108,8 @@ class BlockWindow:
         self._gathered: deque[Block] = deque()
         self._memory = memory or HostMemory()
         self._num_taken = 0
-        self._first_number = np.zeros(1, np.int64)
-        self._last_use = np.zeros(0, np.int64)  # counted from 1; 0 where a block is not held
-        self._slot = np.zeros(0, np.int32)  # in the arena, from 1; 0 where a block is not decoded
-        self._cost_bytes = np.zeros(0, np.int64)  # of a block that is held
+        self._blocks = HeldBlocks()
         self._arena = Arena(block_instances(shards[0].seq_len))
-        self._held: dict[int, Read] = {}  # by the number of each block that some planned step needs
-        self._held_bytes = 0
         self._threads = ReadThreads(dataset, settings)
         threads = self._threads
         self._asked_table = lru_cache(maxsize=MAX_TABLES)(lambda shard: threads.read_table(shards[shard]))
@@ -157,107 +142,99 @@ class BlockWindow:
 
     def _gather_steps(self) -> Group | None:
         """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""
-        parts: list[tuple[Array, Array, Array]] = []
-        bounds, done = [0], []
-        while bounds[-1] < GATHERED_INSTANCES:
-            if self._runs_low():
-                self._plan_ahead()
-            if not self._planned:
-                break
-            missing = self._missing(self._planned[0])
-            if parts and not _are_here(missing):
-                break
-            rows = self._planned.popleft()
-            self._decode(missing)
-            parts.append((self._slot[rows.number], rows.start, rows.stop))
-            bounds.append(bounds[-1] + rows.num_instances)
-            done += self._let_go(rows)
-        if not parts:
+        steps = self._next_steps()
+        if not steps:
             return None
-        slots, starts, stops = (np.concatenate(column) for column in zip(*parts, strict=True))
-        block = self._arena.gather(slots - 1, starts, stops, self._memory)
+        numbers = np.concatenate([rows.number for rows in steps])
+        bounds = list(accumulate((rows.num_instances for rows in steps), initial=0))
+        num_rows = list(accumulate(len(rows.number) for rows in steps))
+        if (num_steps := self._decode(numbers, num_rows)) < len(steps):
+            self._put_back(steps[num_steps:])
+            numbers, bounds = numbers[: num_rows[num_steps - 1]], bounds[: num_steps + 1]
+        starts, stops = (np.concatenate(column) for column in list(zip(*steps[:num_steps], strict=True))[1:3])
+        slots = self._blocks.slot[numbers] - 1
+        done = self._blocks.let_go(numbers, self._num_taken)
+        block = self._arena.gather(slots, starts, stops, self._memory)
         for slot in done:
             self._arena.free(slot)
         return Group(block, bounds)
 
+    def _next_steps(self) -> list[_Rows]:
+        """Takes the next steps, up to GATHERED_INSTANCES; more are planned where these run low."""
+        taken: list[_Rows] = []
+        num_instances = 0
+        while num_instances < GATHERED_INSTANCES:
+            if self._runs_low():
+                if taken and self._blocks.num_bytes >= self._settings.buffer_bytes:
+                    break  # what is taken is to be let go first
+                self._plan_ahead()
+            if not self._planned:
+                break
+            taken.append(self._planned.popleft())
+            self._num_taken += 1
+            num_instances += taken[-1].num_instances
+        return taken
+
+    def _put_back(self, steps: list[_Rows]) -> None:
+        self._planned.extendleft(reversed(steps))
+        self._num_taken -= len(steps)
+
+    def _decode(self, numbers: Array, num_rows: list[int]) -> int:
+        """Decodes the blocks [R] of some steps, of which the first n have num_rows[n - 1] rows.
+
+        Returns:
+            The steps whose blocks are decoded. Only those of the first step are waited for.
+        """
+        # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
+        slot, reads = self._blocks.slot, self._blocks.reads
+        missing = np.flatnonzero(slot[numbers] == 0)
+        for row, number in zip(missing.tolist(), numbers[missing].tolist(), strict=True):
+            read = reads[number]
+            if row >= num_rows[0] and not _is_here(read):
+                return bisect_right(num_rows, row)
+            if not slot[number]:  # a block may be in several rows
+                slot[number] = self._put(read, number - read.first_number) + 1
+        return len(num_rows)
+
     def _runs_low(self) -> bool:
         num_planned = len(self._planned)
-        half_empty = num_planned <= LOOKAHEAD_STEPS // 2 and self._held_bytes <= self._settings.buffer_bytes // 2
+        half_empty = num_planned <= LOOKAHEAD_STEPS // 2 and self._blocks.num_bytes <= self._settings.buffer_bytes // 2
         return half_empty or num_planned < self._min_steps
 
     def _is_full(self) -> bool:
         num_planned = len(self._planned)
-        enough = num_planned >= LOOKAHEAD_STEPS or self._held_bytes >= self._settings.buffer_bytes
+        enough = num_planned >= LOOKAHEAD_STEPS or self._blocks.num_bytes >= self._settings.buffer_bytes
         return enough and num_planned >= self._min_steps
 
     def _plan_ahead(self) -> None:
-        new: list[_Wanted] = []
+        new: list[Wanted] = []
         while not self._is_full():
             step = next(self._steps, None)
             if step is None:
                 break
             shard, block, start, stop = step.T
-            if len(self._first_number) <= len(self._shards):
-                self._number_blocks()
-            rows = _Rows(self._first_number[shard] + block, start, stop, int((stop - start).sum()))
-            self._planned.append(rows)
-            last_use = self._last_use[rows.number]
-            self._last_use[rows.number] = self._num_taken + len(self._planned)
-            if np.count_nonzero(last_use) < len(last_use):
-                unknown = last_use == 0
-                new += self._hold(rows.number[unknown], shard[unknown], block[unknown])
-        for read in self._join(new):
+            numbers = self._blocks.number(self._shards, shard, block)
+            self._planned.append(_Rows(numbers, start, stop, int((stop - start).sum())))
+            unknown = self._blocks.use(numbers, self._num_taken + len(self._planned))
+            if unknown is not None:
+                new += self._hold(numbers[unknown], shard[unknown], block[unknown])
+        for read in join_blocks(new, self._shards, self._table, self._settings.max_read_bytes):
+            self._blocks.expect(read)
             self.counts.add(read.blocks)
             self._threads.submit(read)
 
-    def _number_blocks(self) -> None:
-        """Numbers the blocks of all shards, those of shards added since after the others."""
-        added = self._shards[len(self._first_number) - 1 :]
-        counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
-        self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
-        self._last_use, self._slot, self._cost_bytes = (
-            _lengthen(each, self._first_number[-1]) for each in (self._last_use, self._slot, self._cost_bytes)
-        )
-
-    def _hold(self, numbers: Array, shards: Array, blocks: Array) -> "list[_Wanted]":
+    def _hold(self, numbers: Array, shards: Array, blocks: Array) -> list[Wanted]:
         """Blocks to be read. One costs twice its stored bytes: those of a request stay until its last is decoded."""
         for shard in np.unique(shards).tolist():
             self._asked_table(shard)  # of all shards at once: each is a round trip
         wanted = []
         for number, shard, block in dict.fromkeys(zip(numbers.tolist(), shards.tolist(), blocks.tolist(), strict=True)):
-            self._cost_bytes[number] = cost_bytes = 2 * int(self._table(shard).size[block])
-            self._held_bytes += cost_bytes
-            wanted.append(_Wanted(number, shard, block))
+            self._blocks.hold(number, 2 * int(self._table(shard).size[block]))
+            wanted.append(Wanted(number, shard, block))
         return wanted
-
-    def _let_go(self, rows: _Rows) -> list[int]:
-        """Drops the blocks whose last planned use is this step, the next one to take. Returns their slots."""
-        self._num_taken += 1
-        is_last = self._last_use[rows.number] == self._num_taken
-        if not np.count_nonzero(is_last):
-            return []
-        numbers = list({*rows.number[is_last].tolist()})
-        slots: list[int] = (self._slot[numbers] - 1).tolist()
-        self._held_bytes -= sum(self._cost_bytes[numbers].tolist())
-        self._last_use[numbers] = self._slot[numbers] = 0
-        for number in numbers:
-            del self._held[number]
-        return slots
 
     def _table(self, shard: int) -> BlockTable:
         return self._asked_table(shard).result()
-
-    def _missing(self, rows: _Rows) -> dict[int, Read]:
-        """The blocks of a step that are not decoded yet, and what brings them."""
-        slots = self._slot[rows.number]
-        if np.count_nonzero(slots) == len(slots):
-            return {}
-        return {number: self._held[number] for number in rows.number[slots == 0].tolist()}
-
-    def _decode(self, missing: dict[int, Read]) -> None:
-        # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
-        for number, read in missing.items():
-            self._slot[number] = self._put(read, number - read.first_number) + 1
 
     def _put(self, read: Read, index: int) -> int:
         """Decodes a block of a read into the arena, checked against the tables."""
@@ -271,39 +248,6 @@ class BlockWindow:
         batch = read_batch_checked(body, table, block, where)
         return self._arena.put(check_block(batch, shard, vocab_size, where), where)
 
-    def _join(self, new: "list[_Wanted]") -> "list[Read]":
-        """Reads for new blocks, in order of need; one takes in the next block of its shard while it is not too long."""
-        reads: list[Read] = []
-        endings: dict[tuple[int, int], Read] = {}
-        for number, shard, block in new:
-            read = endings.pop((shard, block), None)
-            if read is None or not self._fits(read.blocks, block):
-                table = self._table(shard)
-                read = Read(BlockRange(self._shards[shard], table, block, block), number, Future())
-                reads.append(read)
-            read.blocks = read.blocks._replace(stop=block + 1)
-            self._held[number] = endings[shard, block + 1] = read
-        return reads
 
-    def _fits(self, blocks: BlockRange, last: int) -> bool:
-        """Whether a range is not too long with another block at its end."""
-        end = blocks.table.offset[last] + blocks.table.size[last]
-        return bool(end - blocks.start_byte <= self._settings.max_read_bytes)
-
-
-def _are_here(missing: dict[int, Read]) -> bool:
-    return all(read.bodies.done() and not read.bodies.exception() for read in missing.values())
-
-
-def _lengthen(values: Array, size: int) -> Array:
-    """The values and then zeros, of which the system only keeps what is written: there may be millions of blocks.
-
-    Not from numpy, whose large arrays ask for pages of 2 MiB: a few blocks of each lane would touch most of them.
-    """
-    pages = mmap.mmap(-1, max(1, size * values.itemsize))
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
-    longer: Array = np.frombuffer(pages, values.dtype, size)
-    longer[: len(values)] = values
-    return longer
+def _is_here(read: Read) -> bool:
+    return read.bodies.done() and not read.bodies.exception()
