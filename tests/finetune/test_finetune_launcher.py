@@ -1,6 +1,7 @@
 """The command under the `deepspeed` launcher, as a person types it, against one process."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ BIN = Path(sys.executable).parent
 FLAGS = "--max_seq_len 16 --batch_size 8 --learning_rate 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
 
 
-def finetune(launcher, folder, output, *flags):
+def finetune(launcher, folder, output, *flags, **variables):
     """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
     files = ["--model", "model", "--train", "train.tsv", "--validation", "dev.tsv", "--test", "test.tsv"]
     command = [*launcher, "trainer", "finetune", "--task", "sst2", *files, "--output", output, *FLAGS.split(), *flags]
@@ -29,6 +30,7 @@ def finetune(launcher, folder, output, *flags):
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        **variables,
     }
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -65,3 +67,14 @@ def test_a_bad_file_is_named_once_under_the_launcher(tmp_path, deepspeed):
     assert ran.stderr.count("dev.tsv:22: 3 columns, expected 2 (sentence, label)") == 1
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "none/results.json").exists()
+
+
+def test_a_port_that_another_job_has_is_named(tmp_path):
+    with socket.create_server(("", 0)) as other_job:
+        port = str(other_job.getsockname()[1])
+        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ran = finetune((BIN / "python", "-m"), tmp_path, "none", **place)
+    assert ran.returncode == 2
+    assert f"error: port {port}, where the ranks were to meet, is in use" in ran.stderr
+    assert "deepspeed --master_port 29501" in ran.stderr
+    assert "Traceback" not in ran.stderr
