@@ -220,7 +220,7 @@ def _join_negative_lists(arguments: list[str]) -> list[str]:
     """`--layers -1,-2` as `--layers=-1,-2`: the parser takes a word that begins so for a flag."""
     joined: list[str] = []
     for word in arguments:
-        if re.fullmatch(r"-\d+(,-?\d+)+", word) and joined and re.fullmatch(r"--\w+", joined[-1]):
+        if re.fullmatch(r"-\d+(,-?\d+)+", word) and joined and re.fullmatch(r"--[\w.]+", joined[-1]):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -94,8 +94,10 @@ def evaluate(
 
     Raises:
         ValueError: The dataset has another vocabulary, no such split and length, or longer instances than the model
-            reads.
+            reads; or no instance is asked for.
     """
+    if max_instances is not None and max_instances < 1:
+        raise ValueError(f"max_instances is {max_instances}; give at least 1, or leave it out for all")
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
     has_nsp = opened.provenance.get("objective", WITH_NSP) == WITH_NSP and "nsp_head.weight" in opened.state

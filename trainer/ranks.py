@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,11 @@ class Ranks:
 
 
 def start_ranks() -> Ranks:
-    """Joins the process group that the launcher's environment describes; without a launcher, a group of one."""
+    """Joins the process group that the launcher's environment describes; without a launcher, a group of one.
+
+    Raises:
+        ValueError: Another job has the port where the ranks were to meet.
+    """
     if "RANK" not in os.environ:
         alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
         os.environ.update({name: str(value) for name, value in alone.items()})
@@ -51,7 +55,7 @@ def start_ranks() -> Ranks:
 
         # Otherwise joining compiles a C++ extension for 50 s on a CPU, and a killed compile leaves a lock behind.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(verbose=False)
+        _join(deepspeed.init_distributed)
     # DeepSpeed 0.19.8 calls what torch 2.13 renamed; nothing a user could change.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     device = torch.device("cpu")
@@ -65,6 +69,18 @@ def start_ranks() -> Ranks:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return Ranks(rank, world_size, device, torch.distributed.new_group(backend="gloo"))
+
+
+def _join(init_distributed: Callable[..., None]) -> None:
+    try:
+        init_distributed(verbose=False)
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise ValueError(
+            f"port {os.environ['MASTER_PORT']}, where the ranks were to meet, is in use, perhaps by another job "
+            "on this machine; give the launcher another: deepspeed --master_port 29501 ..."
+        ) from error
 
 
 def device_name(device: torch.device) -> str:

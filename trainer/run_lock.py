@@ -37,6 +37,8 @@ def locked(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator
 
 def _lock(folder: Path, patience_seconds: float) -> IO[bytes]:
     """A file that keeps others out as long as it is open."""
+    if folder.is_file():
+        raise FileExistsError(f"{folder} is a file, expected a folder; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("ab")
     began = time.monotonic()

@@ -1,7 +1,10 @@
 """Means over seeds, the table, and what a log says of a grid under way."""
 
+import pytest
+
 from trainer.finetune.progress import GridProgress
 from trainer.finetune.results import format_table, summarize
+from trainer.run_lock import locked
 
 
 def run(batch_size, seed, matched, mismatched=None):
@@ -50,6 +53,12 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
         "run 1/2 batch16-seed0: step 5/40 of all runs, loss 0.500, ETA 1 min 10 s",
         "run 1/2 batch16-seed0: step 10/40 of all runs, loss 0.500, ETA 1 min 0 s",
     ]
+
+
+def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
+    with pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"), locked(tmp_path / "dev.tsv"):
+        pass
 
 
 def test_other_ranks_say_nothing(capsys):

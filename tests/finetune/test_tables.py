@@ -61,6 +61,7 @@ def test_lines_of_a_csv_are_counted_through_quoted_line_ends(tmp_path):
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: expected a JSON object, found list"),
         ("t.jsonl", '{"text": "a"}\n', r"t\.jsonl:1: no column label; the columns are text"),
         ("t.jsonl", '{"text": null, "label": 1}\n', r"t\.jsonl:1: text is null, expected a value"),
+        ("t.jsonl", '{"text": ["a"], "label": 1}\n', r"t\.jsonl:1: text is an array or an object, expected a text"),
         ("t.tsv", "text\tlabel\n", r"t\.tsv: has no rows"),
     ],
 )
@@ -73,6 +74,13 @@ def test_one_class_is_nothing_to_learn(tmp_path):
     task = task_of("classification")
     examples = task.read(write(tmp_path, "t.csv", "text,label\na,x\nb,x\n"), "train").examples
     with pytest.raises(ValueError, match=r"t\.csv:2: every training example has the label 'x'"):
+        task.find_labels(examples)
+
+
+def test_a_label_of_nothing_is_no_class(tmp_path):
+    task = task_of("classification")
+    examples = task.read(write(tmp_path, "t.csv", "text,label\na,x\nb, \n"), "train").examples
+    with pytest.raises(ValueError, match=r"t\.csv:3: the label is empty"):
         task.find_labels(examples)
 
 

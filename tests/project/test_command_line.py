@@ -84,6 +84,14 @@ def test_a_list_takes_several_words(commands):
     assert settings.input == ["a b", "c"]
 
 
+def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
+    commands["finetune"] = Command("", "trainer.finetune.settings:FinetuneSettings", "command_line_examples:show")
+    needed = [word for name in ("task", "model", "train", "validation", "output") for word in (f"--{name}", "x")]
+    arguments = ["finetune", *needed, "--tokens.feature_layers", "-1,-9"]
+    assert run_program("program", "Tests.", commands, arguments) == 0
+    assert "feature_layers='-1,-9'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

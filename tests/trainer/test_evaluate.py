@@ -115,6 +115,7 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
         (["--split", "train", "--seq_len", "99"], "99"),
         (["--data", "other"], "has another vocabulary (70 tokens) than"),
         (["--data", "long"], "instances of 64 tokens, and"),
+        (["--max_instances", "0"], "max_instances is 0; give at least 1, or leave it out for all"),
         (["--device", "cuda"], "torch finds no GPU here; give --device cpu"),
     ],
 )

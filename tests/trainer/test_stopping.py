@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.two_ranks import ROOT
+from tests.trainer.two_ranks import ROOT, free_port
 from trainer.checkpoints.read import find_checkpoints
 from trainer.guards.watchdog import HUNG
 from trainer.stopping import STOPPED, find_launchers, is_launcher
@@ -24,12 +24,6 @@ START_SECONDS = 180
 LEAVE_SECONDS = 10
 DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--module")
 TORCHRUN = ("torchrun", "--nproc_per_node", "2", "-m")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def words_of(pid):

@@ -5,7 +5,6 @@ The two nodes are real ones but for their address: each has a launcher of its ow
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.two_ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -28,12 +28,6 @@ CONFIG = {
     },
     "micro_tokens": 48,
 }  # fmt: skip
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def start(command, folder, name):

@@ -14,6 +14,14 @@ from trainer.stream.step import MicroBatch
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
 def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> list[subprocess.CompletedProcess]:
     """Runs `python COMMAND...` once per rank, as a launcher would; the finished processes, by rank."""
     return run_nodes([(command, world_size)], timeout)
@@ -21,11 +29,8 @@ def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> 
 
 def run_nodes(nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600) -> list[subprocess.CompletedProcess]:
     """Runs a command and a number of ranks for every node, all on this machine; the finished processes, by rank."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
     places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
     processes = []
     for rank, (command, local_rank, size) in enumerate(places):

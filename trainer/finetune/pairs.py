@@ -58,9 +58,15 @@ class PairTask:
         return self.read_examples(path, split)
 
     def find_labels(self, examples: Sequence[PairExample]) -> tuple[str, ...]:
-        """Those the benchmark fixes, or those there are, sorted."""
+        """Those the benchmark fixes, or those there are, sorted.
+
+        Raises:
+            ValueError: A label is empty, or there is only one; says file and line.
+        """
         if self.kind == "regression":
             return ()
+        if unlabelled := next((each for each in examples if not str(each.label).strip()), None):
+            raise ValueError(f"{unlabelled.place}: the label is empty; give one, or remove the row")
         found = self.labels or tuple(sorted({str(example.label) for example in examples}))
         if len(found) < 2:
             raise ValueError(

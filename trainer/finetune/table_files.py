@@ -132,5 +132,7 @@ def _read_json_lines(path: str, needed: Sequence[str]) -> Iterator[Record]:
         _check_columns(place, list(values), needed)
         if nothing := [name for name in needed if values[name] is None]:
             raise ValueError(f"{place}: {', '.join(nothing)} is null, expected a value")
+        if nested := [name for name in needed if isinstance(values[name], (dict, list))]:
+            raise ValueError(f"{place}: {', '.join(nested)} is an array or an object, expected a text or a number")
         fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
         yield Record(place, fields)

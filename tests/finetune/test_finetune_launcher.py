@@ -1,0 +1,80 @@
+"""The command under the `deepspeed` launcher, as a person types it, against one process."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.finetune.test_finetune import results_of
+from tests.finetune.tiny_data import write_sst2
+from tests.finetune.tiny_model import write_pretrained
+from tests.trainer.two_ranks import free_port
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+FLAGS = "--max_seq_len 16 --batch_size 8 --learning_rate 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
+
+
+def finetune(launcher, folder, output, *flags, **variables):
+    """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
+    files = ["--model", "model", "--train", "train.tsv", "--validation", "dev.tsv", "--test", "test.tsv"]
+    command = [*launcher, "trainer", "finetune", "--task", "sst2", *files, "--output", output, *FLAGS.split(), *flags]
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **variables,
+    }
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def deepspeed():
+    return (BIN / "deepspeed", "--num_gpus", "2", "--master_port", str(free_port()), "--module")
+
+
+def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_path, deepspeed):
+    write_sst2(tmp_path)
+    write_pretrained(tmp_path / "model")
+    for launcher, output in (((BIN / "python", "-m"), "alone"), (deepspeed, "together")):
+        ran = finetune(launcher, tmp_path, output)
+        assert ran.returncode == 0, ran.stderr
+        assert f"{output}: results.json, predictions, and the best model in {output}/best" in ran.stdout
+    alone, together = results_of(tmp_path / "alone"), results_of(tmp_path / "together")
+    losses = [[run.pop("train_loss") for run in results["runs"]] for results in (alone, together)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert [run["metrics"] for run in alone["runs"]] == [run["metrics"] for run in together["runs"]]
+    assert [run["name"] for run in together["runs"]] == [f"batch8-lr0.005-epochs3-seed{seed}" for seed in (0, 1)]
+    predictions = "predictions/test/SST-2.tsv"
+    assert (tmp_path / "alone" / predictions).read_text() == (tmp_path / "together" / predictions).read_text()
+    assert together["best"]["metrics"]["dev"]["accuracy"] == 1.0
+
+
+def test_a_bad_file_is_named_once_under_the_launcher(tmp_path, deepspeed):
+    write_sst2(tmp_path)
+    write_pretrained(tmp_path / "model")
+    with (tmp_path / "dev.tsv").open("a") as file:
+        file.write("bad\t0\textra\n")
+    ran = finetune(deepspeed, tmp_path, "none")
+    assert ran.returncode != 0
+    assert ran.stderr.count("dev.tsv:22: 3 columns, expected 2 (sentence, label)") == 1
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "none/results.json").exists()
+
+
+def test_a_port_that_another_job_has_is_named(tmp_path):
+    with socket.create_server(("", 0)) as other_job:
+        port = str(other_job.getsockname()[1])
+        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ran = finetune((BIN / "python", "-m"), tmp_path, "none", **place)
+    assert ran.returncode == 2
+    assert f"error: port {port}, where the ranks were to meet, is in use" in ran.stderr
+    assert "deepspeed --master_port 29501" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,146 @@
+"""docs/tutorial.md: its small form runs as it stands there, smaller still, and gives what the page says it gives."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import zstandard
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+from pipeline.cli import COMMANDS as PIPELINE
+from pipeline.command_line import parse_settings
+from tests.trainer.two_ranks import free_port
+from trainer.cli import COMMANDS as TRAINER
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/tutorial.md").read_text()
+SMALL, REAL = PAGE.split("\n# The real form\n")
+
+# What makes the small form smaller: these words of the page and what stands in their place. All of them must be there.
+SMALLER = {
+    "--max_bytes 8000000": "--max_bytes 300000",
+    "--config configs/data/demo.yaml": "--config configs/data/demo.yaml --vocab_size 1000",
+    "--steps 300 60 \\\n": "--steps 3 2 --validation.num_instances 8 \\\n",
+    "--epochs 2": "--epochs 1",
+    "deepspeed --num_gpus 2": f"deepspeed --num_gpus 2 --master_port {free_port()}",
+    "curl -fL -o tutorial/dev-v1.1.json": "cp given.json tutorial/dev-v1.1.json #",
+}
+CUT = 150
+SNIPPET_TEXT = "The school was founded in 1871 by Ada Miller. Since 2003 it is led by John Smith."
+
+
+def blocks(text):
+    return re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+
+
+def smaller(page):
+    for words, fewer in SMALLER.items():
+        assert words in page, f"docs/tutorial.md has no {words!r} any more"
+        page = page.replace(words, fewer)
+    return page
+
+
+def write_squad(shared_data, path):
+    """Real articles, of each the beginning of the first paragraph, and a whole one that has to be read in windows."""
+    packed = (shared_data / "data/squad/squad_v11_derived_half_dev.json.zst").read_bytes()
+    content = json.loads(zstandard.ZstdDecompressor().decompressobj().decompress(packed))
+    for article in content["data"]:
+        first, second, *_ = article["paragraphs"]
+        beginning = first["context"][:CUT]
+        answered = [each for each in first["qas"] if all(answer["text"] in beginning for answer in each["answers"])]
+        short = {"context": beginning, "qas": [mend(each, beginning) for each in answered[:4]]}
+        article["paragraphs"] = [short, {**second, "qas": second["qas"][:1]}]
+    path.write_text(json.dumps(content))
+
+
+def mend(question, context):
+    """Answers where they first stand."""
+    answers = [{"text": each["text"], "answer_start": context.index(each["text"])} for each in question["answers"]]
+    return {**question, "answers": answers}
+
+
+@pytest.fixture(scope="module")
+def printed(shared_data, tmp_path_factory):
+    """The folder, and what each block of the small form printed."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for name in ("configs", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
+    write_squad(shared_data, folder / "given.json")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    outputs = []
+    for block in blocks(smaller(SMALL)):
+        command = ["bash", "-euo", "pipefail", "-c", block]
+        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
+        outputs.append(ran.stdout)
+    return folder / "tutorial", "\n".join(outputs), outputs
+
+
+@pytest.mark.slow
+def test_the_small_form_from_text_to_answers(printed):
+    folder, text, outputs = printed
+    questions = read_questions(folder / "dev.json")
+    for words in ("sound, ", "step 5: validation MLM loss", "This model has seen", f"2 articles, {len(questions)} qu"):
+        assert words in text
+    results = json.loads((folder / "answers/results.json").read_text())
+    metrics = results["best"]["metrics"]["dev"]
+    assert 0 <= metrics["exact"] <= metrics["f1"] <= 100
+    assert results["data"]["validation"][0]["examples"] == len(questions)
+    assert results["data"]["validation"][0]["questions_in_windows"] >= 1
+    for name in ("predictions.json", "nbest_predictions.json"):
+        assert json.loads((folder / "answers/predictions/dev" / name).read_text()).keys() == questions.keys()
+    answer = outputs[-1].strip()
+    assert answer
+    assert answer in SNIPPET_TEXT
+
+
+@pytest.mark.slow
+def test_transformers_gives_the_logits_that_the_command_wrote(printed):
+    folder, _, _ = printed
+    tokenizer = AutoTokenizer.from_pretrained(folder / "answers/best")
+    model = AutoModelForQuestionAnswering.from_pretrained(folder / "answers/best").eval()
+    best = json.loads((folder / "answers/predictions/dev/nbest_predictions.json").read_text())
+    num_compared = 0
+    for key, (question, context) in read_questions(folder / "dev.json").items():
+        inputs = tokenizer(question, context, return_tensors="pt")
+        if inputs.input_ids.shape[1] > 128 or len(tokenizer(question).input_ids) > 34:
+            continue  # read in windows, or cut
+        with torch.no_grad():
+            output = model(**inputs)
+        for answer in best[key]:
+            start = inputs.char_to_token(answer["start"], sequence_index=1)
+            end = inputs.char_to_token(answer["end"] - 1, sequence_index=1)
+            logits = (float(output.start_logits[0, start]), float(output.end_logits[0, end]))
+            assert logits == pytest.approx((answer["start_logit"], answer["end_logit"]), abs=1e-5)
+            num_compared += 1
+    assert num_compared >= 20
+
+
+def read_questions(path):
+    """Question and context by id."""
+    paragraphs = [paragraph for article in json.loads(path.read_text())["data"] for paragraph in article["paragraphs"]]
+    return {each["id"]: (each["question"], where["context"]) for where in paragraphs for each in where["qas"]}
+
+
+def test_the_commands_of_the_real_form_are_understood(tmp_path, monkeypatch):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    names = set()
+    for line in "\n".join(blocks(REAL)).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["cp"]:
+            shutil.copy(*words[1:])
+        if words[:1] in ([], ["cp"], ["curl"]):
+            continue
+        program, name, *arguments = words[words.index("-m" if "-m" in words else "--module") + 1 :]
+        parse_settings(name, {"pipeline": PIPELINE, "trainer": TRAINER}[program][name], arguments)
+        names.add((program, name))
+    assert {("pipeline", "build"), ("trainer", "pretrain"), ("trainer", "finetune")} <= names
