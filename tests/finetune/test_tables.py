@@ -126,7 +126,7 @@ def test_swags_test_file_needs_no_label(tmp_path):
     task, text = task_of("swag"), SWAG.replace(",label", "").replace(",3\n", "\n")
     path = write(tmp_path, "test.csv", text)
     examples = task.read(path, "test").examples
-    assert task.prediction_files(path, examples, [2], {}) == {"test.tsv": "id\tprediction\n0\t2\n"}
+    assert task.prediction_files(path, examples, [2], {}) == {"test.csv": ",pred\n0,2\n"}  # as csv_predict.py writes it
     with pytest.raises(ValueError, match=r"test\.csv: no column label; the columns are , video-id, fold-ind"):
         task.read(path, "validation")
 
