@@ -12,8 +12,9 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.s3_ranges import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
-from trainer.stream import ranged_read
-from trainer.stream.ranged_read import ReadSettings, ShardReadError
+from trainer.stream import attempts
+from trainer.stream.attempts import ShardReadError
+from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
@@ -24,8 +25,8 @@ LASTING = 10**9
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(attempts, "MAX_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
     monkeypatch.setattr("gcsfs.core.GCSFileSystem.retries", 1)
 

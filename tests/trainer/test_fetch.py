@@ -16,10 +16,11 @@ from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from tests.datasets import write_dataset
-from trainer.stream import arena, fetch, ranged_read
+from trainer.stream import arena, attempts, fetch, ranged_read
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.prefetch import Prefetcher
-from trainer.stream.ranged_read import ReadSettings, ShardReadError
+from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
+from trainer.stream.ranged_read import ReadSettings
 
 Fault = Callable[[bytes], bytes]
 QUICK = ReadSettings(timeout_seconds=0.3, budget_seconds=1.0, num_threads=2)
@@ -67,9 +68,18 @@ def stall(data: bytes) -> bytes:
     return data
 
 
+def late_wrong_byte(data: bytes) -> bytes:
+    time.sleep(1.0)
+    return wrong_byte(data)
+
+
+def timed_out(data: bytes) -> bytes:
+    raise TimeoutError("the store's own")
+
+
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch):
-    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -326,7 +336,41 @@ def test_retrying_stops_when_the_stream_is_closed():
     stop = Event()
     stop.set()
     with pytest.raises(ShardReadError, match="gave up after 1 attempts"):
-        ranged_read.retry(lambda _: connection_reset(b""), "here", ReadSettings(), stop)
+        retry(lambda _: connection_reset(b""), Attempts(lambda: "here", 1, 1, stop))
+
+
+def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
+    """It returns other bytes after all, while another thread has read them again."""
+    dataset, store = over_faulty_store(folder, [late_wrong_byte])
+    window = window_over(dataset, ReadSettings(timeout_seconds=0.3, budget_seconds=20, num_threads=1))
+    left_behind = window._threads._workers[0][1]
+    assert read_all(window) == EVERYTHING
+    left_behind.join(10)
+    assert not left_behind.is_alive()
+    assert [thread.name for _, thread in window._threads._workers] == ["fetch-0"]
+
+
+def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
+    """As many requests hang as there are threads: each is made again by a new one."""
+    answer = Event()
+
+    def hang(data: bytes) -> bytes:
+        answer.wait(60)
+        return data
+
+    dataset, store = over_faulty_store(folder, [hang, hang])
+    settings = ReadSettings(timeout_seconds=0.3, budget_seconds=20, num_threads=2, max_read_bytes=1)
+    assert read_all(window_over(dataset, settings)) == EVERYTHING
+    answer.set()
+
+
+def test_a_request_in_a_thread_beside_is_given_up_in_time():
+    answer = Event()
+    with pytest.raises(TimeoutError, match="no answer within 0.05 s"):
+        call_within(0.05, lambda: answer.wait(60))
+    answer.set()
+    with pytest.raises(TimeoutError, match="the store's own"):
+        call_within(5, lambda: timed_out(b""))
 
 
 EXIT_WHILE_READING = """

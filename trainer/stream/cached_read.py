@@ -1,40 +1,32 @@
-"""Blocks from the store, or from the cache of this machine where there is one.
+"""Blocks from the cache of this machine, and from the store what is not there.
 
 May import the stdlib, numpy, pipeline.shards and this package.
 """
 
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
+from trainer.stream.attempts import Attempts, ShardReadError, call_within
 from trainer.stream.cache import CacheError, ShardCache
-from trainer.stream.ranged_read import (
-    BlockRange,
-    ReadSettings,
-    ShardReadError,
-    describe_range,
-    fetch_blocks,
-    split_blocks,
-)
+from trainer.stream.ranged_read import BlockRange, ReadSettings, describe_range, fetch_blocks, split_blocks
 from trainer.stream.source import ShardStore
 
 STRETCH_BYTES = 4 * 2**20
 
 
-def read_blocks(
+def read_blocks_cached(
     dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
 ) -> list[memoryview]:
-    """Reads the stored bytes of a range's blocks, from the cache where there is one, and checks each one's crc32.
+    """Reads the stored bytes of a range's blocks through the cache of settings.cache_dir, and checks each one's crc32.
 
     Raises:
         FileNotFoundError: The shard is not there.
         ShardReadError: Its bytes did not come, or are not those of the block table.
     """
-    if settings.cache_dir is None:
-        return fetch_blocks(dataset, blocks, settings, stop)[1]
-    cache = open_cache(settings.cache_dir, settings.cache_bytes)
+    cache = open_cache(str(settings.cache_dir), settings.cache_bytes)
     bodies: list[memoryview] = []
     for stretch in _stretches(blocks):
         bodies += _read_stretch(cache, dataset, stretch, settings, stop)[
@@ -47,11 +39,18 @@ def _read_stretch(
     cache: ShardCache, dataset: ShardStore, stretch: BlockRange, settings: ReadSettings, stop: threading.Event
 ) -> list[memoryview]:
     url = dataset.locate(stretch.shard.name)
+
+    def fetch() -> bytes:
+        # In a thread beside: this one holds a lock of the cache, which nobody else could go on with.
+        seconds = settings.timeout_seconds, settings.budget_seconds
+        attempts = Attempts(partial(describe_range, dataset, stretch), *seconds, stop)
+        return fetch_blocks(dataset, stretch, attempts, call_within)[0]
+
     try:
         return cache.read(
             f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
             lambda data: split_blocks(data, stretch, url),
-            lambda: fetch_blocks(dataset, stretch, settings, stop)[0],
+            fetch,
             stop,
             settings.budget_seconds,
         )

@@ -1,20 +1,14 @@
 """Consecutive blocks of a shard by one ranged read: timed, retried, checked. Complete or an error.
 
-May import the stdlib, numpy, pipeline.shards and `source`.
+May import the stdlib, numpy, pipeline.shards, `attempts` and `source`.
 
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
 the number of bytes is checked against the request, every block's crc32 against the block table, what it decodes to
 against the table's counts, and ids and positions in it against what they are to point into.
 """
 
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
-from random import SystemRandom
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,21 +16,8 @@ from pipeline.shards.arrow_stream import RecordBatch
 from pipeline.shards.block import Array, Block, block_of_batch, checksum, read_batch
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
+from trainer.stream.attempts import Attempts, Caller, DamageError, retry
 from trainer.stream.source import ShardStore
-
-DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire, and a refusal from a key being renewed; else they stay
-FIRST_DELAY_SECONDS = 0.25
-MAX_DELAY_SECONDS = 15.0
-
-Result = TypeVar("Result")
-
-
-class ShardReadError(ValueError):
-    """A shard could not be read in full. A ValueError, because what helps is to mend the store or the dataset."""
-
-
-class _DamageError(ValueError):
-    """Bytes that are not what the tables say."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +63,15 @@ class BlockRange(NamedTuple):
 
 
 def fetch_blocks(
-    dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
+    dataset: ShardStore, blocks: BlockRange, attempts: Attempts, call: Caller
 ) -> tuple[bytes, list[memoryview]]:
     """A range's bytes from the store, and those of every block, whose crc32 is checked.
+
+    Args:
+        dataset: Where the shard is.
+        blocks: Its blocks.
+        attempts: At this range.
+        call: Makes a request.
 
     Raises:
         FileNotFoundError: The shard is not there.
@@ -93,10 +80,10 @@ def fetch_blocks(
     url = dataset.locate(blocks.shard.name)
 
     def attempt(seconds: float) -> tuple[bytes, list[memoryview]]:
-        data = call_within(seconds, lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte))
+        data = call(seconds, lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte))
         return data, split_blocks(data, blocks, url)
 
-    return retry(attempt, describe_range(dataset, blocks), settings, stop)
+    return retry(attempt, attempts)
 
 
 def describe_range(dataset: ShardStore, blocks: BlockRange) -> str:
@@ -105,15 +92,19 @@ def describe_range(dataset: ShardStore, blocks: BlockRange) -> str:
     return f"{dataset.locate(blocks.shard.name)}, {places}"
 
 
-def read_table(dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: threading.Event) -> BlockTable:
+def describe_table(dataset: ShardStore, shard: Shard) -> str:
+    """Where a shard's block table is, for messages."""
+    return f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}"
+
+
+def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts, call: Caller) -> BlockTable:
     """Reads a shard's block table and checks that all its blocks but the last are full, which lookup relies on.
 
     Raises:
         ShardReadError: The table did not come.
         ValueError: It does not describe the shard.
     """
-    what = f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}"
-    return retry(lambda seconds: call_within(seconds, lambda: dataset.blocks(shard)), what, settings, stop)
+    return retry(lambda seconds: call(seconds, lambda: dataset.blocks(shard)), attempts)
 
 
 def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
@@ -126,7 +117,7 @@ def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
         if (found := checksum(body)) != expected:
             index = blocks.first + number
             where = f"{url}, block {index} at byte {table.offset[index]}"
-            raise _DamageError(f"{where}: crc32 of its {size} bytes is {found:08x}, not {expected:08x}")
+            raise DamageError(f"{where}: crc32 of its {size} bytes is {found:08x}, not {expected:08x}")
         bodies.append(body)
     return bodies
 
@@ -172,55 +163,3 @@ def _expect_below(what: str, values: Array, limits: Array | int, offsets: Array,
         f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run `python -m pipeline verify`"
         " on the dataset, and restore or rebuild it"
     )
-
-
-def retry(attempt: Callable[[float], Result], what: str, settings: ReadSettings, stop: threading.Event) -> Result:
-    """Calls attempt(seconds allowed) until it returns, with growing random pauses within the budget.
-
-    Raises:
-        FileNotFoundError, ValueError: At once, as time does not mend them.
-        ShardReadError: The budget is spent, or the bytes were wrong, or refused, DAMAGE_ATTEMPTS times.
-    """
-    began = time.monotonic()
-    delay, num_damaged = FIRST_DELAY_SECONDS, 0
-    for number in count(1):
-        left = settings.budget_seconds - (time.monotonic() - began)
-        try:
-            return attempt(min(settings.timeout_seconds, max(left, 0.001)))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{what}: the file is missing; restore or rebuild the dataset") from error
-        except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, _DamageError):
-                raise
-            pause = SystemRandom().uniform(0.5, 1.0) * delay
-            seconds = time.monotonic() - began
-            num_damaged += isinstance(error, _DamageError | PermissionError)
-            if num_damaged >= DAMAGE_ATTEMPTS or seconds + pause > settings.budget_seconds or stop.wait(pause):
-                raise ShardReadError(
-                    f"{what}: gave up after {number} attempts in {seconds:.1f} s: {error or repr(error)};"
-                    " check the store, or verify the dataset and restore the file"
-                ) from error
-        delay = min(2 * delay, MAX_DELAY_SECONDS)
-    raise AssertionError("unreachable")
-
-
-def call_within(seconds: float, function: Callable[[], Result]) -> Result:
-    """Calls a function in a thread of its own, which is left behind where it does not return in time.
-
-    Raises:
-        TimeoutError: It did not.
-    """
-    result: Future[Result] = Future()
-    threading.Thread(target=complete, args=(result, function), daemon=True, name="ranged-read").start()
-    try:
-        return result.result(seconds)
-    except TimeoutError as error:
-        raise TimeoutError(str(error) or f"no answer within {seconds:g} s") from error
-
-
-def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
-    """Runs a function and gives its result or its exception to whoever waits."""
-    try:
-        result.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-        result.set_exception(error)

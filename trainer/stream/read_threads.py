@@ -2,19 +2,39 @@
 
 May import the stdlib, pipeline.shards and this package. They are daemons of this process: a live filesystem does not
 survive a fork, and daemons do not keep the interpreter from exiting.
+
+A thread makes its requests itself, as handing each to a second one cost more than reading it. One that does not come
+back in time is left behind, and a new thread goes on where it was: Python cannot stop a thread that waits.
 """
 
+import math
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.cached_read import open_cache, read_blocks
-from trainer.stream.ranged_read import BlockRange, ReadSettings, complete, read_table
+from trainer.stream.attempts import Attempts, LeftBehindError, complete, no_answer
+from trainer.stream.cached_read import open_cache, read_blocks_cached
+from trainer.stream.ranged_read import (
+    BlockRange,
+    ReadSettings,
+    describe_range,
+    describe_table,
+    fetch_blocks,
+    read_table,
+)
 from trainer.stream.source import ShardStore
+
+_LOOKS_PER_TIMEOUT, _MAX_LOOK_SECONDS = 4, 1.0
+"""How often threads are looked after: a thread may take that much longer than it is allowed."""
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -40,11 +60,54 @@ class _TableRead:
     table: "Future[BlockTable]"
 
 
+@dataclass
+class _Job:
+    """What a thread is at, and what is left of the patience with it."""
+
+    wanted: Read | _TableRead
+    attempts: Attempts
+
+
+class _Worker:
+    """A thread's own state, looked at by the thread that watches over it."""
+
+    def __init__(self) -> None:
+        self.job: _Job | None = None
+        self._lock = threading.Lock()
+        self._seconds, self._deadline = 0.0, math.inf
+        self._is_left_behind = False
+
+    def call(self, seconds: float, function: Callable[[], Result]) -> Result:
+        """Calls a function in this thread.
+
+        Raises:
+            LeftBehindError: It took longer, and another thread goes on in this one's place.
+        """
+        with self._lock:
+            self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        try:
+            return function()
+        finally:
+            with self._lock:
+                self._deadline = math.inf
+                if self._is_left_behind:
+                    raise LeftBehindError
+
+    def leave_behind(self) -> _Job | None:
+        """The job to go on with, where this thread has taken too long; it will not touch it again."""
+        with self._lock:
+            if self.job is None or time.monotonic() <= self._deadline:
+                return None
+            self._is_left_behind, self._deadline = True, math.inf
+            self.job.attempts.leave(no_answer(self._seconds))
+            return self.job
+
+
 class ReadThreads:
     """A few daemon threads."""
 
     def __init__(self, dataset: ShardStore, settings: ReadSettings) -> None:
-        """Starts settings.num_threads threads.
+        """Starts settings.num_threads threads, and one that watches over them.
 
         Raises:
             ValueError: The cache cannot be used.
@@ -56,11 +119,10 @@ class ReadThreads:
         self._settings = settings
         self._numbers = count()
         self._jobs: queue.PriorityQueue[tuple[int, int, Read | _TableRead | None]] = queue.PriorityQueue()
-        self._threads = [
-            threading.Thread(target=self._run, daemon=True, name=f"fetch-{i}") for i in range(settings.num_threads)
+        self._workers: list[tuple[_Worker, threading.Thread]] = [
+            self._start(None, f"fetch-{i}") for i in range(settings.num_threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        threading.Thread(target=self._watch, daemon=True, name="fetch-watch").start()
 
     def submit(self, read: Read) -> None:
         """Reads what is asked for when its turn comes."""
@@ -75,23 +137,58 @@ class ReadThreads:
     def close(self, seconds: float = 1.0) -> None:
         """Stops the threads and waits a moment: at exit none should be inside Arrow."""
         self.stop.set()
-        for _ in self._threads:
+        workers = [*self._workers]
+        for _ in workers:
             self._jobs.put((2, next(self._numbers), None))
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for _, thread in workers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()[2]) is not None:
-            if self.stop.is_set():
-                (job.bodies if isinstance(job, Read) else job.table).cancel()
-            elif isinstance(job, _TableRead):
-                self._read_table(job)
-            else:
-                self._read_blocks(job)
+    def _start(self, begin: _Job | None, name: str) -> tuple[_Worker, threading.Thread]:
+        worker = _Worker()
+        thread = threading.Thread(target=self._run, args=(worker, begin), daemon=True, name=name)
+        thread.start()
+        return worker, thread
 
-    def _read_table(self, job: _TableRead) -> None:
-        complete(job.table, lambda: read_table(self._dataset, job.shard, self._settings, self.stop))
+    def _watch(self) -> None:
+        """Puts a new thread in the place of each that has taken too long."""
+        seconds = min(_MAX_LOOK_SECONDS, self._settings.timeout_seconds / _LOOKS_PER_TIMEOUT)
+        while not self.stop.wait(seconds):
+            for place, (worker, thread) in enumerate(self._workers):
+                if (job := worker.leave_behind()) is not None:
+                    self._workers[place] = self._start(job, thread.name)
 
-    def _read_blocks(self, read: Read) -> None:
-        complete(read.bodies, lambda: read_blocks(self._dataset, read.blocks, self._settings, self.stop))
+    def _run(self, worker: _Worker, begin: _Job | None) -> None:
+        try:
+            if begin is not None:
+                self._do(worker, begin)
+            while (wanted := self._jobs.get()[2]) is not None:
+                if self.stop.is_set():
+                    (wanted.bodies if isinstance(wanted, Read) else wanted.table).cancel()
+                else:
+                    self._do(worker, self._job(wanted))
+        except LeftBehindError:
+            pass
+
+    def _job(self, wanted: Read | _TableRead) -> _Job:
+        what = (
+            partial(describe_range, self._dataset, wanted.blocks)
+            if isinstance(wanted, Read)
+            else partial(describe_table, self._dataset, wanted.shard)
+        )
+        return _Job(wanted, Attempts(what, self._settings.timeout_seconds, self._settings.budget_seconds, self.stop))
+
+    def _do(self, worker: _Worker, job: _Job) -> None:
+        worker.job, wanted = job, job.wanted
+        if isinstance(wanted, _TableRead):
+            shard = wanted.shard
+            complete(wanted.table, lambda: read_table(self._dataset, shard, job.attempts, worker.call))
+        else:
+            blocks = wanted.blocks
+            complete(wanted.bodies, lambda: self._read_blocks(blocks, job.attempts, worker))
+        worker.job = None
+
+    def _read_blocks(self, blocks: BlockRange, attempts: Attempts, worker: _Worker) -> list[memoryview]:
+        if self._settings.cache_dir is None:
+            return fetch_blocks(self._dataset, blocks, attempts, worker.call)[1]
+        return read_blocks_cached(self._dataset, blocks, self._settings, self.stop)
