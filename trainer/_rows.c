@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define MAX_BUFFERS 6
+#define MAX_BUFFERS 11
 
 typedef struct {
     Py_buffer views[MAX_BUFFERS];
@@ -120,58 +120,65 @@ static PyObject *gather_values(PyObject *self, PyObject *arguments) {
     return finish(&held, problem);
 }
 
-static PyObject *fill_token_columns(PyObject *self, PyObject *arguments) {
-    PyObject *given[4];
-    (void)self;
-    if (!PyArg_ParseTuple(arguments, "OOOO", &given[0], &given[1], &given[2], &given[3])) return NULL;
-    Buffers held;
-    const int itemsizes[4] = {4, 2, 1, 2};
-    if (take(&held, given, itemsizes, 4, 2) < 0) return NULL;
-    const int32_t *offsets = held.views[0].buf;
-    const uint16_t *segment = held.views[1].buf;
-    uint8_t *types = held.views[2].buf;
-    uint16_t *places = held.views[3].buf;
-    const int64_t rows = length(&held, 0) - 1, tokens = length(&held, 2);
-    const char *problem = NULL;
-    if (length(&held, 1) != rows || length(&held, 3) != tokens)
-        return finish(&held, "fill_token_columns: arrays that do not fit together");
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t n = 0; n < rows; n++) {
-        const int64_t start = offsets[n], count = offsets[n + 1] - start, a = segment[n];
-        if (start < 0 || count < a || count > 65535 || start + count > tokens) {
-            problem = "fill_token_columns: lengths that do not fit";
-            break;
-        }
+/* What fill_columns is given and fills, in the order of its arguments. */
+enum { OFFSETS, SEGMENTS, MASKED_OFFSETS, POSITIONS, FIRSTS, LASTS, TYPES, PLACES, MASKED, CU_SEQLENS, LONGEST, COLUMNS };
+
+/* The columns of one micro-batch: instances `first` to `last` - 1. */
+static const char *fill_cut(const Buffers *held, int64_t first, int64_t last, int32_t *cu_seqlens, int32_t *longest) {
+    const int32_t *offsets = held->views[OFFSETS].buf, *masked = held->views[MASKED_OFFSETS].buf;
+    const uint16_t *segments = held->views[SEGMENTS].buf, *positions = held->views[POSITIONS].buf;
+    uint8_t *types = held->views[TYPES].buf;
+    uint16_t *places = held->views[PLACES].buf;
+    int32_t *out = held->views[MASKED].buf;
+    const int64_t tokens = length(held, TYPES), count = length(held, POSITIONS), base = offsets[first];
+    *longest = 0;
+    for (int64_t n = first; n < last; n++) {
+        const int64_t start = offsets[n], size = offsets[n + 1] - start, a = segments[n];
+        if (start < base || base < 0 || size < a || size > 65535 || start + size > tokens)
+            return "fill_columns: lengths that do not fit";
+        if (masked[n] < 0 || masked[n] > masked[n + 1] || masked[n + 1] > count)
+            return "fill_columns: offsets that do not fit";
         memset(types + start, 0, (size_t)a);
-        memset(types + start + a, 1, (size_t)(count - a));
-        for (int64_t place = 0; place < count; place++) places[start + place] = (uint16_t)place;
+        memset(types + start + a, 1, (size_t)(size - a));
+        for (int64_t place = 0; place < size; place++) places[start + place] = (uint16_t)place;
+        const int32_t from = (int32_t)(start - base);
+        for (int64_t m = masked[n]; m < masked[n + 1]; m++) out[m] = from + positions[m];
+        *cu_seqlens++ = from;
+        if (size > *longest) *longest = (int32_t)size;
     }
-    Py_END_ALLOW_THREADS
-    return finish(&held, problem);
+    *cu_seqlens = (int32_t)(offsets[last] - base);
+    return NULL;
 }
 
-static PyObject *fill_masked_positions(PyObject *self, PyObject *arguments) {
-    PyObject *given[4];
+static PyObject *fill_columns(PyObject *self, PyObject *arguments) {
+    PyObject *given[COLUMNS];
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "OOOO", &given[0], &given[1], &given[2], &given[3])) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOO", &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6],
+                          &given[7], &given[8], &given[9], &given[10]))
+        return NULL;
     Buffers held;
-    const int itemsizes[4] = {4, 4, 2, 4};
-    if (take(&held, given, itemsizes, 4, 1) < 0) return NULL;
-    const int32_t *offsets = held.views[0].buf, *masked = held.views[1].buf;
-    const uint16_t *positions = held.views[2].buf;
-    int32_t *out = held.views[3].buf;
-    const int64_t rows = length(&held, 0) - 1, count = length(&held, 2);
+    const int itemsizes[COLUMNS] = {4, 2, 4, 2, 8, 8, 1, 2, 4, 4, 4};
+    if (take(&held, given, itemsizes, COLUMNS, COLUMNS - TYPES) < 0) return NULL;
+    const int64_t *firsts = held.views[FIRSTS].buf, *lasts = held.views[LASTS].buf;
+    const int64_t rows = length(&held, OFFSETS) - 1, cuts = length(&held, FIRSTS), room = length(&held, CU_SEQLENS);
+    int32_t *cu_seqlens = held.views[CU_SEQLENS].buf, *longest = held.views[LONGEST].buf;
     const char *problem = NULL;
-    if (length(&held, 1) != rows + 1 || length(&held, 3) != count)
-        return finish(&held, "fill_masked_positions: arrays that do not fit together");
+    int64_t filled = 0;
+    if (rows < 0 || length(&held, SEGMENTS) != rows || length(&held, MASKED_OFFSETS) != rows + 1 ||
+        length(&held, LASTS) != cuts || length(&held, LONGEST) != cuts || length(&held, PLACES) != length(&held, TYPES) ||
+        length(&held, MASKED) != length(&held, POSITIONS))
+        return finish(&held, "fill_columns: arrays that do not fit together");
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t n = 0; n < rows; n++) {
-        if (masked[n] < 0 || masked[n] > masked[n + 1] || masked[n + 1] > count) {
-            problem = "fill_masked_positions: offsets that do not fit";
+    for (int64_t cut = 0; cut < cuts && !problem; cut++) {
+        const int64_t first = firsts[cut], last = lasts[cut];
+        if (first < 0 || first > last || last > rows || last - first + 1 > room - filled) {
+            problem = "fill_columns: a cut lies outside the instances, or there are more than room";
             break;
         }
-        for (int64_t m = masked[n]; m < masked[n + 1]; m++) out[m] = offsets[n] + positions[m];
+        problem = fill_cut(&held, first, last, cu_seqlens + filled, longest + cut);
+        filled += last - first + 1;
     }
+    if (!problem && filled != room) problem = "fill_columns: fewer instances than room";
     Py_END_ALLOW_THREADS
     return finish(&held, problem);
 }
@@ -179,8 +186,7 @@ static PyObject *fill_masked_positions(PyObject *self, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"gather_lists", gather_lists, METH_VARARGS, NULL},
     {"gather_values", gather_values, METH_VARARGS, NULL},
-    {"fill_token_columns", fill_token_columns, METH_VARARGS, NULL},
-    {"fill_masked_positions", fill_masked_positions, METH_VARARGS, NULL},
+    {"fill_columns", fill_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 """Instances per CPU-second that loaders deliver as ready batches, each in one process: one JSON line a loader.
 
-    python scripts/bench/load.py --data DATASET --seq_len 128 [--peers_python VENV/bin/python]
+    python -m scripts.bench.load --data DATASET --seq_len 128 [--peers_python VENV/bin/python]
 
 Ours reads the dataset's shards in the order of training with all checks on. `packed` delivers micro-batches as they
 go to a device, in the narrowest types; `wide` those that models take, int32 and int64, as on a CPU; `padded` the padded
@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from load_peers import LOADERS, measure  # type: ignore[import-not-found]
 
 from pipeline.shards.arrow_stream import read_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
+from scripts.bench.load_peers import LOADERS, measure
+from scripts.checkout import commit
 from trainer.allocator import ENVIRONMENT
 from trainer.stream.packing import pad_micro_batch, to_device
 from trainer.stream.ranged_read import BlockRange, split_blocks
@@ -94,8 +95,17 @@ def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path)
     """One measurement in a process of its own."""
     instances = QUICK if name in (*OURS, "raw", "webdataset-blocks") else QUICK // 20
     if name in OURS:
-        command = [sys.executable, __file__, "--data", options.data, "--seq_len", str(options.seq_len)]
-        command += ["--run", name, "--batches", str(batch), "--instances", str(instances)]
+        command = [sys.executable, "-m", "scripts.bench.load", "--data", options.data]
+        command += [
+            "--seq_len",
+            str(options.seq_len),
+            "--run",
+            name,
+            "--batches",
+            str(batch),
+            "--instances",
+            str(instances),
+        ]
     else:
         python = options.peers_python if name in PEERS_ELSEWHERE and options.peers_python else sys.executable
         program = Path(__file__).with_name("load_peers.py")
@@ -134,13 +144,12 @@ def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
 
 def describe() -> dict[str, Any]:
     """What the numbers were measured with."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
     compiled = "trainer._rows" if COMPILED else "none"
     load = round(os.getloadavg()[0], 1)
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": found.stdout.strip(),
+        "commit": commit(),
         "compiled": compiled,
         "load": load,
         "versions": versions,

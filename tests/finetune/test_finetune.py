@@ -95,7 +95,7 @@ def alone(ranks, folder, output, faults):
     other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
     faults["other"] = fault_of(ranks, other)
     finetune_on(ranks, replace(other, replace_head=True))
-    (output / "losses.json").write_text(json.dumps(our_losses(ranks, folder)))
+    (output / "losses.json").write_text(json.dumps(losses_of(ranks, settings_of(folder, ""), LOSSES)))
 
 
 def resume(ranks, folder, output):
@@ -121,12 +121,12 @@ def fault_of(ranks, settings):
     return None
 
 
-def our_losses(ranks, folder):
-    settings = settings_of(folder, "")
+def losses_of(ranks, settings, recipe):
+    """Of every step of one fine-tuning."""
     prepared = prepare_data(settings)
-    model, _ = start_model(prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False)
+    model, _ = start_model(prepared.opened, prepared.config, prepared.head, recipe.seed, keeps_head=False)
     losses = []
-    train_task(model, prepared.train_items, LOSSES, settings, ranks, losses.append)
+    train_task(model, prepared.train_items, recipe, settings, ranks, losses.append)
     return losses
 
 

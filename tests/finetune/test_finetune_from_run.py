@@ -13,22 +13,21 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.finetune.test_finetune import results_of, settings_of
+from tests.finetune.test_finetune import losses_of, results_of, settings_of
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main as command
-from trainer.finetune.prepare import prepare_data
 from trainer.finetune.run import finetune_on
-from trainer.finetune.start import start_model
-from trainer.finetune.training import Recipe, train_task
+from trainer.finetune.training import Recipe
 from trainer.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.slow
 
 STARTS = {"newest": "run", "step-2": "run@2"}
+RECIPE = Recipe(batch_size=8, learning_rate=5e-3, epochs=6, seed=1)
 
 
 def write_texts(path, num_rows, seed):
@@ -55,19 +54,9 @@ def main(folder):
         grid = {"batch_size": [8], "epochs": [6], "seeds": [1, 2], "precision": precision}
         settings = settings_of(folder / "sst2", folder / "sst2" / precision, **grid)
         finetune_on(ranks, settings)
-        losses[precision] = losses_of(ranks, settings)
+        losses[precision] = losses_of(ranks, settings, RECIPE)
     (folder / "losses.json").write_text(json.dumps(losses))
     stop_ranks()
-
-
-def losses_of(ranks, settings):
-    """Of every step of the run with seed 1."""
-    prepared = prepare_data(settings)
-    recipe = Recipe(batch_size=8, learning_rate=5e-3, epochs=6, seed=1)
-    model, _ = start_model(prepared.opened, prepared.config, prepared.head, recipe.seed, keeps_head=False)
-    losses = []
-    train_task(model, prepared.train_items, recipe, settings, ranks, losses.append)
-    return losses
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import pytest
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.stream import cache as cache_module
 from trainer.stream import cached_read
+from trainer.stream.attempts import ShardReadError
 from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.stream.fetch import BlockWindow
-from trainer.stream.attempts import ShardReadError
 from trainer.stream.ranged_read import ReadSettings
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from tests.datasets import write_dataset
 from trainer.stream import arena, attempts, fetch, ranged_read
+from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.prefetch import Prefetcher
-from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
 from trainer.stream.ranged_read import ReadSettings
 
 Fault = Callable[[bytes], bytes]

@@ -1,10 +1,14 @@
 """Rows brought together in numpy and by the compiled module: the same values, by hand and for any runs."""
 
+import dataclasses
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.shards.block import Block
 from tokenizer.compiled import load
 from trainer.stream import rows
 
@@ -34,16 +38,48 @@ def test_lists_by_hand(compiled):
     assert into[1].tolist() == [20, 30, 31, 10, 11, 12]
 
 
+def block_of(lengths, segments, num_masked, positions) -> Block:
+    """A block of which only lengths and places matter."""
+    offsets, masked_offsets = offsets_of(lengths, dtype=np.int32), offsets_of(num_masked, dtype=np.int32)
+    return Block(
+        input_ids=np.zeros(offsets[-1], np.uint16),
+        offsets=offsets,
+        segment_a_length=np.array(segments, np.uint16),
+        masked_lm_positions=np.array(positions, np.uint16),
+        masked_lm_ids=np.zeros(masked_offsets[-1], np.uint16),
+        masked_offsets=masked_offsets,
+        is_random_next=np.zeros(len(lengths), np.bool_),
+        document_a=np.zeros(len(lengths), np.uint64),
+        document_b=np.zeros(len(lengths), np.uint64),
+    )
+
+
+def columns_of(compiled, block, cuts) -> rows.Columns:
+    firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
+    into = rows.Columns(
+        token_type_ids=np.full(len(block.input_ids), 9, np.uint8),
+        position_ids=np.full(len(block.input_ids), 9999, np.uint16),
+        masked_positions=np.full(len(block.masked_lm_ids), -1, np.int32),
+        cu_seqlens=np.full(int((lasts - firsts + 1).sum()), -1, np.int32),
+        longest=np.full(len(cuts), -1, np.int32),
+    )
+    with_path(compiled, rows.fill_columns, block, firsts, lasts, into)
+    return into
+
+
 @both_paths
 def test_columns_of_two_instances_by_hand(compiled):
-    offsets, types, places = np.array([0, 3, 7], np.int32), np.empty(7, np.uint8), np.empty(7, np.uint16)
-    with_path(compiled, rows.fill_token_columns, offsets, np.array([2, 1], np.uint16), types, places)
-    assert types.tolist() == [0, 0, 1, 0, 1, 1, 1]
-    assert places.tolist() == [0, 1, 2, 0, 1, 2, 3]
-    masked = np.empty(3, np.int32)
-    positions = np.array([1, 0, 3], np.uint16)
-    with_path(compiled, rows.fill_masked_positions, offsets, np.array([0, 1, 3], np.int32), positions, masked)
-    assert masked.tolist() == [1, 3, 6]
+    block = block_of([3, 4], [2, 1], [1, 2], [1, 0, 3])
+    into = columns_of(compiled, block, [(0, 2)])
+    assert into.token_type_ids.tolist() == [0, 0, 1, 0, 1, 1, 1]
+    assert into.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert into.masked_positions.tolist() == [1, 3, 6]
+    assert into.cu_seqlens.tolist() == [0, 3, 7]
+    assert into.longest.tolist() == [4]
+    apart = columns_of(compiled, block, [(0, 1), (1, 1), (1, 2)])
+    assert apart.masked_positions.tolist() == [1, 0, 3]
+    assert apart.cu_seqlens.tolist() == [0, 3, 0, 0, 4]
+    assert apart.longest.tolist() == [3, 0, 4]
 
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40)
@@ -70,28 +106,52 @@ def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(2, 300), min_size=1, max_size=300), st.data())
 def test_both_paths_fill_columns_of_any_lengths(lengths, data):
-    offsets = offsets_of(lengths, dtype=np.int32)
     segment = np.array([data.draw(st.integers(0, length)) for length in lengths[:5]], np.uint16)
     segment = np.resize(segment, len(lengths)) % np.array(lengths, np.uint16)
     counts = np.minimum(lengths, 3)
-    masked_offsets, positions = offsets_of(counts, dtype=np.int32), np.concatenate([np.arange(n) for n in counts])
+    block = block_of(lengths, segment, counts, np.concatenate([np.arange(n) for n in counts]))
+    inner = data.draw(st.lists(st.integers(0, len(lengths)), max_size=4).map(sorted))
+    cuts = list(pairwise([0, *inner, len(lengths)]))
     for path in PATHS:
-        types, places = np.empty(offsets[-1], np.uint8), np.empty(offsets[-1], np.uint16)
-        with_path(path, rows.fill_token_columns, offsets, segment, types, places)
-        assert places.tolist() == [n for length in lengths for n in range(length)]
-        assert types.tolist() == [int(n >= a) for a, m in zip(segment, lengths, strict=True) for n in range(m)]
-        into = np.empty(len(positions), np.int32)
-        with_path(path, rows.fill_masked_positions, offsets, masked_offsets, positions.astype(np.uint16), into)
-        assert into.tolist() == [start + n for start, m in zip(offsets[:-1], counts, strict=True) for n in range(m)]
+        into = columns_of(path, block, cuts)
+        assert into.position_ids.tolist() == [n for length in lengths for n in range(length)]
+        types = [int(n >= a) for a, m in zip(segment, lengths, strict=True) for n in range(m)]
+        assert into.token_type_ids.tolist() == types
+        starts = [[sum(lengths[first:n]) for n in range(first, last + 1)] for first, last in cuts]
+        assert into.cu_seqlens.tolist() == [start for each in starts for start in each]
+        places = [start for each in starts for start in each[:-1]]
+        assert into.masked_positions.tolist() == [
+            start + n for start, m in zip(places, counts, strict=True) for n in range(m)
+        ]
+        assert into.longest.tolist() == [max(lengths[first:last], default=0) for first, last in cuts]
 
 
 @both_paths
 def test_places_past_65535_tokens_begin_anew_with_each_instance(compiled):
-    offsets = np.arange(0, 200_001, 50_000, dtype=np.int32)
-    types, places = np.empty(200_000, np.uint8), np.empty(200_000, np.uint16)
-    with_path(compiled, rows.fill_token_columns, offsets, np.full(4, 10, np.uint16), types, places)
-    assert (places.reshape(4, -1) == np.arange(50_000)).all()
-    assert int(types.sum()) == 4 * 49_990
+    into = columns_of(compiled, block_of([50_000] * 4, [10] * 4, [0] * 4, []), [(0, 4)])
+    assert (into.position_ids.reshape(4, -1) == np.arange(50_000)).all()
+    assert int(into.token_type_ids.sum()) == 4 * 49_990
+
+
+@pytest.mark.parametrize(
+    ("change", "cuts", "said"),
+    [
+        ({"offsets": np.array([0, 3, 9], np.int32)}, [(0, 2)], "lengths that do not fit"),
+        ({"offsets": np.array([0, -3, 7], np.int32)}, [(0, 2)], "lengths that do not fit"),
+        ({"segment_a_length": np.array([4, 1], np.uint16)}, [(0, 2)], "lengths that do not fit"),
+        ({"masked_offsets": np.array([0, 1, 4], np.int32)}, [(0, 2)], "offsets that do not fit"),
+        ({"masked_offsets": np.array([0, 2, 1], np.int32)}, [(0, 2)], "offsets that do not fit"),
+        ({"segment_a_length": np.array([2], np.uint16)}, [(0, 2)], "arrays that do not fit together"),
+        ({}, [(0, 3)], "a cut lies outside"),
+        ({}, [(-1, 2)], "a cut lies outside"),
+        ({}, [(2, 1), (0, 2)], "a cut lies outside"),
+    ],
+)
+@pytest.mark.skipif(COMPILED is None, reason="the compiled modules are not built")
+def test_the_compiled_module_fills_nothing_outside_its_arrays(change, cuts, said):
+    block = dataclasses.replace(block_of([3, 4], [2, 1], [1, 2], [1, 0, 3]), **change)
+    with pytest.raises(ValueError, match=f"fill_columns: {said}"):
+        columns_of(COMPILED, block, cuts)
 
 
 @pytest.mark.skipif(COMPILED is None, reason="the compiled modules are not built")
@@ -105,8 +165,3 @@ def test_the_compiled_module_refuses_what_lies_outside_its_arrays():
         COMPILED.gather_lists(one, one + 2, ids, ids, 2, *into)
     with pytest.raises(ValueError, match="gather_values"):
         COMPILED.gather_values(one, one + 5, ids, 2, np.empty(5, np.uint16))
-    lengths = np.array([0, 9], np.int32)
-    with pytest.raises(ValueError, match="lengths that do not fit"):
-        COMPILED.fill_token_columns(lengths, np.array([1], np.uint16), np.empty(4, np.uint8), np.empty(4, np.uint16))
-    with pytest.raises(ValueError, match="offsets that do not fit"):
-        COMPILED.fill_masked_positions(lengths, lengths, ids, np.empty(4, np.int32))

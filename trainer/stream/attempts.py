@@ -51,7 +51,8 @@ class Attempts:
             budget_seconds: For all of them and the pauses.
             stop: No more attempts once it is set.
         """
-        self._what, self._timeout_seconds, self._budget_seconds, self._stop = what, timeout_seconds, budget_seconds, stop
+        self._what, self._stop = what, stop
+        self._timeout_seconds, self._budget_seconds = timeout_seconds, budget_seconds
         self._began = time.monotonic()
         self._delay = FIRST_DELAY_SECONDS
         self._number = self._num_damaged = 0

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pipeline.shards.block import Array, Block
 from trainer.stream.host_memory import HostMemory
-from trainer.stream.order import expand
-from trainer.stream.rows import fill_masked_positions, fill_token_columns
+from trainer.stream.rows import Columns, fill_columns
 
 DEVICE_DTYPES = {
     "input_ids": torch.int32,
@@ -93,31 +92,31 @@ def pack_micro_batches(
     """
     if not cuts:
         return []
-    firsts, lasts = np.array(cuts, np.int64).T
+    firsts, lasts = np.ascontiguousarray(np.array(cuts, np.int64).T)
     assert np.array_equal(firsts[1:], lasts[:-1]), f"{cuts} are not one after another"
     num_instances, num_tokens = lasts - firsts, block.offsets[lasts] - block.offsets[firsts]
     num_masked = block.masked_offsets[lasts] - block.masked_offsets[firsts]
-    counts = ((len(block.masked_lm_ids), np.int32), (len(block.input_ids), np.uint16), (len(block.input_ids), np.uint8))
-    taken = (memory or HostMemory()).take([*counts, (int(num_instances.sum()) + len(cuts), np.int32)])
-    masked_positions, position_ids, token_type_ids, cu_seqlens = taken
-    fill_token_columns(block.offsets, block.segment_a_length, token_type_ids, position_ids)
-    starts = block.offsets.copy()  # of instances in their micro-batches
-    starts[firsts[0] : lasts[-1]] -= np.repeat(block.offsets[firsts], num_instances)
-    fill_masked_positions(starts, block.masked_offsets, block.masked_lm_positions, masked_positions)
-    cut, instance = expand(firsts, lasts)
-    np.subtract(block.offsets[instance], block.offsets[firsts][cut], out=cu_seqlens)
+    sizes = {
+        "token_type_ids": (len(block.input_ids), np.uint8),
+        "position_ids": (len(block.input_ids), np.uint16),
+        "masked_positions": (len(block.masked_lm_ids), np.int32),
+        "cu_seqlens": (int(num_instances.sum()) + len(cuts), np.int32),
+    }
+    taken = dict(zip(sizes, (memory or HostMemory()).take(list(sizes.values())), strict=True))
+    into = Columns(**taken, longest=np.empty(len(cuts), np.int32))
+    fill_columns(block, firsts, lasts, into)
     by_instance = firsts[0], num_instances.tolist()
     by_token = block.offsets[firsts[0]], num_tokens.tolist()
     by_masked = block.masked_offsets[firsts[0]], num_masked.tolist()
     columns = zip(
         _split(block.input_ids, *by_token),
-        _split(cu_seqlens, 0, (num_instances + 1).tolist()),
-        _split(token_type_ids, *by_token),
-        _split(position_ids, *by_token),
-        _split(masked_positions, *by_masked),
+        _split(into.cu_seqlens, 0, (num_instances + 1).tolist()),
+        _split(into.token_type_ids, *by_token),
+        _split(into.position_ids, *by_token),
+        _split(into.masked_positions, *by_masked),
         _split(block.masked_lm_ids, *by_masked),
         _split(block.is_random_next, *by_instance),
-        _longest(block.offsets, firsts, lasts),
+        into.longest.tolist(),
         strict=True,
     )
     return [MicroBatch(*each) for each in columns]
@@ -174,11 +173,3 @@ def _split(values: Array, first: int, counts: list[int]) -> Sequence[Tensor]:
     column = torch.from_numpy(values[first:])
     rest = len(column) - sum(counts)
     return column.split_with_sizes([*counts, rest])[:-1]
-
-
-def _longest(offsets: Array, firsts: Array, lasts: Array) -> list[int]:
-    """Tokens of the longest of the instances first to last - 1; 0 of none."""
-    lengths = np.append(offsets[1:] - offsets[:-1], 0)
-    longest = np.maximum.reduceat(lengths, np.stack([firsts, lasts], axis=1).ravel())[::2]
-    found: list[int] = np.where(firsts < lasts, longest, 0).tolist()
-    return found

@@ -1,16 +1,18 @@
 """Rows of many blocks brought together, and what follows from their lengths: in numpy, or compiled if that is there.
 
 Both give the same values; trainer/_rows.c is the compiled one, for which `tokenizer.compiled` is asked. May import
-numpy, pyarrow, pipeline.shards and tokenizer.compiled. N rows in R runs, T tokens, M masked positions.
+numpy, pyarrow, pipeline.shards, tokenizer.compiled and `order`. N rows in R runs, T tokens, M masked positions.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.shards.block import Array
+from pipeline.shards.block import Array, Block
 from tokenizer.compiled import load
+from trainer.stream.order import expand
 
 COMPILED = load("trainer._rows")
 
@@ -53,33 +55,50 @@ def expand_runs(first: Array, last: Array) -> Array:
     return rows
 
 
-def fill_token_columns(offsets: Array, segment_a_length: Array, token_type_ids: Array, position_ids: Array) -> None:
-    """What follows of the lengths of instances.
+@dataclass(frozen=True)
+class Columns:
+    """What follows of the lengths of instances, to be filled: C micro-batches, one after another.
 
-    Args:
-        offsets: [N+1] int32, from 0.
-        segment_a_length: [N] uint16.
-        token_type_ids: Receives 0 for segment A and 1 for the rest, [T] uint8.
-        position_ids: Receives places counted from each instance's start, [T] uint16.
+    Attributes:
+        token_type_ids: [T] uint8; 0 for segment A and 1 for the rest.
+        position_ids: [T] uint16; counted from each instance's start.
+        masked_positions: [M] int32; counted from the start of the micro-batch.
+        cu_seqlens: [N+C] int32; of each micro-batch the offsets of its instances, from 0 to its tokens.
+        longest: [C] int32; tokens of the longest instance, 0 of none.
+    """
+
+    token_type_ids: Array
+    position_ids: Array
+    masked_positions: Array
+    cu_seqlens: Array
+    longest: Array
+
+
+def fill_columns(block: Block, firsts: Array, lasts: Array, into: Columns) -> None:
+    """Fills the columns of micro-batches: instances firsts to lasts - 1 of a block, both [C] int64, each from where the last ended.
+
+    `into` has room for all tokens of the block, of which those outside of the micro-batches may be filled or not.
     """
     if COMPILED is not None:
-        COMPILED.fill_token_columns(offsets, segment_a_length, token_type_ids, position_ids)
+        given = block.offsets, block.segment_a_length, block.masked_offsets, block.masked_lm_positions, firsts, lasts
+        filled = into.token_type_ids, into.position_ids, into.masked_positions, into.cu_seqlens, into.longest
+        COMPILED.fill_columns(*given, *filled)
         return
-    lengths = offsets[1:] - offsets[:-1]
+    offsets, lengths = block.offsets, block.offsets[1:] - block.offsets[:-1]
     segments = np.empty((len(lengths), 2), np.int64)
-    segments[:, 0] = segment_a_length
-    segments[:, 1] = lengths - segment_a_length
-    token_type_ids[:] = np.repeat(np.arange(segments.size, dtype=np.uint8) & 1, segments.ravel())
+    segments[:, 0] = block.segment_a_length
+    segments[:, 1] = lengths - block.segment_a_length
+    into.token_type_ids[:] = np.repeat(np.arange(segments.size, dtype=np.uint8) & 1, segments.ravel())
     starts = np.repeat(offsets[:-1].astype(np.uint16), lengths)  # modulo 2^16, as the difference is below that
-    np.subtract(_count_to(len(position_ids)), starts, out=position_ids)
-
-
-def fill_masked_positions(offsets: Array, masked_offsets: Array, positions: Array, into: Array) -> None:
-    """Positions [M] uint16 inside instances as positions into all tokens, [M] int32."""
-    if COMPILED is not None:
-        COMPILED.fill_masked_positions(offsets, masked_offsets, positions, into)
-        return
-    np.add(np.repeat(offsets[:-1], masked_offsets[1:] - masked_offsets[:-1]), positions, out=into)
+    np.subtract(_count_to(len(into.position_ids)), starts, out=into.position_ids)
+    cut, instance = expand(firsts, lasts)
+    begins = offsets.copy()  # of instances in their micro-batches
+    begins[firsts[0] : lasts[-1]] -= np.repeat(offsets[firsts], lasts - firsts)
+    num_masked = block.masked_offsets[1:] - block.masked_offsets[:-1]
+    np.add(np.repeat(begins[:-1], num_masked), block.masked_lm_positions, out=into.masked_positions)
+    np.subtract(offsets[instance], offsets[firsts][cut], out=into.cu_seqlens)
+    longest = np.maximum.reduceat(np.append(lengths, 0), np.stack([firsts, lasts], axis=1).ravel())[::2]
+    into.longest[:] = np.where(firsts < lasts, longest, 0)
 
 
 @lru_cache(maxsize=1)
