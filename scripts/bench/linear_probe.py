@@ -1,4 +1,4 @@
-"""What a linear classifier reads of SST-2 from a model's frozen states: the embeddings and every layer, [CLS] or the mean.
+"""What a linear classifier reads of SST-2 from frozen states: the embeddings and every layer, [CLS] or the mean.
 
 The states are standardized by the training sentences; the classifier is a logistic regression, fitted to its end with
 an L2 penalty. `--random` asks the same of new weights of the architecture, as a floor.
@@ -86,7 +86,7 @@ def _fit(states: Tensor, labels: Tensor) -> Tensor:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     slope = weights.detach()[:-1] / deviation
     return torch.cat([slope, weights.detach()[-1:] - slope @ mean])
 

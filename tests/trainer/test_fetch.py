@@ -341,7 +341,7 @@ def test_retrying_stops_when_the_stream_is_closed():
 
 def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
     """It returns other bytes after all, while another thread has read them again."""
-    dataset, store = over_faulty_store(folder, [late_wrong_byte])
+    dataset, _ = over_faulty_store(folder, [late_wrong_byte])
     window = window_over(dataset, ReadSettings(timeout_seconds=0.3, budget_seconds=20, num_threads=1))
     left_behind = window._threads._workers[0][1]
     assert read_all(window) == EVERYTHING
@@ -358,7 +358,7 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
         answer.wait(60)
         return data
 
-    dataset, store = over_faulty_store(folder, [hang, hang])
+    dataset, _ = over_faulty_store(folder, [hang, hang])
     settings = ReadSettings(timeout_seconds=0.3, budget_seconds=20, num_threads=2, max_read_bytes=1)
     assert read_all(window_over(dataset, settings)) == EVERYTHING
     answer.set()
@@ -366,7 +366,7 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
 
 def test_a_request_in_a_thread_beside_is_given_up_in_time():
     answer = Event()
-    with pytest.raises(TimeoutError, match="no answer within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
         call_within(0.05, lambda: answer.wait(60))
     answer.set()
     with pytest.raises(TimeoutError, match="the store's own"):

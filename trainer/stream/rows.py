@@ -75,9 +75,13 @@ class Columns:
 
 
 def fill_columns(block: Block, firsts: Array, lasts: Array, into: Columns) -> None:
-    """Fills the columns of micro-batches: instances firsts to lasts - 1 of a block, both [C] int64, each from where the last ended.
+    """Fills the columns of micro-batches.
 
-    `into` has room for all tokens of the block, of which those outside of the micro-batches may be filled or not.
+    Args:
+        block: N instances; its offsets begin at 0.
+        firsts: [C] int64; the first instance of each, which is where the one before ends.
+        lasts: [C] int64; one past the last instance of each.
+        into: Has room for all tokens of the block; those outside of the micro-batches may be filled or not.
     """
     if COMPILED is not None:
         given = block.offsets, block.segment_a_length, block.masked_offsets, block.masked_lm_positions, firsts, lasts
