@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
 KEY, SECRET = "test:builder", "open-sesame-4711"
 START_SECONDS = 60
+# Else gcsfs asks of every bucket what kind it is, for a minute. It looks when it is imported, which tests of S3 do too.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
 def missing_server(name):
@@ -103,11 +105,8 @@ def gcs(tmp_path_factory):
     """An emulator of Google's store with the bucket `corpus`, named by the environment."""
     program, folder, port = server_program("gcp-storage-emulator"), tmp_path_factory.mktemp("gcs"), free_port()
     command = [program, "start", "--host", "127.0.0.1", "--port", port, "-q", "-M", "--default-bucket", "corpus"]
-    variables = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
-    variables["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else every bucket is asked for its kind, for a minute
     with running(command, port, folder / "log.txt"), pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         yield {"token": "anon"}
 
 
