@@ -95,17 +95,8 @@ def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path)
     """One measurement in a process of its own."""
     instances = QUICK if name in (*OURS, "raw", "webdataset-blocks") else QUICK // 20
     if name in OURS:
-        command = [sys.executable, "-m", "scripts.bench.load", "--data", options.data]
-        command += [
-            "--seq_len",
-            str(options.seq_len),
-            "--run",
-            name,
-            "--batches",
-            str(batch),
-            "--instances",
-            str(instances),
-        ]
+        command = [sys.executable, "-m", "scripts.bench.load", "--data", options.data, "--run", name]
+        command += ["--seq_len", str(options.seq_len), "--batches", str(batch), "--instances", str(instances)]
     else:
         python = options.peers_python if name in PEERS_ELSEWHERE and options.peers_python else sys.executable
         program = Path(__file__).with_name("load_peers.py")
