@@ -123,7 +123,9 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
     try:
         return result.result(seconds)
     except TimeoutError as error:
-        raise (error if str(error) else no_answer(seconds)) from error
+        if str(error):  # the function's own
+            raise
+        raise no_answer(seconds) from error
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
