@@ -47,7 +47,7 @@ static void find_zstd(void) {
 }
 
 typedef struct {
-    Py_buffer views[2 + NUM_LISTS + NUM_FLAT]; /* the block, its template, lists, flat */
+    Py_buffer views[2 + NUM_LISTS + NUM_FLAT]; /* the template, counts, lists, flat */
     int count;
 } Held;
 
@@ -243,15 +243,15 @@ static int put(const Held *held, const Numbers *at, Buffer *buffers, int64_t mas
     return 1;
 }
 
-static int put_checked(const Held *held, const Numbers *at, void *context) {
-    const int64_t size = held->views[0].len, body = held->views[1].len;
-    const char *data = held->views[0].buf;
+static int put_checked(const Py_buffer *block, const Held *held, const Numbers *at, void *context) {
+    const int64_t size = block->len, body = held->views[0].len;
+    const char *data = block->buf;
     if (at->slots <= 0 || at->slots > INT32_MAX || at->slot < 0 || at->slot >= at->slots) return 0;
     if (at->rows <= 0 || at->rows >= at->stride || at->stride > MAX_BUFFER_BYTES) return 0;
     if (at->vocab_size <= 0 || at->tokens < 0 || at->tokens > MAX_BUFFER_BYTES || (at->width != 2 && at->width != 4)) return 0;
     if (at->body_bytes < 0 || at->num_rows < 0 || at->nodes < 0 || at->buffers < 0 || size < body + 8) return 0;
     if (at->body_bytes > body - 8 || at->num_rows > body - 8 || at->nodes > body - 16 * NUM_BUFFERS) return 0;
-    if (at->buffers > body - 32 * NUM_BUFFERS || !is_like(data, held->views[1].buf, body, at)) return 0;
+    if (at->buffers > body - 32 * NUM_BUFFERS || !is_like(data, held->views[0].buf, body, at)) return 0;
     Buffer buffers[NUM_BUFFERS];
     const int64_t masked = find_buffers(data, size, body, at, buffers);
     if (masked < 0) return 0;
@@ -263,42 +263,64 @@ static int put_checked(const Held *held, const Numbers *at, void *context) {
     return fits;
 }
 
-/* put_stored(block, template, (body_bytes, num_rows, nodes, buffers), (slot, slots, rows, tokens, width, most_tokens,
-   vocab_size, stride), lists, flat) -> bool
+/* How many of the blocks are in their slots: all before the first that is not as it should be. */
+static Py_ssize_t put_all(const Py_buffer *blocks, Py_ssize_t count, const Held *held, Numbers at, void *context) {
+    const char *counts = held->views[1].buf;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        at.slot = number_at(counts, 24 * i);
+        at.rows = number_at(counts, 24 * i + 8);
+        at.tokens = number_at(counts, 24 * i + 16);
+        if (!put_checked(&blocks[i], held, &at, context)) return i;
+    }
+    return count;
+}
 
-   Whether the stored bytes of a block, whose messages are those of the template but for their numbers, hold `rows`
-   instances of `tokens` tokens, none of them longer than most_tokens, with ids below vocab_size and masked positions
-   inside their instances; they are then in the slot. lists: offsets and values of the three columns of lists, each
-   writable; a slot has `stride` rows of offsets, and the share of the values that its number of `slots` gives. flat:
-   the four other columns. */
+/* put_stored(blocks, template, (body_bytes, num_rows, nodes, buffers), (slots, width, most_tokens, vocab_size, stride),
+   counts, lists, flat) -> int
+
+   How many of the blocks, a list of their stored bytes, are now in slots: those before the first that is not as it
+   should be, or all. The messages of each are those of the template but for their numbers; it holds as many instances
+   and tokens as `counts` [blocks, 3] says after its slot, no instance of more than most_tokens, ids below vocab_size and
+   masked positions inside their instances. lists: offsets and values of the three columns of lists, each writable; a
+   slot has `stride` rows of offsets, and the share of the values that its number of `slots` gives. flat: the four
+   other columns. */
 static PyObject *put_stored(PyObject *self, PyObject *arguments) {
-    PyObject *data, *template, *lists, *flat;
-    long long n[12];
+    PyObject *list, *template, *numbers, *lists, *flat;
+    long long n[9];
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "OO(LLLL)(LLLLLLLL)OO", &data, &template, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5],
-                          &n[6], &n[7], &n[8], &n[9], &n[10], &n[11], &lists, &flat))
+    if (!PyArg_ParseTuple(arguments, "O!O(LLLL)(LLLLL)OOO", &PyList_Type, &list, &template, &n[0], &n[1], &n[2], &n[3],
+                          &n[4], &n[5], &n[6], &n[7], &n[8], &numbers, &lists, &flat))
         return NULL;
-    const Numbers at = {n[0], n[1], n[2], n[3], n[4], n[5], n[6],
-                        n[7], n[8], n[9], n[10], n[11]};
+    const Numbers at = {.body_bytes = n[0], .num_rows = n[1],    .nodes = n[2],      .buffers = n[3], .slots = n[4],
+                        .width = n[5],      .most_tokens = n[6], .vocab_size = n[7], .stride = n[8]};
+    const Py_ssize_t count = PyList_Size(list);
+    Py_buffer *blocks = malloc((size_t)(count + 1) * sizeof *blocks);
+    if (!blocks) return PyErr_NoMemory();
+    Py_ssize_t taken = 0, put = -1;
     Held held = {.count = 0};
-    if (take(&held, data, 0) < 0 || take(&held, template, 0) < 0 || take_all(&held, lists, NUM_LISTS) < 0 ||
-        take_all(&held, flat, NUM_FLAT) < 0) {
-        release(&held);
-        return NULL;
+    while (taken < count && PyObject_GetBuffer(PyList_GetItem(list, taken), &blocks[taken], PyBUF_C_CONTIGUOUS) == 0) taken++;
+    if (taken < count || take(&held, template, 0) < 0 || take(&held, numbers, 0) < 0 ||
+        take_all(&held, lists, NUM_LISTS) < 0 || take_all(&held, flat, NUM_FLAT) < 0)
+        goto done;
+    if (held.views[1].len != 24 * count) {
+        PyErr_SetString(PyExc_ValueError, "put_stored: expected three numbers of 8 bytes for each block");
+        goto done;
     }
     void *context = spare_context;
-    int fits = 0;
     spare_context = NULL;
     Py_BEGIN_ALLOW_THREADS
     if (!context && is_usable) context = create_context();
-    fits = context && put_checked(&held, &at, context);
+    put = context ? put_all(blocks, count, &held, at, context) : 0;
     Py_END_ALLOW_THREADS
-    release(&held);
     if (!spare_context)
         spare_context = context;
     else if (context)
         free_context(context);
-    return PyBool_FromLong(fits);
+done:
+    release(&held);
+    while (taken > 0) PyBuffer_Release(&blocks[--taken]);
+    free(blocks);
+    return put < 0 ? NULL : PyLong_FromSsize_t(put);
 }
 
 static PyMethodDef methods[] = {

@@ -123,6 +123,8 @@ static PyObject *gather_values(PyObject *self, PyObject *arguments) {
 /* What fill_columns is given and fills, in the order of its arguments. */
 enum { OFFSETS, SEGMENTS, MASKED_OFFSETS, POSITIONS, FIRSTS, LASTS, TYPES, PLACES, MASKED, CU_SEQLENS, LONGEST, COLUMNS };
 
+static uint16_t ascending[UINT16_MAX + 1]; /* 0, 1, 2, ...: copied in a third of the time of counting */
+
 /* The columns of one micro-batch: instances `first` to `last` - 1. */
 static const char *fill_cut(const Buffers *held, int64_t first, int64_t last, int32_t *cu_seqlens, int32_t *longest) {
     const int32_t *offsets = held->views[OFFSETS].buf, *masked = held->views[MASKED_OFFSETS].buf;
@@ -140,7 +142,7 @@ static const char *fill_cut(const Buffers *held, int64_t first, int64_t last, in
             return "fill_columns: offsets that do not fit";
         memset(types + start, 0, (size_t)a);
         memset(types + start + a, 1, (size_t)(size - a));
-        for (int64_t place = 0; place < size; place++) places[start + place] = (uint16_t)place;
+        memcpy(places + start, ascending, (size_t)(2 * size));
         const int32_t from = (int32_t)(start - base);
         for (int64_t m = masked[n]; m < masked[n + 1]; m++) out[m] = from + positions[m];
         *cu_seqlens++ = from;
@@ -190,6 +192,14 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "trainer._rows", NULL, 0, methods, NULL, NULL, NULL, NULL};
+static int set_up(PyObject *module) {
+    (void)module;
+    for (int place = 0; place <= UINT16_MAX; place++) ascending[place] = (uint16_t)place;
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "trainer._rows", NULL, 0, methods, slots, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModuleDef_Init(&module); }

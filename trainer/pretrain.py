@@ -82,11 +82,9 @@ def train_phase(run: Run) -> None:
     if run.position.phase_step == 0:
         begin_phase(run.optimizer, phase)
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
-    for rank_step, loader in _steps_of_phase(run, phase):
+    for rank_step, waited, loader in _steps_of_phase(run, phase):
         stops, elapsed = run.stop_requested or run.saver.has_failed, clock.elapsed_seconds
-        counts = agree_on_step(
-            run.ranks, rank_step.micro_batches, rank_step.wait_seconds, stops, rank_step.drawn, elapsed
-        )
+        counts = agree_on_step(run.ranks, rank_step.micro_batches, waited, stops, rank_step.drawn, elapsed)
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
@@ -107,8 +105,8 @@ def train_phase(run: Run) -> None:
         run.must_stop = counts.must_stop
 
 
-def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoader]]:
-    """This rank's share of every step that is left of the phase, and where it comes from."""
+def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
+    """This rank's share of every step that is left of the phase, the seconds it was waited for, its source."""
     phase_index, is_first = run.position.phase, True
     with StepLoader(
         run.mixture,
@@ -137,7 +135,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, StepLoad
             rank_step = next(loader)
             batches = [prepare_micro_batch(batch, run.settings.objective) for batch in rank_step.micro_batches]
             waited = time.monotonic() - run.step_started
-            yield dataclasses.replace(rank_step, micro_batches=batches, wait_seconds=waited), loader
+            yield dataclasses.replace(rank_step, micro_batches=batches), waited, loader
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:

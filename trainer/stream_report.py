@@ -145,7 +145,7 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
     num_steps = settings.steps or _steps_of_epoch(mixture, seq_len, settings.global_batch)
     began = time.monotonic()
     taken: list[RankStep] = []
-    first_seconds = 0.0
+    first_seconds, stalls = 0.0, 0
     with (
         StepLoader(
             mixture,
@@ -163,6 +163,7 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
     ):
         for step in loader:
             first_seconds = first_seconds or time.monotonic() - began
+            stalls += bool(taken) and loader.wait_seconds > STALL_SECONDS
             taken.append(replace(step, micro_batches=[]))
             bar.update()
         reads, num_lanes = loader.reads, loader.num_lanes
@@ -178,7 +179,7 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
         blocks=reads.blocks,
         num_bytes=reads.bytes,
         seconds=seconds,
-        stalls=sum(step.wait_seconds > STALL_SECONDS for step in taken[1:]),
+        stalls=stalls,
         first_seconds=first_seconds,
         epochs=taken[-1].epochs,
         found_bytes=cache.found_bytes - found if cache else 0,

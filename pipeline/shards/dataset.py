@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.shards.block_tables import BlockTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
+from pipeline.shards.range_readers import RangeReader, range_reader
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.shards.s3_ranges import RangeReader, s3_range_reader
 from pipeline.shards.storage import file_exists, file_size, open_filesystem, read_file, read_range
 
 
@@ -73,7 +73,7 @@ class Dataset:
 
     @cached_property
     def _range_reader(self) -> RangeReader | None:
-        return s3_range_reader(self.filesystem)
+        return range_reader(self.filesystem)
 
     def read_file(self, name: str) -> bytes:
         """A small file of the dataset, such as vocab.txt.

@@ -41,13 +41,14 @@ PLACE = "fuzzed"
 
 
 class Target:
-    """An arena of four slots, three of them taken, for blocks of one shape."""
+    """An arena of eight slots, three of them taken, for blocks of one shape."""
 
     def __init__(self, draws: Draws, seq_len: int, dtype: Any) -> None:
         self._draws, self._seq_len, self._dtype = draws, seq_len, np.dtype(dtype)
         self._shard = Shard("train", seq_len, 0, PLACE, 0, "", "", 0, 0, 0, 0, 0, 0)
         self._arena = arena.Arena(block_instances(seq_len))
-        self._arena.free(self._arena.put(_all_masked(seq_len, dtype)))  # room for any block
+        for slot in [self._arena.put(_all_masked(seq_len, dtype)) for _ in range(5)]:
+            self._arena.free(slot)  # which leaves room for any block
         blocks = [draws.block(seq_len, dtype, masked) for masked in ("all", "some", "no")]
         slots = [self._arena.put(block) for block in blocks]
         stops = [block.num_instances for block in blocks]
@@ -64,7 +65,7 @@ class Target:
         if self._draws.rng.random() < RENEWED_SHARE:
             self._renew()
         kind, stored = self._draws.damaged(self._stored)
-        slot = self._arena.put_stored(memoryview(stored.data), *stored.counts, self._seq_len, self._vocab_size)
+        slot = self._put(stored)
         try:
             outcome = self._judge(kind, stored, slot)
         except AssertionError:
@@ -76,6 +77,20 @@ class Target:
         assert kind != "sound" or outcome == "taken" or not self._block.num_masked, f"a sound block was {outcome}"
         _expect_equal(f"{kind}: another slot", self._arena.gather(*self._others), self._held)
         return f"{kind}: {outcome}"
+
+    def _put(self, stored: Stored) -> int | None:
+        """The slot that the block is put into; alone, or together with a sound one before it, whose slot is let go."""
+        alone, together = [stored], [self._stored, stored]
+        if not self._block.num_masked:  # whose buffers are left out, so that Python reads it
+            together = alone
+        given = self._draws.one([alone, together])
+        counts = np.array([each.counts for each in given], np.int64)
+        bodies = [memoryview(each.data) for each in given]
+        slots = self._arena.put_stored(bodies, counts, self._seq_len, self._vocab_size)
+        for slot in slots[: len(given) - 1]:
+            self._arena.free(slot)
+        assert len(slots) >= len(given) - 1, "a sound block was refused"
+        return slots[-1] if len(slots) == len(given) else None
 
     def _renew(self) -> None:
         self._block = self._draws.block(self._seq_len, self._dtype)
@@ -148,8 +163,8 @@ def misuse(module: Any, draws: Draws) -> str:
     data, (head, places) = draws.one([encode_block, _encode_as_it_is])(block), template(dtype)
     slots, stride, width = draws.below(1, 4), block_instances(seq_len) + 1, np.dtype(dtype).itemsize
     slot = draws.below(0, slots)
-    numbers = [*places, slot, slots, block.num_instances, block.num_tokens, width, seq_len]
-    numbers += [int(np.iinfo(dtype).max), stride]
+    numbers = [*places, slots, width, seq_len, int(np.iinfo(dtype).max), stride]
+    numbers += [slot, block.num_instances, block.num_tokens]
     for _ in range(draws.below(0, 3)):
         place = draws.below(0, len(numbers))
         near = [(numbers[place] + change) % 2**62 for change in (1, -1, numbers[place])]
@@ -161,7 +176,11 @@ def misuse(module: Any, draws: Draws) -> str:
     own = data[: len(head)]  # any places are like this one
     head = draws.one([head, own, own, data[: draws.below(0, len(data))]])
     data = draws.one([*9 * [data], data[: draws.below(0, len(data))]])
-    taken = module.put_stored(data, head, tuple(numbers[:4]), tuple(numbers[4:]), tuple(cut[:6]), tuple(cut[6:]))
+    blocks = draws.below(1, 4) * [data]
+    counts = np.array([numbers[9:] for _ in blocks], np.int64)
+    counts[1:, 0] = [draws.below(0, slots) for _ in blocks[1:]]
+    places, sizes = tuple(numbers[:4]), tuple(numbers[4:9])
+    taken = module.put_stored(blocks, head, places, sizes, counts, tuple(cut[:6]), tuple(cut[6:]))
     return f"misuse: {'taken' if taken else 'refused'}"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.s3_ranges import s3_range_reader
+from pipeline.shards.range_readers import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
 from trainer.stream import attempts

@@ -105,7 +105,12 @@ def grown(block: Block) -> Arena:
 
 
 def stored_in(rows: Arena, block: Block, data: bytes, seq_len: int = 8192, vocab_size: int = 2**32) -> int | None:
-    return rows.put_stored(memoryview(data), block.num_instances, block.num_tokens, seq_len, vocab_size)
+    return one_stored(rows, data, (block.num_instances, block.num_tokens), seq_len, vocab_size)
+
+
+def one_stored(rows: Arena, data: bytes, counts: tuple[int, int], seq_len: int = 8192, vocab_size: int = 2**16):
+    slots = rows.put_stored([memoryview(data)], np.array([counts]), seq_len, vocab_size)
+    return slots[0] if slots else None
 
 
 @needs_zstd
@@ -143,8 +148,8 @@ def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callabl
         values[[1, 2]] = values[[2, 1]]
 
     assert stored_in(found, block, encoded, int(np.diff(block.offsets).max()) - 1) is None
-    assert found.put_stored(memoryview(encoded), block.num_instances - 1, block.num_tokens, 8192, 2**16) is None
-    assert found.put_stored(memoryview(encoded), block.num_instances, block.num_tokens + 1, 8192, 2**16) is None
+    assert one_stored(found, encoded, (block.num_instances - 1, block.num_tokens)) is None
+    assert one_stored(found, encoded, (block.num_instances, block.num_tokens + 1)) is None
     wrong = [
         spoiled(batch, 0, swap),
         spoiled(batch, 0, lambda values: values.__setitem__(0, 1)),
@@ -277,12 +282,53 @@ def test_the_compiled_path_takes_no_places_past_its_messages(make_block: Callabl
     found, encoded, places = grown(block), encode_block(block), arena._messages(block.input_ids.dtype)[1]
     assert stored_in(found, block, encoded) is not None
     head, _, lists, flat = found._targets
-    sizes = (found._free[-1], 4, block.num_instances, block.num_tokens, 2, 8192, 2**16, 9)
-    assert arena.COMPILED.put_stored(encoded, head, places, sizes, lists, flat)
+    counts, sizes = np.array([[found._free[-1], block.num_instances, block.num_tokens]]), (4, 2, 8192, 2**16, 9)
+    assert arena.COMPILED.put_stored([encoded], head, places, sizes, counts, lists, flat) == 1
     for number in range(4):
         for place in (-1, len(head) - 7, len(head), 2**63 - 8, 2**63 - 1):
             wrong = (*places[:number], place, *places[number + 1 :])
-            assert not arena.COMPILED.put_stored(encoded, head, wrong, sizes, lists, flat)
+            assert arena.COMPILED.put_stored([encoded], head, wrong, sizes, counts, lists, flat) == 0
+
+
+@needs_zstd
+def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(make_block: Callable[..., Block]):
+    blocks = [make_block(8, first_id=100 * n) for n in range(5)]
+    bodies, counts = (
+        [encode_block(block) for block in blocks],
+        [(each.num_instances, each.num_tokens) for each in blocks],
+    )
+    found = grown(blocks[0])  # has four slots
+    put = found.put_stored([*map(memoryview, bodies)], np.array(counts), 8192, 2**16)
+    assert len(put) == 4
+    assert found.put_stored([*map(memoryview, bodies[4:])], np.array(counts[4:]), 8192, 2**16) == []
+    run = np.zeros(4, int), np.full(4, 8)
+    assert_equal(found.gather(np.array(put), *run), concatenate_blocks(blocks[:4]))
+    for slot in put:
+        found.free(slot)
+    counts[2] = (8, 1)
+    put = found.put_stored([*map(memoryview, bodies[:4])], np.array(counts[:4]), 8192, 2**16)
+    assert len(put) == 2
+    assert_equal(found.gather(np.array(put), *(each[:2] for each in run)), concatenate_blocks(blocks[:2]))
+    rest = [found.put(block) for block in blocks[2:4]]
+    assert len({*put, *rest}) == 4
+    assert found.put_stored([], np.zeros((0, 2), int), 8192, 2**16) == []
+
+
+@needs_zstd
+def test_the_compiled_path_refuses_arrays_that_do_not_fit(make_block: Callable[..., Block]):
+    block = make_block(8)
+    found, encoded, places = grown(block), encode_block(block), arena._messages(block.input_ids.dtype)[1]
+    assert stored_in(found, block, encoded) is not None
+    head, _, lists, flat = found._targets
+    counts, sizes = np.array([[found._free[-1], block.num_instances, block.num_tokens]]), (4, 2, 8192, 2**16, 9)
+    for wrong in (counts[:0], counts[:, :2].copy(), np.concatenate([counts, counts])):
+        with pytest.raises(ValueError, match="three numbers of 8 bytes for each block"):
+            arena.COMPILED.put_stored([encoded], head, places, sizes, wrong, lists, flat)
+    for blocks in ([encoded, 5], [None]):
+        with pytest.raises(TypeError, match="bytes-like"):
+            arena.COMPILED.put_stored(blocks, head, places, sizes, counts, lists, flat)
+    with pytest.raises(ValueError, match="expected a tuple of 6 arrays"):
+        arena.COMPILED.put_stored([encoded], head, places, sizes, counts, lists[:5], flat)
 
 
 def test_without_room_or_compiled_module_the_other_path_is_taken(make_block: Callable[..., Block], monkeypatch):

@@ -19,6 +19,7 @@ from trainer.stream import cached_read
 from trainer.stream.attempts import ShardReadError
 from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.stream.fetch import BlockWindow
+from trainer.stream.planned import Steps
 from trainer.stream.ranged_read import ReadSettings
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,8 @@ def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
 
 def read_all(dataset: Dataset, settings: ReadSettings) -> list[int]:
     rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate(SIZES) for b in range(-(-size // 8))]
-    window = BlockWindow(dataset, dataset.shards("train", 8192, 0), (np.array([row]) for row in rows), settings)
+    plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
+    window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
     found = [n for step in window for n in step.document_a.tolist()]
     window.close()
     return found
@@ -170,6 +172,7 @@ import numpy as np
 from pipeline.shards.dataset import open_dataset
 from trainer.stream import cached_read
 from trainer.stream.fetch import BlockWindow
+from trainer.stream.planned import Steps
 from trainer.stream.ranged_read import ReadSettings
 
 folder, cache, log, pause = sys.argv[1:]
@@ -186,7 +189,8 @@ def slow_read(name, start, stop):
 dataset.read_bytes = slow_read
 rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate((60, 45)) for b in range(-(-size // 8))]
 settings = ReadSettings(num_threads=3, cache_dir=cache, cache_bytes=2**26)
-window = BlockWindow(dataset, dataset.shards("train", 8192, 0), (np.array([row]) for row in rows), settings)
+plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
+window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
 print([n for step in window for n in step.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
 """
 

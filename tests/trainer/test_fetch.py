@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from threading import Event
 
@@ -19,6 +20,7 @@ from tests.datasets import write_dataset
 from trainer.stream import arena, attempts, fetch, ranged_read
 from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
 from trainer.stream.fetch import BlockWindow
+from trainer.stream.planned import Steps
 from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings
 
@@ -100,8 +102,19 @@ def each_block(sizes: list[int]) -> Iterator[np.ndarray]:
             yield np.array([[shard, block, 0, min(8, size - 8 * block)]])
 
 
-def window_over(dataset: Dataset, settings: ReadSettings = QUICK, steps: Iterator | None = None) -> BlockWindow:
-    return BlockWindow(dataset, dataset.shards("train", 8192, 0), steps or each_block([60, 45]), settings)
+def joined(steps: Iterable[np.ndarray], together: int) -> Iterator[Steps]:
+    """Steps as a plan gives them: so many at a time."""
+    rest = iter(steps)
+    while some := list(islice(rest, together)):
+        bounds = np.cumsum([0, *map(len, some)])
+        yield Steps(*np.concatenate(some).T, bounds)
+
+
+def window_over(
+    dataset: Dataset, settings: ReadSettings = QUICK, steps: Iterable | None = None, together: int = 3
+) -> BlockWindow:
+    plan = joined(each_block([60, 45]) if steps is None else steps, together)
+    return BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
 
 
 def read_all(window: BlockWindow) -> list[int]:
@@ -136,10 +149,10 @@ def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gat
     monkeypatch.setattr(
         BlockWindow,
         "_put",
-        lambda window, read, index: (decoded.append(read.blocks.first + index), put(window, read, index))[1],
+        lambda window, due: (decoded.extend(due), put(window, due))[1],
     )
     steps = [np.array([[0, 0, n, n + 1], [0, 4, n, n + 1]]) for n in range(8)]
-    window = window_over(open_dataset(str(folder)), steps=iter(steps))
+    window = window_over(open_dataset(str(folder)), steps=steps)
     assert [step.document_a.tolist() for step in window] == [[n, 32 + n] for n in range(8)]
     assert window.counts.blocks == 2
     assert decoded == [0, 4]
@@ -148,7 +161,7 @@ def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gat
 def test_a_step_does_not_wait_for_blocks_of_later_ones(folder):
     steps = [np.array([[0, 0, 0, 8]]), np.array([[1, 0, 0, 8]])]
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
-    window = window_over(open_dataset(str(folder)), steps=iter(steps))
+    window = window_over(open_dataset(str(folder)), steps=steps)
     assert next(window).document_a.tolist() == list(range(8))
     with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.* is missing"):
         next(window)
@@ -164,22 +177,24 @@ def test_shards_may_be_added_while_reading(folder):
         shards.append(second)
         yield np.array([[1, 5, 0, 5], [0, 0, 3, 4]])
 
-    window = BlockWindow(dataset, shards, steps(), QUICK)
+    window = BlockWindow(dataset, shards, joined(steps(), 1), QUICK)
     assert read_all(window) == [*range(8), *range(100_040, 100_045), 3]
 
 
-def test_a_block_needed_again_later_is_read_again(folder):
+@pytest.mark.parametrize("together", [1, 2, 6])
+def test_a_block_needed_again_later_is_read_again(folder, together):
     steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 0, 1, 0)]
-    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), iter(steps))
+    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), steps, together)
     assert read_all(window) == [n for block in (0, 1, 2, 0, 1, 0) for n in range(8 * block, 8 * block + 8)]
     assert window.counts.blocks == 6
 
 
-def test_memory_is_bounded_and_blocks_are_let_go(folder):
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_memory_is_bounded_and_blocks_are_let_go(folder, together):
     dataset = open_dataset(str(folder))
     sizes = np.concatenate([dataset.blocks(shard).size for shard in dataset.shards("train", 8192, 0)])
     buffer_bytes = 8 * int(sizes.max())  # 4 blocks, as stored bytes count twice
-    window = window_over(dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2))
+    window = window_over(dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2), together=together)
     held = []
     for _ in window:
         held.append(int(window._blocks.cost_bytes[list(window._blocks.reads)].sum()))
@@ -192,7 +207,7 @@ def test_memory_is_bounded_and_blocks_are_let_go(folder):
 
 def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
     steps = [np.concatenate(list(each_block([60, 45])))] * 3
-    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1), iter(steps))
+    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1), steps)
     assert read_all(window) == EVERYTHING * 3
 
 

@@ -66,33 +66,33 @@ class Arena:
             column[first : first + block.num_instances] = getattr(block, name)
         return slot
 
-    def put_stored(
-        self, body: memoryview, num_instances: int, num_tokens: int, seq_len: int, vocab_size: int
-    ) -> int | None:
-        """Decompresses a stored block into a free slot and checks it, by one call of the compiled module.
+    def put_stored(self, bodies: list[memoryview], counts: Array, seq_len: int, vocab_size: int) -> list[int]:
+        """Decompresses stored blocks into free slots and checks them, by one call of the compiled module.
 
         Args:
-            body: Its bytes, as `decode_block` takes them.
-            num_instances: That it must hold.
-            num_tokens: Of them all.
-            seq_len: Of none of them more.
+            bodies: The bytes of each, as `decode_block` takes them.
+            counts: [B, 2] int64; the instances and the tokens that each must hold.
+            seq_len: Tokens of none of them are more.
             vocab_size: Above every token id.
 
         Returns:
-            The slot; None where nothing is compiled, the arena has to grow, or the block is not as it should be: what
-            `check_block` and `put` do says which.
+            The slots of the first ones. It ends where nothing is compiled, the arena has to grow, or a block is not as
+            it should be: what `check_block` and `put` do with that one says which.
         """
-        dtype = self._lists["input_ids"].dtype
-        if COMPILED is None or not IS_USABLE or not self._free or self._lists["masked_lm_ids"].dtype != dtype:
-            return None
+        dtype, room = self._lists["input_ids"].dtype, min(len(bodies), len(self._free))
+        if COMPILED is None or not IS_USABLE or not room or self._lists["masked_lm_ids"].dtype != dtype:
+            return []
         if self._targets is None:
             lists = tuple(array for column in self._lists.values() for array in column.arrays)
             self._targets = *_messages(dtype), lists, tuple(self._flat.values())
         template, places, *arrays = self._targets
-        sizes = (num_instances, num_tokens, dtype.itemsize, seq_len, vocab_size, self._stride)
-        if not COMPILED.put_stored(body, template, places, (self._free[-1], self._num_slots, *sizes), *arrays):
-            return None
-        return self._free.pop()
+        wanted = np.empty((room, 3), np.int64)
+        wanted[:, 0] = slots = self._free[: -room - 1 : -1]
+        wanted[:, 1:] = counts[:room]
+        sizes = (self._num_slots, dtype.itemsize, seq_len, vocab_size, self._stride)
+        num_put: int = COMPILED.put_stored(bodies[:room], template, places, sizes, wanted, *arrays)
+        del self._free[len(self._free) - num_put :]
+        return slots[:num_put]
 
     def free(self, slot: int) -> None:
         """Lets a slot be used again."""

@@ -42,16 +42,21 @@ class HeldBlocks:
         numbers: Array = self._first_number[shard] + block
         return numbers
 
-    def use(self, numbers: Array, step: int) -> Array | None:
-        """Keeps blocks until a step at least. Returns which of them [R] were not held, None for none."""
-        last_use = self._last_use[numbers]
-        self._last_use[numbers] = step
-        return None if last_use.all() else last_use == 0
+    def first_rows(self, numbers: Array) -> Array:
+        """The rows of numbers [R] where blocks that are not held come for the first time, in order."""
+        unknown = np.flatnonzero(self._last_use[numbers] == 0)
+        _, first = np.unique(numbers[unknown], return_index=True)
+        rows: Array = np.sort(unknown[first])
+        return rows
 
-    def hold(self, number: int, cost_bytes: int) -> None:
-        """Counts a block that is now held."""
-        self.cost_bytes[number] = cost_bytes
-        self.num_bytes += cost_bytes
+    def use(self, numbers: Array, steps: Array) -> None:
+        """Keeps blocks [R], of which one may be there several times, until steps [R] at least, which ascend."""
+        self._last_use[numbers] = steps
+
+    def hold(self, numbers: Array, cost_bytes: Array) -> None:
+        """Counts blocks that are now held."""
+        self.cost_bytes[numbers] = cost_bytes
+        self.num_bytes += int(cost_bytes.sum())
 
     def expect(self, read: Read) -> None:
         """Names what brings some of the blocks that are held."""

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipeline.shards.block import Array, Block, block_instances, concatenate_blocks
+from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.planned import Steps
 from trainer.stream.ranged_read import ReadSettings
 
 
@@ -58,11 +59,13 @@ def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatc
         window.close()
 
 
-def _plan_instances(shards: Sequence[Shard], start: int, stop: int, block_size: int) -> Iterator[Array]:
+def _plan_instances(shards: Sequence[Shard], start: int, stop: int, block_size: int) -> Iterator[Steps]:
     """Instances start to stop - 1 of consecutive shards, one block a step."""
     for index, shard in enumerate(shards):
         first, end = max(start, 0), min(stop, shard.instances)
-        for block in range(first // block_size, -(-end // block_size) if first < end else 0):
-            begin = block * block_size
-            yield np.array([[index, block, max(first - begin, 0), min(end - begin, block_size)]])
+        if first < end:
+            block = np.arange(first // block_size, -(-end // block_size))
+            begin = np.maximum(first - block * block_size, 0)
+            last = np.minimum(end - block * block_size, block_size)
+            yield Steps(np.full(len(block), index), block, begin, last, np.arange(len(block) + 1))
         start, stop = start - shard.instances, stop - shard.instances

@@ -111,14 +111,15 @@ def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
     """The bytes of every block of a range, each checked against the block table."""
     table, every = blocks.table, slice(blocks.first, blocks.stop)
     begins, sizes = (table.offset[every] - blocks.start_byte).tolist(), table.size[every].tolist()
-    view, bodies = memoryview(data), []
-    for number, (begin, size, expected) in enumerate(zip(begins, sizes, table.crc32[every].tolist(), strict=True)):
-        body = view[begin : begin + size]
-        if (found := checksum(body)) != expected:
-            index = blocks.first + number
-            where = f"{url}, block {index} at byte {table.offset[index]}"
-            raise DamageError(f"{where}: crc32 of its {size} bytes is {found:08x}, not {expected:08x}")
-        bodies.append(body)
+    view = memoryview(data)
+    bodies = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+    found, expected = [checksum(body) for body in bodies], table.crc32[every].tolist()
+    if found != expected:
+        number = next(n for n, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other)
+        where = f"{url}, block {blocks.first + number} at byte {table.offset[blocks.first + number]}"
+        raise DamageError(
+            f"{where}: crc32 of its {sizes[number]} bytes is {found[number]:08x}, not {expected[number]:08x}"
+        )
     return bodies
 
 

@@ -2,10 +2,10 @@
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from trainer.stream.host_memory import HostMemory
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import step_positions
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.planned import Steps
 from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
@@ -28,31 +29,41 @@ class RankStep:
     Attributes:
         step: Steps taken before it.
         first_position: Stream position of the global batch's first instance.
+        position_after: Of the next global batch's first instance, but for what is skipped there.
         micro_batches: In slot order; at least one.
-        stream: The stream's state after this step.
         num_instances: Of this rank's share, as are the next three.
         num_tokens: Real tokens, specials included.
         num_masked: Masked positions.
         drawn: Instances and tokens of every dataset of the mixture.
-        epochs: Passes of every dataset that the stream has come through after this step.
-        wait_seconds: How long the caller waited for this step.
+        begin: A state of the stream before this step.
+        passes: What is known of the datasets.
     """
 
     step: int
     first_position: int
+    position_after: int
     micro_batches: list[MicroBatch]
-    stream: StreamState
     num_instances: int
     num_tokens: int
     num_masked: int
     drawn: tuple[tuple[int, int], ...]
-    epochs: tuple[float, ...]
-    wait_seconds: float
+    begin: StreamState
+    passes: KnownPasses
+
+    @cached_property
+    def stream(self) -> StreamState:
+        """The stream's state after this step."""
+        return replace(self.begin, position=self.position_after, datasets=self.passes.describe(self.position_after))
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """The stream's state after this step, plain values for JSON."""
+        """The same, plain values for JSON."""
         return self.stream.to_dict()
+
+    @cached_property
+    def epochs(self) -> tuple[float, ...]:
+        """Passes of every dataset that the stream has come through after this step."""
+        return self.passes.epochs(self.position_after)
 
 
 @dataclass(frozen=True)
@@ -85,12 +96,11 @@ PLANNED_STRETCHES = 2**15
 
 
 class _Planned(NamedTuple):
-    """What is known of a step before it is read; dataset and num_instances are those of each row of its plan [R]."""
+    """What is known of a step before it is read; of a mixture, dataset and instances of each row of its plan [2, R]."""
 
     first_position: int
     position_after: int
-    dataset: Array
-    num_instances: Array
+    drawn: Array | None
 
 
 class RankSteps:
@@ -128,8 +138,8 @@ class RankSteps:
         if self._window is not None:
             self._window.close()
 
-    def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Array]:
-        """What this rank reads of every step as far as the order is known, as BlockWindow takes it."""
+    def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Steps]:
+        """What this rank reads of every step as far as the order is known."""
         sizes = self._sizes
         order = self._passes.order(state.seed, state.num_lanes, state.skipped)
         position, most = state.position, max(1, min(LOOKAHEAD_STEPS, PLANNED_STRETCHES // state.num_lanes))
@@ -139,20 +149,20 @@ class RankSteps:
             if not count:
                 return
             runs = rank_runs(order, position, sizes.global_batch, sizes.rank, sizes.world_size, count)
-            yield from self._rows_of_steps(runs, firsts[:count], afters[:count])
+            yield self._rows_of_steps(runs, firsts[:count], afters[:count])
             position = int(afters[count - 1])
             num_steps = None if num_steps is None else num_steps - count
 
-    def _rows_of_steps(self, runs: Runs, firsts: Array, afters: Array) -> Iterator[Array]:
-        """The rows of each step, which is remembered as planned."""
+    def _rows_of_steps(self, runs: Runs, firsts: Array, afters: Array) -> Steps:
+        """The rows of steps, each of which is remembered as planned."""
         block_size = block_instances(self._passes.seq_len)
         runs, block = cut_at_blocks(runs, block_size)
-        first, num_instances = block * block_size, runs.stop - runs.start
-        rows = np.stack([self._passes.shard_index(runs), block, runs.start - first, runs.stop - first], axis=1)
-        bounds = np.searchsorted(runs.step, np.arange(len(firsts) + 1)).tolist()
-        for (start, stop), first, after in zip(pairwise(bounds), firsts.tolist(), afters.tolist(), strict=True):
-            self._planned.append(_Planned(first, after, runs.dataset[start:stop], num_instances[start:stop]))
-            yield rows[start:stop]
+        first, bounds = block * block_size, np.searchsorted(runs.step, np.arange(len(firsts) + 1))
+        rows: Iterable[Array | None] = repeat(None)
+        if len(self._passes.mixture) > 1:
+            rows = np.split(np.stack([runs.dataset, runs.stop - runs.start]), bounds[1:-1], axis=1)
+        self._planned += map(_Planned, firsts.tolist(), afters.tolist(), rows)
+        return Steps(self._passes.shard_index(runs), block, runs.start - first, runs.stop - first, bounds)
 
     def _min_steps(self) -> int:
         """A lane of the rarest dataset is visited once in this many steps: its block must live between two visits."""
@@ -173,30 +183,28 @@ class RankSteps:
         steps = []
         for number, (start, stop) in enumerate(shares):
             planned = self._planned.popleft()
-            after = planned.position_after
-            # Not by `replace`, which takes three times as long: as much as cutting a small step.
-            state = StreamState(**{**vars(state), "position": after, "datasets": self._passes.describe(after)})
             step = RankStep(
                 step=first_step + number,
                 first_position=planned.first_position,
+                position_after=planned.position_after,
                 micro_batches=list(islice(micro_batches, len(cuts[number]))),
-                stream=state,
                 num_instances=stop - start,
                 num_tokens=tokens[number + 1] - tokens[number],
                 num_masked=masked[number + 1] - masked[number],
-                drawn=_count_drawn(offsets[start : stop + 1], planned, len(self._passes.mixture)),
-                epochs=self._passes.epochs(after),
-                wait_seconds=0.0,
+                drawn=_count_drawn(offsets[start : stop + 1], planned.drawn, len(self._passes.mixture)),
+                begin=state,
+                passes=self._passes,
             )
             steps.append(step)
         return steps
 
 
-def _count_drawn(offsets: Array, planned: _Planned, num_datasets: int) -> tuple[tuple[int, int], ...]:
+def _count_drawn(offsets: Array, drawn: Array | None, num_datasets: int) -> tuple[tuple[int, int], ...]:
     """Instances and tokens of every dataset in a share with these offsets [N+1]."""
-    if num_datasets == 1:
+    if drawn is None:
         return ((len(offsets) - 1, int(offsets[-1] - offsets[0])),)
-    ends = np.cumsum(planned.num_instances)
-    tokens = offsets[ends] - offsets[ends - planned.num_instances]
-    columns = [np.bincount(planned.dataset, each, num_datasets) for each in (planned.num_instances, tokens)]
+    dataset, num_instances = drawn
+    ends = np.cumsum(num_instances)
+    tokens = offsets[ends] - offsets[ends - num_instances]
+    columns = [np.bincount(dataset, each, num_datasets) for each in (num_instances, tokens)]
     return tuple((int(instances), int(total)) for instances, total in zip(*columns, strict=True))

@@ -41,6 +41,7 @@ class StepLoader:
         passes: What is known of the datasets.
         num_lanes: K of this stream.
         reads: Requests, blocks and bytes asked for so far.
+        wait_seconds: How long the last step was waited for.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class StepLoader:
         self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, patience.stop)
         self.num_lanes = begin.num_lanes
         self.reads = rank_steps.counts
+        self.wait_seconds = 0.0
 
     def __iter__(self) -> Iterator[RankStep]:
         return self
@@ -112,8 +114,9 @@ class StepLoader:
             ShardReadError: A shard could not be read in full; a ValueError.
         """
         began = time.monotonic()
-        packed = next(self._steps)
-        return RankStep(**{**vars(packed), "wait_seconds": time.monotonic() - began})
+        step = next(self._steps)
+        self.wait_seconds = time.monotonic() - began
+        return step
 
     def describe(self, step: RankStep, global_batch: int) -> list[str]:
         """Instances of a step's global batch, of all ranks, as SHARD:START-STOP."""
