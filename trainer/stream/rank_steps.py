@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.shards.block import Array, block_instances
-from trainer.stream.fetch import LOOKAHEAD_STEPS, BlockWindow, Group, ReadCounts
+from trainer.stream.fetch import BlockWindow, Group
 from trainer.stream.host_memory import HostMemory
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import step_positions
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.planned import Steps
 from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_ahead import LOOKAHEAD_STEPS, ReadCounts
 from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
 
@@ -124,9 +125,8 @@ class RankSteps:
             plan = self._plan(state, None if num_steps is None else first_step + num_steps - step)
             shards = tuple(self._passes.shards)
             window = self._window = BlockWindow(
-                self._passes.store, shards, plan, self._reading, self._min_steps(), self._memory
+                self._passes.store, shards, plan, self._reading, self._min_steps(), self._memory, self.counts
             )
-            window.counts = self.counts
             for group in window.groups():
                 steps = self._pack(step, group, state)
                 step, state = step + len(steps), steps[-1].stream
