@@ -125,14 +125,11 @@ class BlockWindow:
             The steps whose blocks are decoded. Only those of the first step are waited for.
         """
         # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
-        reads, slot = self._blocks.reads, self._blocks.slot
         due: dict[int, Read] = {}  # of which the bytes are here
-        missing = np.flatnonzero(slot[steps.number] == 0)
+        rows = self._blocks.undecoded(steps.number)
         num_steps = len(steps.bounds) - 1
-        for row, number in zip(missing.tolist(), steps.number[missing].tolist(), strict=True):
-            if slot[number]:  # a block may be in several rows
-                continue
-            read = reads[number]
+        for row, number in zip(rows.tolist(), steps.number[rows].tolist(), strict=True):
+            read = self._blocks.reads[number]
             if not _is_here(read):
                 if row >= steps.bounds[1]:
                     num_steps = bisect_right(steps.bounds, row) - 1

@@ -42,12 +42,13 @@ class HeldBlocks:
         numbers: Array = self._first_number[shard] + block
         return numbers
 
-    def first_rows(self, numbers: Array) -> Array:
+    def unknown(self, numbers: Array) -> Array:
         """The rows of numbers [R] where blocks that are not held come for the first time, in order."""
-        unknown = np.flatnonzero(self._last_use[numbers] == 0)
-        _, first = np.unique(numbers[unknown], return_index=True)
-        rows: Array = np.sort(unknown[first])
-        return rows
+        return _first_rows(numbers, self._last_use)
+
+    def undecoded(self, numbers: Array) -> Array:
+        """The rows of numbers [R] where blocks that are in no slot come for the first time, in order."""
+        return _first_rows(numbers, self.slot)
 
     def use(self, numbers: Array, steps: Array) -> None:
         """Keeps blocks [R], of which one may be there several times, until steps [R] at least, which ascend."""
@@ -83,6 +84,14 @@ class HeldBlocks:
         self._last_use, self.slot, self.cost_bytes = (
             _lengthen(each, self._first_number[-1]) for each in (self._last_use, self.slot, self.cost_bytes)
         )
+
+
+def _first_rows(numbers: Array, values: Array) -> Array:
+    """Where numbers [R] of which the values are 0 come for the first time."""
+    rows = np.flatnonzero(values[numbers] == 0)
+    _, first = np.unique(numbers[rows], return_index=True)
+    found: Array = np.sort(rows[first])
+    return found
 
 
 def _lengthen(values: Array, size: int) -> Array:

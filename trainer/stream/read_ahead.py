@@ -130,7 +130,7 @@ class ReadAhead:
         bounds = steps.bounds[: most + 1]
         shard, block = (column[: bounds[-1]] for column in (steps.shard, steps.block))
         numbers = self.blocks.number(self._shards, shard, block)
-        rows = self.blocks.first_rows(numbers)
+        rows = self.blocks.unknown(numbers)
         cost_bytes = self._cost_bytes(shard[rows], block[rows])
         num_bytes = np.concatenate([[0], np.cumsum(cost_bytes)])[np.searchsorted(rows, bounds[1:])]
         num_planned = np.arange(1, len(bounds)) + len(self._planned)
