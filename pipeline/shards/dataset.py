@@ -9,7 +9,7 @@ from pipeline.shards.block_tables import BlockTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
 from pipeline.shards.range_readers import RangeReader, range_reader
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.shards.storage import file_exists, file_size, open_filesystem, read_file, read_range
+from pipeline.shards.storage import file_exists, file_size, is_local, open_filesystem, read_file, read_range
 
 
 class Dataset:
@@ -40,6 +40,11 @@ class Dataset:
     def vocab_size(self) -> int:
         """Entries of its vocabulary."""
         return self.manifest.vocab_size
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its files are on this machine's own disks."""
+        return is_local(self.filesystem)
 
     def num_passes(self, split: str, seq_len: int) -> int:
         """Passes of one split and length.

@@ -12,12 +12,14 @@ from threading import Event
 import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from tests.datasets import write_dataset
-from trainer.stream import arena, attempts, fetch, ranged_read
+from trainer.stream import arena, attempts, fetch, ranged_read, read_ahead
 from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
@@ -111,10 +113,10 @@ def joined(steps: Iterable[np.ndarray], together: int) -> Iterator[Steps]:
 
 
 def window_over(
-    dataset: Dataset, settings: ReadSettings = QUICK, steps: Iterable | None = None, together: int = 3
+    dataset: Dataset, reading: ReadSettings = QUICK, steps: Iterable | None = None, together: int = 3
 ) -> BlockWindow:
     plan = joined(each_block([60, 45]) if steps is None else steps, together)
-    return BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
+    return BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, reading)
 
 
 def read_all(window: BlockWindow) -> list[int]:
@@ -209,6 +211,28 @@ def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
     steps = [np.concatenate(list(each_block([60, 45])))] * 3
     window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1), steps)
     assert read_all(window) == EVERYTHING * 3
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_together(folder, monkeypatch, data):
+    monkeypatch.setattr(fetch, "GATHERED_INSTANCES", data.draw(st.sampled_from([1, 20, 4096])))
+    monkeypatch.setattr(read_ahead, "PLANNED_INSTANCES", data.draw(st.sampled_from([1, 30, 2**15])))
+    monkeypatch.setattr(read_ahead, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
+    rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
+    steps = data.draw(st.lists(st.lists(rows, min_size=1, max_size=6).map(np.array), max_size=30))
+    reading = ReadSettings(buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2)
+    plan, dataset = joined(steps, data.draw(st.integers(1, 40))), open_dataset(str(folder))
+    window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, reading, data.draw(st.integers(1, 8)))
+    found = [step.document_a.tolist() for step in window]
+    window.close()
+    expected = [
+        [100_000 * shard + 8 * block + n for shard, block, start, stop in step.tolist() for n in range(start, stop)]
+        for step in steps
+    ]
+    assert found == expected
+    assert window._blocks.num_bytes == len(window._blocks.reads) == 0
+    assert not window._blocks.slot.any()
 
 
 @pytest.mark.parametrize("fault", [short_body, wrong_byte, connection_reset, foreign_error, stall])

@@ -107,7 +107,7 @@ class ReadThreads:
     """A few daemon threads."""
 
     def __init__(self, dataset: ShardStore, settings: ReadSettings) -> None:
-        """Starts settings.num_threads threads, and one that watches over them.
+        """Starts the threads, and one that watches over them.
 
         Raises:
             ValueError: The cache cannot be used.
@@ -120,7 +120,7 @@ class ReadThreads:
         self._numbers = count()
         self._jobs: queue.PriorityQueue[tuple[int, int, Read | _TableRead | None]] = queue.PriorityQueue()
         self._workers: list[tuple[_Worker, threading.Thread]] = [
-            self._start(None, f"fetch-{i}") for i in range(settings.num_threads)
+            self._start(None, f"fetch-{i}") for i in range(settings.threads_for(dataset))
         ]
         threading.Thread(target=self._watch, daemon=True, name="fetch-watch").start()
 

@@ -28,6 +28,10 @@ class ShardStore(Protocol):
     def vocab_size(self) -> int:
         """Every token id is below it."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all files are on this machine's own disks."""
+
     def locate(self, name: str) -> str:
         """The URL of a file, for messages."""
 
@@ -111,6 +115,11 @@ class JoinedShards:
         values = [*_values_of(shard)]  # half of what `replace` takes, of 80,000
         values[_NAME] = url
         return Shard(*values)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all shards so far are on this machine's own disks."""
+        return all(dataset.is_local for dataset, _ in self._homes.values())
 
     def locate(self, name: str) -> str:
         """The URL of a shard, which is its name here."""
