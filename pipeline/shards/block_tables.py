@@ -99,7 +99,10 @@ class BlockTables:
             return _parse_rows(self._whole.slice(first, stop - first), row, self._shards[row], self._where)
         group = int(np.searchsorted(self._group_rows, first, side="right")) - 1
         rows = self._read_group(group).slice(first - int(self._group_rows[group]), stop - first)
-        return _parse_rows(rows, row, self._shards[row], self._where)
+        parsed = _parse_rows(rows, row, self._shards[row], self._where)
+        del rows
+        pa.default_memory_pool().release_unused()  # what Arrow would keep for this thread: 5 MB for each that reads
+        return parsed
 
     def _read_group(self, group: int) -> pa.Table:
         described = self._metadata.row_group(group)

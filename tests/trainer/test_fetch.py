@@ -12,6 +12,7 @@ from threading import Event
 import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
 from trainer.stream.prefetch import Prefetcher
 from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.source import JoinedShards
 
 Fault = Callable[[bytes], bytes]
 QUICK = ReadSettings(timeout_seconds=0.3, budget_seconds=1.0, num_threads=2)
@@ -146,7 +148,7 @@ def test_requests_stay_below_their_size(folder):
 @pytest.mark.parametrize("gathered", [1, 6, 4096])
 def test_a_block_of_many_steps_is_read_and_decoded_once(folder, monkeypatch, gathered):
     decoded = []
-    monkeypatch.setattr(fetch, "GATHERED_INSTANCES", gathered)
+    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 8192 * gathered)
     put = BlockWindow._put
     monkeypatch.setattr(
         BlockWindow,
@@ -216,7 +218,7 @@ def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_together(folder, monkeypatch, data):
-    monkeypatch.setattr(fetch, "GATHERED_INSTANCES", data.draw(st.sampled_from([1, 20, 4096])))
+    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 8192 * data.draw(st.sampled_from([1, 20, 4096])))
     monkeypatch.setattr(read_ahead, "PLANNED_INSTANCES", data.draw(st.sampled_from([1, 30, 2**15])))
     monkeypatch.setattr(read_ahead, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
     rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
@@ -341,7 +343,7 @@ def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
     positions, last = blocks[2].masked_lm_positions, int(blocks[2].masked_offsets[6])
     positions[last] = length = int(np.diff(blocks[2].offsets)[6])  # the first token of instance 7
     folder = write_dataset(tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True})
-    monkeypatch.setattr(fetch, "GATHERED_INSTANCES", 1)
+    monkeypatch.setattr(fetch, "GATHERED_TOKENS", 1)
     window = window_over(open_dataset(str(folder)), steps=each_block([24]))
     assert [next(window).document_a[0] for _ in range(2)] == [0, 8]
     said = rf"shard-00000.tar, block 2 at byte \d+, instance 6: masked_lm_position {length} should be below {length};"
@@ -410,6 +412,17 @@ def test_a_request_in_a_thread_beside_is_given_up_in_time():
     answer.set()
     with pytest.raises(TimeoutError, match="the store's own"):
         call_within(5, lambda: timed_out(b""))
+
+
+def test_local_files_are_read_by_fewer_threads_than_stores(folder):
+    dataset = open_dataset(str(folder))
+    remote, joined_up = Dataset(dataset.url, MemoryFileSystem(), "", dataset.manifest, []), JoinedShards(100)
+    for shard in dataset.all_shards:
+        joined_up.add(dataset, shard)
+    assert [ReadSettings().threads_for(each) for each in (dataset, joined_up, remote)] == [2, 2, 8]
+    joined_up.add(remote, dataset.all_shards[0])
+    assert ReadSettings().threads_for(joined_up) == 8
+    assert ReadSettings(num_threads=5).threads_for(dataset) == 5
 
 
 EXIT_WHILE_READING = """

@@ -80,9 +80,9 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
         max_read_bytes=data.draw(st.sampled_from([1, 4_000, 2**20])),
         num_threads=data.draw(st.integers(1, 3)),
     )
-    monkeypatch.setattr("trainer.stream.step.MAX_PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth"))
+    monkeypatch.setattr("trainer.stream.step.PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth"))
     monkeypatch.setattr(
-        "trainer.stream.fetch.GATHERED_INSTANCES", data.draw(st.sampled_from([1, 30, 4096]), "gathered")
+        "trainer.stream.fetch.GATHERED_TOKENS", SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered")
     )
     lanes = data.draw(st.integers(1, 50), "lanes")
     num_steps = max(2, 80 // global_batch)

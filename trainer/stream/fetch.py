@@ -22,8 +22,9 @@ from trainer.stream.read_ahead import ReadAhead, ReadCounts
 from trainer.stream.read_threads import Read, ReadThreads
 from trainer.stream.source import ShardStore
 
-GATHERED_INSTANCES = 4096
-"""Steps are gathered together up to this size."""
+GATHERED_TOKENS = 2**23
+"""Steps are gathered together until they have room for so many tokens, some 36 MB: the interpreter has little to do,
+and most blocks are used up as soon as they are decoded."""
 
 _DECODED = memoryview(b"")
 """Stands for a block's bytes when they are no longer wanted."""
@@ -106,7 +107,7 @@ class BlockWindow:
 
     def _gather_steps(self) -> Group | None:
         """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""
-        steps = self._ahead.next_steps(GATHERED_INSTANCES)
+        steps = self._ahead.next_steps(-(-GATHERED_TOKENS // self._seq_len))
         if steps is None:
             return None
         if (num_steps := self._decode(steps)) < len(steps.bounds) - 1:

@@ -85,8 +85,10 @@ class ReadAhead:
             self._plan_ahead()
         if not self._planned:
             return None
-        # Those that stay planned keep the blocks that they share with these.
-        max_steps = len(self._planned) if self._is_exhausted else max(1, len(self._planned) - self._min_steps + 1)
+        max_steps = len(self._planned)
+        if not self._is_exhausted:
+            # The rest is being read meanwhile, and keeps the blocks that it shares with these.
+            max_steps = max(1, min(max_steps // 4, max_steps - self._min_steps + 1))
         return self._planned.peek(min_instances, max_steps)
 
     def take(self, steps: Planned) -> list[int]:

@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.shards.block import block_instances
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import Patience
-from trainer.stream.fetch import GATHERED_INSTANCES
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import Stretch
 from trainer.stream.packing import MicroBatch, empty_micro_batch
@@ -26,9 +25,8 @@ from trainer.stream.state import StreamState, parse_state, refuse_other_stream
 
 __all__ = ["MicroBatch", "RankStep", "StepLoader", "empty_micro_batch"]
 
-MAX_PREFETCH_GROUPS = 4
-PREFETCH_TOKENS = 2**20
-"""Groups of steps are packed ahead while they hold fewer tokens than this: 6 bytes each."""
+PREFETCH_GROUPS = 1
+"""Groups of steps that lie ready while the next one is packed."""
 
 
 class StepLoader:
@@ -95,9 +93,7 @@ class StepLoader:
         self.passes = KnownPasses(mixture, split, seq_len, patience)
         begin = _begin(self.passes, seed, num_lanes, global_batch, state).skipping(skip)
         rank_steps = RankSteps(self.passes, begin, sizes, reading or ReadSettings(), pin_memory)
-        depth = PREFETCH_TOKENS // (max(global_batch // world_size, GATHERED_INSTANCES) * seq_len)
-        groups = rank_steps.groups(first_step, num_steps)
-        self._steps = Prefetcher(groups, max(1, min(MAX_PREFETCH_GROUPS, depth)))
+        self._steps = Prefetcher(rank_steps.groups(first_step, num_steps), PREFETCH_GROUPS)
         self._finalizer = weakref.finalize(self, _close, self._steps, rank_steps, patience.stop)
         self.num_lanes = begin.num_lanes
         self.reads = rank_steps.counts
