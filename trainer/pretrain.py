@@ -32,7 +32,6 @@ from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, note_outcome, stops_requested
-from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
 
@@ -121,7 +120,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         first_step=run.position.phase_step,
         skip=[*run.settings.skipped(phase_index), *run.guard.skipped(phase_index)],
         patience=run.patience,
-        reading=ReadSettings(cache_dir=run.settings.cache_dir, cache_bytes=run.settings.cache_bytes),
+        reading=run.settings.reading.with_cache(run.settings.cache_dir, run.settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
     ) as loader:
         while run.position.phase == phase_index and not run.must_stop:

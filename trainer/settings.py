@@ -1,6 +1,6 @@
 """Settings of a pretraining run: every default, meaning and unit in one place.
 
-Imports the stdlib, the schedule and the model's config.
+Imports the stdlib, the schedule, the model's config and `trainer.stream.read_settings`.
 
 Files in configs/pretrain state what differs from these defaults, and flags what differs from the file.
 """
@@ -14,6 +14,7 @@ from trainer.model.config import BertConfig, preset
 from trainer.model_settings import ModelSettings, OptimizerSettings
 from trainer.optim.schedule import Schedule
 from trainer.safety_settings import CheckpointSettings, SafetySettings
+from trainer.stream.read_settings import ReadingSettings
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class PretrainSettings:
         cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
             epochs; none where it is left out.
         cache_bytes: What that folder may hold; what was used longest ago makes room.
+        reading: How data is read from where it lies.
         tensorboard: Whether the curves also go to tensorboard/ in the run's folder.
         wandb: Weights & Biases project that the curves also go to; needs the package wandb.
         profile: Optimizer steps to look into, such as steps=20..25: a trace and a table of the largest operations of
@@ -160,6 +162,7 @@ class PretrainSettings:
     storage_options: str | None = None
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
+    reading: ReadingSettings = field(default_factory=ReadingSettings)
     tensorboard: bool = True
     wandb: str | None = None
     profile: str | None = None

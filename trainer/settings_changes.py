@@ -7,7 +7,7 @@ from typing import Any
 # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
 FREE_ON_RESUME = (
     "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip", "follow",
-    "follow_limit_minutes", "cache_dir", "cache_bytes", "tensorboard", "wandb", "profile", "peak_tflops",
+    "follow_limit_minutes", "cache_dir", "cache_bytes", "reading", "tensorboard", "wandb", "profile", "peak_tflops",
     "activation_checkpointing", "compile",
 )  # fmt: skip
 

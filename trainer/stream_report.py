@@ -12,7 +12,6 @@ from tqdm import tqdm
 from pipeline.shards.storage import parse_storage_options
 from trainer.allocator import keep_freed_memory
 from trainer.stream.cached_read import STRETCH_BYTES, open_cache
-from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.step import RankStep, StepLoader
 from trainer.tool_settings import StreamSettings
@@ -137,9 +136,7 @@ def _bytes_of_instances(mixture: Mixture, seq_len: int, reports: Sequence[RankRe
 
 
 def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: int) -> tuple[RankReport, int]:
-    reading = ReadSettings(
-        buffer_bytes=settings.buffer_bytes, cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes
-    )
+    reading = settings.reading.with_cache(settings.cache_dir, settings.cache_bytes)
     cache = open_cache(settings.cache_dir, settings.cache_bytes) if settings.cache_dir else None
     found, fetched = (cache.found_bytes, cache.fetched_bytes) if cache else (0, 0)
     num_steps = settings.steps or _steps_of_epoch(mixture, seq_len, settings.global_batch)

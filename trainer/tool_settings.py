@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.settings import PretrainSettings
+from trainer.stream.read_settings import ReadingSettings
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class StreamSettings:
         micro_tokens: Most real tokens of one forward pass on one rank.
         steps: How many; 0 for one epoch of the first dataset.
         seed: Of the order of shards.
-        buffer_bytes: Memory of one rank for blocks read ahead of need.
+        reading: How data is read from where it lies, as pretrain's.
         cache_dir: Folder on a disk of this machine that keeps what was read, as pretrain's; null for none.
         cache_bytes: What that folder may hold.
         storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
@@ -175,7 +176,7 @@ class StreamSettings:
     micro_tokens: int = 16_384
     steps: int = 20
     seed: int = 0
-    buffer_bytes: int = 512 * 2**20
+    reading: ReadingSettings = field(default_factory=ReadingSettings)
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
     storage_options: str | None = None

@@ -21,7 +21,6 @@ from trainer.ranks import Ranks, together
 from trainer.settings import PretrainSettings
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.packing import MicroBatch, empty_micro_batch
-from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.source import Mixture, WeightedDataset
 
 
@@ -93,7 +92,7 @@ def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ran
         world_size=ranks.world_size,
         micro_tokens=settings.micro_tokens,
         max_instances=instances,
-        reading=ReadSettings(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
+        reading=settings.reading.with_cache(settings.cache_dir, settings.cache_bytes),
     )
     read = list(share)
     entropy = unigram_entropy(_count_text(read, dataset, ranks))

@@ -36,7 +36,7 @@ from pipeline.shards.manifest import (
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from trainer.stream.order import ShardSize, StreamOrder
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import default_num_lanes, rank_runs
 from trainer.stream.step import StepLoader
 

@@ -24,7 +24,8 @@ from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
 from trainer.allocator import keep_freed_memory
-from trainer.stream.ranged_read import BlockRange, ReadSettings
+from trainer.stream.ranged_read import BlockRange
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import Read, ReadThreads
 
 BLOCK_BYTES, SHARD_BYTES = 2**17, 64 * 2**20

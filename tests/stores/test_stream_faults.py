@@ -14,7 +14,7 @@ from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
 from trainer.stream import attempts
 from trainer.stream.attempts import ShardReadError
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192

@@ -20,7 +20,7 @@ from trainer.stream.attempts import ShardReadError
 from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 
 ROOT = Path(__file__).parents[2]
 SIZES = (60, 45)
@@ -173,7 +173,7 @@ from pipeline.shards.dataset import open_dataset
 from trainer.stream import cached_read
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 
 folder, cache, log, pause = sys.argv[1:]
 cached_read.STRETCH_BYTES = 3000

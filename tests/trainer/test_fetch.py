@@ -25,7 +25,7 @@ from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
 from trainer.stream.prefetch import Prefetcher
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import JoinedShards
 
 Fault = Callable[[bytes], bytes]
@@ -419,10 +419,10 @@ def test_local_files_are_read_by_fewer_threads_than_stores(folder):
     remote, joined_up = Dataset(dataset.url, MemoryFileSystem(), "", dataset.manifest, []), JoinedShards(100)
     for shard in dataset.all_shards:
         joined_up.add(dataset, shard)
-    assert [ReadSettings().threads_for(each) for each in (dataset, joined_up, remote)] == [2, 2, 8]
+    assert [ReadSettings().num_requests(each.is_local) for each in (dataset, joined_up, remote)] == [2, 2, 8]
     joined_up.add(remote, dataset.all_shards[0])
-    assert ReadSettings().threads_for(joined_up) == 8
-    assert ReadSettings(num_threads=5).threads_for(dataset) == 5
+    assert ReadSettings().num_requests(joined_up.is_local) == 8
+    assert ReadSettings(num_threads=5).num_requests(dataset.is_local) == 5
 
 
 EXIT_WHILE_READING = """

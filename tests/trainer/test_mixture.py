@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.shards.dataset import Dataset, open_dataset
 from tests.datasets import write_dataset
 from trainer.stream.order import own_position
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
 from trainer.stream.state import MAX_STATE_BYTES, DatasetState, StreamState
 from trainer.stream.step import RankStep, StepLoader

@@ -30,7 +30,7 @@ from trainer.stream.packing import (
     pad_micro_batch,
     to_device,
 )
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import rank_runs
 from trainer.stream.state import DatasetState, StreamState, parse_state
 from trainer.stream.step import RankStep, StepLoader

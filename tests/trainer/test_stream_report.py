@@ -60,9 +60,19 @@ def test_cache_hits_are_counted(folder, capsys, tmp_path):
     assert warm[2] == 0
 
 
+def test_how_data_is_read_is_a_choice(folder, capsys):
+    flags = ["--steps", "0", "--global_batch", "12", "--reading.max_read_bytes", "1", "--reading.num_threads", "3"]
+    assert main(["stream", str(folder / "wiki"), *flags, "--reading.buffer_bytes", "100000"]) == 0
+    [[_, instances, _, requests, blocks, *_]], _ = table(capsys)
+    assert (instances, requests, blocks) == ("120", "16", "16")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--reading.buffer_bytes", "0"], "reading.buffer_bytes is 0; it must be at least 1"),
+        (["--reading.num_threads", "0"], "reading.num_threads is 0; it must be at least 1"),
+        (["--reading.timeout_seconds", "0"], "reading.timeout_seconds is 0.0; it must be above 0"),
         (["--steps", "-1"], "steps must be at least 0"),
         (["--world_size", "300"], "global_batch 256 is smaller than world_size 300"),
         (["--seq_len", "64"], "no train instances of seq_len 64; the dataset has train L8192"),

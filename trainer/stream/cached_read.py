@@ -11,7 +11,8 @@ import numpy as np
 
 from trainer.stream.attempts import Attempts, ShardReadError, call_within
 from trainer.stream.cache import CacheError, ShardCache
-from trainer.stream.ranged_read import BlockRange, ReadSettings, describe_range, fetch_blocks, split_blocks
+from trainer.stream.ranged_read import BlockRange, describe_range, fetch_blocks, split_blocks
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import ShardStore
 
 STRETCH_BYTES = 4 * 2**20

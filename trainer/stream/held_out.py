@@ -10,7 +10,7 @@ from pipeline.shards.records import Shard
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import ReadSettings
+from trainer.stream.read_settings import ReadSettings
 
 
 def iterate_validation(

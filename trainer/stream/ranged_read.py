@@ -7,7 +7,6 @@ the number of bytes is checked against the request, every block's crc32 against 
 against the table's counts, and ids and positions in it against what they are to point into.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,36 +17,6 @@ from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.attempts import Attempts, Caller, DamageError, retry
 from trainer.stream.source import ShardStore
-
-STORE_THREADS, LOCAL_THREADS = 8, 2
-
-
-@dataclass(frozen=True)
-class ReadSettings:
-    """How shards are read.
-
-    Attributes:
-        buffer_bytes: Memory of one rank for blocks read ahead of need; half of it is read at a time.
-        max_read_bytes: Consecutive blocks are read by one request up to this size.
-        num_threads: Requests in flight; None for 8, or 2 where files are local: threads that do not wait for a network
-            wait for each other.
-        timeout_seconds: Patience with one request.
-        budget_seconds: Patience with one range over all its attempts.
-        cache_dir: Folder on a disk of this machine for what was read, shared by the ranks on it; None for none.
-        cache_bytes: What the cache may hold.
-    """
-
-    buffer_bytes: int = 512 * 2**20
-    max_read_bytes: int = 8 * 2**20
-    num_threads: int | None = None
-    timeout_seconds: float = 60.0
-    budget_seconds: float = 300.0
-    cache_dir: str | None = None
-    cache_bytes: int = 64 * 2**30
-
-    def threads_for(self, store: ShardStore) -> int:
-        """Requests in flight to a store."""
-        return self.num_threads or (LOCAL_THREADS if store.is_local else STORE_THREADS)
 
 
 class BlockRange(NamedTuple):

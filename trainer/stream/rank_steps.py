@@ -17,8 +17,8 @@ from trainer.stream.known import KnownPasses
 from trainer.stream.order import step_positions
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.read_ahead import LOOKAHEAD_STEPS, ReadCounts
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
 

@@ -14,7 +14,8 @@ from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.held_blocks import HeldBlocks
 from trainer.stream.join_blocks import Wanted, join_blocks
 from trainer.stream.planned import Planned, StepQueue, Steps
-from trainer.stream.ranged_read import BlockRange, ReadSettings
+from trainer.stream.ranged_read import BlockRange
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import ReadThreads
 
 LOOKAHEAD_STEPS = 512

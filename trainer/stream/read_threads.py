@@ -21,14 +21,8 @@ from typing import TypeVar
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.attempts import Attempts, LeftBehindError, complete, no_answer
 from trainer.stream.cached_read import open_cache, read_blocks_cached
-from trainer.stream.ranged_read import (
-    BlockRange,
-    ReadSettings,
-    describe_range,
-    describe_table,
-    fetch_blocks,
-    read_table,
-)
+from trainer.stream.ranged_read import BlockRange, describe_range, describe_table, fetch_blocks, read_table
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import ShardStore
 
 _LOOKS_PER_TIMEOUT, _MAX_LOOK_SECONDS = 4, 1.0
@@ -120,7 +114,7 @@ class ReadThreads:
         self._numbers = count()
         self._jobs: queue.PriorityQueue[tuple[int, int, Read | _TableRead | None]] = queue.PriorityQueue()
         self._workers: list[tuple[_Worker, threading.Thread]] = [
-            self._start(None, f"fetch-{i}") for i in range(settings.threads_for(dataset))
+            self._start(None, f"fetch-{i}") for i in range(settings.num_requests(dataset.is_local))
         ]
         threading.Thread(target=self._watch, daemon=True, name="fetch-watch").start()
 

@@ -17,8 +17,8 @@ from trainer.stream.known import KnownPasses
 from trainer.stream.order import Stretch
 from trainer.stream.packing import MicroBatch, empty_micro_batch
 from trainer.stream.prefetch import Prefetcher
-from trainer.stream.ranged_read import ReadSettings
 from trainer.stream.rank_steps import RankStep, RankSteps, StepSizes
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import default_num_lanes, rank_runs
 from trainer.stream.source import Mixture, one_dataset
 from trainer.stream.state import StreamState, parse_state, refuse_other_stream

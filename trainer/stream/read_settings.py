@@ -1,0 +1,54 @@
+"""How shards are read. Imports the stdlib only, as settings are parsed before anything else is loaded."""
+
+from dataclasses import dataclass
+
+STORE_THREADS, LOCAL_THREADS = 8, 2
+
+
+@dataclass(frozen=True)
+class ReadingSettings:
+    """How data is read from where it lies; what is read does not depend on it.
+
+    Attributes:
+        buffer_bytes: Memory of one rank for blocks read ahead of need; half of it is read at a time.
+        max_read_bytes: Consecutive blocks are read by one request up to this size.
+        num_threads: Requests in flight; null for 8, or 2 where files are local, as threads that do not wait for a
+            network wait for each other.
+        timeout_seconds: Patience with one request.
+        budget_seconds: Patience with one range of bytes over all its attempts.
+    """
+
+    buffer_bytes: int = 512 * 2**20
+    max_read_bytes: int = 8 * 2**20
+    num_threads: int | None = None
+    timeout_seconds: float = 60.0
+    budget_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_bytes", "max_read_bytes", "num_threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"reading.{name} is {value}; it must be at least 1")
+        for name in ("timeout_seconds", "budget_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"reading.{name} is {getattr(self, name)}; it must be above 0")
+
+    def with_cache(self, cache_dir: str | None, cache_bytes: int) -> "ReadSettings":
+        """The same, with a cache."""
+        return ReadSettings(**vars(self), cache_dir=cache_dir, cache_bytes=cache_bytes)
+
+
+@dataclass(frozen=True)
+class ReadSettings(ReadingSettings):
+    """How shards are read.
+
+    Attributes:
+        cache_dir: Folder on a disk of this machine for what was read, shared by the ranks on it; None for none.
+        cache_bytes: What the cache may hold.
+    """
+
+    cache_dir: str | None = None
+    cache_bytes: int = 64 * 2**30
+
+    def num_requests(self, is_local: bool) -> int:
+        """Requests in flight to a store, or to this machine's own disks."""
+        return self.num_threads or (LOCAL_THREADS if is_local else STORE_THREADS)
