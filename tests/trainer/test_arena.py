@@ -4,6 +4,7 @@ import dataclasses
 import re
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,37 +277,44 @@ def test_the_compiled_path_asks_zstd_about_frames_of_its_own_format_alone(make_b
             decode_block(stored, "here")
 
 
-@needs_zstd
-def test_the_compiled_path_takes_no_places_past_its_messages(make_block: Callable[..., Block]):
+@pytest.fixture
+def put_stored(make_block: Callable[..., Block]) -> tuple[Callable[..., int], dict[str, Any]]:
+    """The compiled call, and what it would be given for one block."""
     block = make_block(8)
-    found, encoded, places = grown(block), encode_block(block), arena._messages(block.input_ids.dtype)[1]
+    found, encoded = grown(block), encode_block(block)
     assert stored_in(found, block, encoded) is not None
-    head, _, lists, flat = found._targets
-    counts, sizes = np.array([[found._free[-1], block.num_instances, block.num_tokens]]), (4, 2, 8192, 2**16, 9)
-    assert arena.COMPILED.put_stored([encoded], head, places, sizes, counts, lists, flat) == 1
+    template, places, lists, flat = found._targets
+    given = {"blocks": [encoded], "template": template, "places": places, "sizes": (4, 2, 8192, 2**16, 9)}
+    given |= {"counts": np.array([[found._free[-1], block.num_instances, block.num_tokens]])}
+    given |= {"lists": lists, "flat": flat}
+    return lambda **changes: arena.COMPILED.put_stored(*(given | changes).values()), given
+
+
+@needs_zstd
+def test_the_compiled_path_takes_no_places_past_its_messages(put_stored):
+    put, given = put_stored
+    assert put() == 1
+    places, size = given["places"], len(given["template"])
     for number in range(4):
-        for place in (-1, len(head) - 7, len(head), 2**63 - 8, 2**63 - 1):
-            wrong = (*places[:number], place, *places[number + 1 :])
-            assert arena.COMPILED.put_stored([encoded], head, wrong, sizes, counts, lists, flat) == 0
+        for place in (-1, size - 7, size, 2**63 - 8, 2**63 - 1):
+            assert put(places=(*places[:number], place, *places[number + 1 :])) == 0
 
 
 @needs_zstd
 def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(make_block: Callable[..., Block]):
     blocks = [make_block(8, first_id=100 * n) for n in range(5)]
-    bodies, counts = (
-        [encode_block(block) for block in blocks],
-        [(each.num_instances, each.num_tokens) for each in blocks],
-    )
+    bodies = [memoryview(encode_block(block)) for block in blocks]
+    counts = [(each.num_instances, each.num_tokens) for each in blocks]
     found = grown(blocks[0])  # has four slots
-    put = found.put_stored([*map(memoryview, bodies)], np.array(counts), 8192, 2**16)
+    put = found.put_stored(bodies, np.array(counts), 8192, 2**16)
     assert len(put) == 4
-    assert found.put_stored([*map(memoryview, bodies[4:])], np.array(counts[4:]), 8192, 2**16) == []
+    assert found.put_stored(bodies[4:], np.array(counts[4:]), 8192, 2**16) == []
     run = np.zeros(4, int), np.full(4, 8)
     assert_equal(found.gather(np.array(put), *run), concatenate_blocks(blocks[:4]))
     for slot in put:
         found.free(slot)
     counts[2] = (8, 1)
-    put = found.put_stored([*map(memoryview, bodies[:4])], np.array(counts[:4]), 8192, 2**16)
+    put = found.put_stored(bodies[:4], np.array(counts[:4]), 8192, 2**16)
     assert len(put) == 2
     assert_equal(found.gather(np.array(put), *(each[:2] for each in run)), concatenate_blocks(blocks[:2]))
     rest = [found.put(block) for block in blocks[2:4]]
@@ -315,20 +323,17 @@ def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(make_block:
 
 
 @needs_zstd
-def test_the_compiled_path_refuses_arrays_that_do_not_fit(make_block: Callable[..., Block]):
-    block = make_block(8)
-    found, encoded, places = grown(block), encode_block(block), arena._messages(block.input_ids.dtype)[1]
-    assert stored_in(found, block, encoded) is not None
-    head, _, lists, flat = found._targets
-    counts, sizes = np.array([[found._free[-1], block.num_instances, block.num_tokens]]), (4, 2, 8192, 2**16, 9)
+def test_the_compiled_path_refuses_arrays_that_do_not_fit(put_stored):
+    put, given = put_stored
+    counts = given["counts"]
     for wrong in (counts[:0], counts[:, :2].copy(), np.concatenate([counts, counts])):
         with pytest.raises(ValueError, match="three numbers of 8 bytes for each block"):
-            arena.COMPILED.put_stored([encoded], head, places, sizes, wrong, lists, flat)
-    for blocks in ([encoded, 5], [None]):
+            put(counts=wrong)
+    for blocks in ([*given["blocks"], 5], [None]):
         with pytest.raises(TypeError, match="bytes-like"):
-            arena.COMPILED.put_stored(blocks, head, places, sizes, counts, lists, flat)
+            put(blocks=blocks)
     with pytest.raises(ValueError, match="expected a tuple of 6 arrays"):
-        arena.COMPILED.put_stored([encoded], head, places, sizes, counts, lists[:5], flat)
+        put(lists=given["lists"][:5])
 
 
 def test_without_room_or_compiled_module_the_other_path_is_taken(make_block: Callable[..., Block], monkeypatch):
