@@ -6,7 +6,6 @@ B instances, T tokens, M masked positions of a micro-batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -171,5 +170,5 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
 
 def _split(values: Array, first: int, counts: list[int]) -> Sequence[Tensor]:
     """Views of values[first:], so many each."""
-    bounds = accumulate(counts, initial=int(first))
-    return [torch.from_numpy(values[start:stop]) for start, stop in pairwise(bounds)]
+    whole = torch.from_numpy(values[first : first + sum(counts)])
+    return [whole] if len(counts) == 1 else whole.split_with_sizes(counts)
