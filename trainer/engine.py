@@ -111,6 +111,7 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
         "bf16": {"enabled": precision == "bf16", "immediate_grad_update": True},  # not one more copy of all gradients
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
+        "timers": {"throughput": {"enabled": False}},  # it waits for the device before every forward pass
         # The loop decides where a step ends and what the loss is divided by; these are dummies.
         "managed_gradient_accumulation": False,
         "train_micro_batch_size_per_gpu": 1,

@@ -53,8 +53,10 @@ def start_ranks() -> Ranks:
         import deepspeed
         import deepspeed.ops
 
-        # Otherwise joining compiles a C++ extension for 50 s on a CPU, and a killed compile leaves a lock behind.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        if not torch.cuda.is_available():
+            # Otherwise joining compiles a C++ extension for 50 s, and a killed compile leaves a lock behind. With CUDA
+            # nothing asks for it, and looking at this dictionary tries out every operation there is.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         _join(deepspeed.init_distributed)
     # DeepSpeed 0.19.8 calls what torch 2.13 renamed; nothing a user could change.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)

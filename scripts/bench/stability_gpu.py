@@ -44,8 +44,8 @@ def main() -> int:
     for name in options.only:
         try:
             found[name] = parts[name](options)
-        except RuntimeError as error:
-            found[name] = {"passed": False, "error": str(error)}
+        except Exception as error:  # noqa: BLE001 - the other parts go on
+            found[name] = {"passed": False, "error": f"{type(error).__name__}: {error}"}
         print(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} {found[name]}", flush=True)
         result.put(parts=found)
     result.put(complete=True)

@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from scripts.bench import pretrain_run_gpu, stability_gpu
+from scripts.bench.gpu import checks, measure
 from scripts.bench.gpu.cases import Budget, Case, cpu_cases, gpu_cases
 from scripts.bench.gpu.checks import check_dropout, distance
 from scripts.bench.gpu.result import ResultFile, compare, format_row
 from scripts.bench.gpu.runs import rows_of, thin
 from scripts.bench.prepare_gpu_data import DATASETS, WHEELS, pinned
+from scripts.checkout import commit
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from trainer.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -133,11 +136,47 @@ def test_a_killed_run_keeps_what_it_had_measured(tmp_path):
 def test_the_dropout_check_finds_a_wrong_share(monkeypatch):
     found = {row["name"]: row for row in check_dropout(CPU, "padded")}
     assert all(row["passed"] for row in found.values()), found
-    import scripts.bench.gpu.checks as checks
-
     plain = checks.attention
     monkeypatch.setattr(checks, "attention", lambda q, k, v, s, p, b: plain(q, k, v, s, 0.12, b) * (1 - 0.12) / (1 - p))
     assert not all(row["passed"] for row in check_dropout(CPU, "padded"))
+
+
+def test_a_check_that_fails_to_run_does_not_end_the_others(monkeypatch):
+    def broken(*_: object, **__: object):
+        raise AssertionError("a compiler\nsays much")
+        yield
+
+    monkeypatch.setattr(checks, "check_dropout", broken)
+    monkeypatch.setattr(checks, "check_model", broken)
+    found = list(checks.check_all(CPU, compiled=True))
+    failed = [row for row in found if not row["passed"]]
+    assert [row["error"] for row in failed] == ["AssertionError: a compiler"] * 4
+    assert failed[-1]["name"] == "broken auto is_compiled fused_qkv padded_vocab"
+    assert len(found) == 4 + 8
+
+
+@pytest.mark.parametrize(
+    ("error", "row"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), {"does_not_fit": "CUDA out of memory."}),
+        (AssertionError("DeepSpeed's"), {"error": "AssertionError: DeepSpeed's"}),
+    ],
+)
+def test_a_case_that_fails_leaves_a_row(monkeypatch, error, row):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(measure, "build_system", fail)
+    ranks = Ranks(0, 1, CPU, counts_group=None)
+    bench = measure.Bench(None, None, ranks, 1.0, 1.0, frozenset())
+    assert bench.run(Case("ours", 512, 256)) == row
+    assert next(iter(row)).replace("_", " ") in format_row({"name": "ours", **row})
+
+
+def test_without_git_the_commit_is_what_the_environment_says(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("BEAMBERT_COMMIT", "1234567")
+    assert commit() == "1234567"
 
 
 def test_distance_is_infinite_where_a_number_is_none():

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.two_ranks import random_micro_batch
@@ -68,9 +69,10 @@ def kernel(monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
-def test_micro_batches_never_wait_for_the_device(ranks, kernel, optimizer_class):
+def test_micro_batches_never_wait_for_the_device(ranks, kernel, optimizer_class, monkeypatch):
     """One wait for the gradient's norm, which decides over the step, and one of DeepSpeed's for the same."""
-    waits = []
+    waits, synchronized = [], []
+    monkeypatch.setattr(get_accelerator(), "synchronize", lambda *_: synchronized.append(1))
     for num_micro_batches in (1, 4):
         model = build_model(BertConfig(num_layers=2, **SIZES), seed=0).train()
         optimizer = optimizer_class(model.named_parameters())
@@ -78,10 +80,13 @@ def test_micro_batches_never_wait_for_the_device(ranks, kernel, optimizer_class)
         engine = start_engine(model, optimizer, deepspeed_config({}, 1, "bf16"), ranks)
         batches = [random_micro_batch([20, 9], 60, seed) for seed in range(num_micro_batches)]
         counts = agree_on_step(ranks, batches, 0.0, must_stop=False)
-        train_step(engine, ranks, batches, counts)
+        for _ in range(3):  # DeepSpeed's timers begin after two
+            train_step(engine, ranks, batches, counts)
+        synchronized.clear()
         with Operations() as operations:
             train_step(engine, ranks, batches, counts)
         waits.append(operations.waits)
+        assert not synchronized
     assert waits == [2, 2]
 
 

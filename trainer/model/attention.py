@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.model.config import ATTENTION_BACKENDS
 
@@ -171,6 +172,10 @@ def _pad(x_TAD: Tensor, layout: PaddedLayout) -> Tensor:
     return buffer_PAD.index_copy(0, layout.positions, x_TAD)
 
 
+# Not cuDNN's, which Hopper prefers: it makes a plan for every new shape, and groups have a new one each time.
+_SDPA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
 def _group_attention(
     q_PAD: Tensor, k_PAD: Tensor, v_PAD: Tensor, group: PaddedGroup, dropout_p: float, is_causal: bool
 ) -> Tensor:
@@ -182,7 +187,8 @@ def _group_attention(
     )
     # Padding comes last in a row, where no real token looks when none looks ahead.
     mask = None if is_causal else group.key_mask
-    context_BASD = F.scaled_dot_product_attention(q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal)
+    with sdpa_kernel(_SDPA_KERNELS):
+        context_BASD = F.scaled_dot_product_attention(q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal)
     return context_BASD.transpose(1, 2).flatten(0, 1)
 
 

@@ -45,6 +45,7 @@ class Lamb(AdamW):
         """As AdamW."""
         super().__init__(named_parameters, **settings)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
+        self._decays_P = self.decays_P  # where the norms are: copied once, as a copy waits for the device
         self._guess: tuple[_Proposal, Tensor] | None = None  # and squared norms [2, P] of weights and updates
 
     def metrics(self) -> dict[str, float]:
@@ -99,5 +100,7 @@ class Lamb(AdamW):
 
     def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:
         """[P], of the norms of whole tensors."""
-        is_scaled_P = self.decays_P.to(weight_norms_P.device) & (weight_norms_P > 0) & (update_norms_P > 0)
+        if self._decays_P.device != weight_norms_P.device:
+            self._decays_P = self.decays_P.to(weight_norms_P.device)
+        is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
         return torch.where(is_scaled_P, weight_norms_P / update_norms_P, torch.ones_like(weight_norms_P))

@@ -111,6 +111,11 @@ def cpu_cases(seq_lens: Sequence[int]) -> list[Case]:
     ]
 
 
+def _kind(case: Case) -> tuple[str, bool, str]:
+    """Cases that cost about as much: compiling is most of it."""
+    return case.system, case.compile, case.attention
+
+
 class Budget:
     """Time that may be spent, and what each kind of case has cost so far."""
 
@@ -132,12 +137,12 @@ class Budget:
         return self._end - self._clock()
 
     def expects(self, case: Case) -> float:
-        """Seconds the case will take: the most that one of its system, compiled like it, has taken, and some room."""
-        return ROOM * self._most.get((case.system, case.compile), self._guess)
+        """Seconds the case will take: the most that one of its kind has taken, and some room."""
+        return ROOM * self._most.get(_kind(case), self._guess)
 
     def note(self, case: Case, seconds: float) -> None:
         """Takes in what a case has cost."""
-        kind = (case.system, case.compile)
+        kind = _kind(case)
         self._most[kind] = max(seconds, self._most.get(kind, 0.0))
 
     def spend(self, cases: Iterable[Case], run: Callable[[Case], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ def operations_of(step: Callable[[], object], device: torch.device) -> dict[str,
 
 def _matrix_products(profiler: Any, is_cuda: bool) -> list[dict[str, Any]]:
     """By shapes: where the arithmetic is."""
-    rows = [each for each in profiler.key_averages(group_by_input_shape=True) if each.flops]
+    rows = [each for each in profiler.key_averages(group_by_input_shape=True) if each.flops and "mm" in each.key]
     timed = [(each, each.device_time_total / 1e6 if is_cuda else each.cpu_time_total / 1e6) for each in rows]
     timed.sort(key=lambda pair: -pair[1])
     return [
@@ -60,7 +60,9 @@ def _matrix_products(profiler: Any, is_cuda: bool) -> list[dict[str, Any]]:
 
 def _is_kernel(event: Any, is_cuda: bool) -> bool:
     on_device: bool = event.device_type.name == "CUDA"
-    return on_device if is_cuda else event.key.startswith("aten::")
+    if is_cuda:  # spans that only name what runs in them lie on the device as well
+        return on_device and not getattr(event, "is_user_annotation", False)
+    return str(event.key).startswith("aten::")
 
 
 def _seconds(event: Any, is_cuda: bool) -> float:

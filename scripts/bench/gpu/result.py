@@ -108,7 +108,7 @@ HEADER = f"{'case':62s} {'tok/s':>9s} {'MFU':>6s} {'fwd':>5s} {'bwd':>5s} {'opt'
 def format_row(row: Mapping[str, Any]) -> str:
     """A case on one line under HEADER."""
     name = row["name"].removesuffix(" ")[:62]
-    for reason in ("not_run", "error"):
+    for reason in ("not_run", "does_not_fit", "error"):
         if reason in row:
             return f"{name:62s} {reason.replace('_', ' ')}: {row[reason]}"
     share = row["share_of_step"]

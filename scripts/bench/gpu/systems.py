@@ -183,10 +183,13 @@ class Transformers:
 
     def __init__(self, case: Case, model: BertForPreTraining, device: torch.device) -> None:
         self.marks, self._device, self._case = Marks(device), device, case
-        self.attention = peer_attention(case.attention)
+        attention = self.attention = peer_attention(case.attention)
         ours = copy.deepcopy(model)
         ours.config = case_config(case, model.config)
-        self._model = twin_of(ours, self.attention).to(device, torch.bfloat16)
+        if attention == "flex_attention":  # has no dropout in transformers: it is spared what ours does
+            ours.config = BertConfig(**{**vars(ours.config), "attention_dropout": 0.0})
+            self.attention = f"{attention}, without dropout"
+        self._model = twin_of(ours, attention).to(device, torch.bfloat16)
         matrices = [each for each in self._model.parameters() if each.ndim >= 2]
         others = [each for each in self._model.parameters() if each.ndim < 2]
         groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
