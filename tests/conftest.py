@@ -33,7 +33,10 @@ def ranks() -> "Iterator[Ranks]":
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            patch.delenv(name, raising=False)
+            patch.setenv(
+                name, ""
+            )  # so that what `start_ranks` sets is taken away at the end, and no program inherits it
+            patch.delenv(name)
         yield start_ranks()
         stop_ranks()
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+_alone: list[str] = []  # variables of the environment that a job without a launcher has set
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -49,6 +51,7 @@ def start_ranks() -> Ranks:
     if "RANK" not in os.environ:
         alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
         os.environ.update({name: str(value) for name, value in alone.items()})
+        _alone.extend(alone)
     with quiet_deepspeed():
         import deepspeed
         import deepspeed.ops
@@ -94,6 +97,8 @@ def stop_ranks() -> None:
     """Leaves the process group, so that the interpreter ends without complaint."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    while _alone:
+        os.environ.pop(_alone.pop(), None)  # programs that this one starts have ranks and ports of their own
 
 
 @contextlib.contextmanager

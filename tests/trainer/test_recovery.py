@@ -48,9 +48,9 @@ def spoil():
     current = {}
 
     def noting_steps(run, phase):
-        for rank_step, loader in steps_of_phase(run, phase):
+        for rank_step, *others in steps_of_phase(run, phase):
             current["factor"] = FACTORS.get(rank_step.first_position, 1.0) if run.ranks.rank == 1 else 1.0
-            yield rank_step, loader
+            yield rank_step, *others
 
     def spoiling_step(self, closure=None):
         for tensor in self.owned:
