@@ -101,7 +101,7 @@ class BlockTables:
         rows = self._read_group(group).slice(first - int(self._group_rows[group]), stop - first)
         parsed = _parse_rows(rows, row, self._shards[row], self._where)
         del rows
-        pa.default_memory_pool().release_unused()  # what Arrow would keep for this thread: 5 MB for each that reads
+        pa.default_memory_pool().release_unused()  # Arrow would keep some MB for every thread that reads
         return parsed
 
     def _read_group(self, group: int) -> pa.Table:

@@ -1,8 +1,8 @@
 """Ranges of files read in the thread that asks, by less than the filesystem's own way; each makes one attempt.
 
 May import the stdlib, fsspec, and botocore inside the function that makes a client. s3fs passes every piece of a body
-through an event loop of its own, five times the CPU a byte: threads that wait for a socket need none. Of a local file
-fsspec's own opener asks eight times what the system is asked three times here, and lets other threads in each time.
+through an event loop of its own, five times the CPU a byte: threads that wait for a socket need none. A local file
+takes three system calls here, in fsspec's opener more, and each lets other threads in.
 """
 
 import os
