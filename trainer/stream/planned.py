@@ -1,4 +1,7 @@
-"""Steps as a plan gives them, many together, and the queue of those whose blocks are being read. May import numpy."""
+"""Steps as a plan gives them, many together, and the queue of those whose blocks are being read.
+
+May import the stdlib, numpy and pipeline.shards.
+"""
 
 from bisect import bisect_left
 from collections import deque
