@@ -4,11 +4,14 @@ A dry run of an order and a benchmark of a store: real reads, real checks, real 
 """
 
 import time
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 from tqdm import tqdm
 
+from pipeline.shards.block import Array
 from pipeline.shards.storage import parse_storage_options
 from trainer.allocator import keep_freed_memory
 from trainer.stream.cached_read import STRETCH_BYTES, open_cache
@@ -27,8 +30,8 @@ class RankReport:
         rank: Its number.
         instances: In all steps.
         tokens: In all steps, as in each of them.
-        step_tokens: In each step.
-        drawn: Instances and tokens of every dataset.
+        step_tokens: In each step, [S] int64.
+        drawn: Instances and tokens of every dataset, [D, 2] int64.
         requests: Ranged reads.
         blocks: Blocks they fetched.
         num_bytes: Bytes they fetched.
@@ -43,8 +46,8 @@ class RankReport:
     rank: int
     instances: int
     tokens: int
-    step_tokens: tuple[int, ...]
-    drawn: tuple[tuple[int, int], ...]
+    step_tokens: Array
+    drawn: Array
     requests: int
     blocks: int
     num_bytes: int
@@ -98,16 +101,16 @@ def format_reports(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequ
 
 
 def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]) -> list[str]:
-    steps = list(zip(*(each.step_tokens for each in reports), strict=True))
-    balance = [max(tokens) * len(tokens) / sum(tokens) for tokens in steps]
+    tokens_RS = np.stack([each.step_tokens for each in reports])
+    balance_S, num_steps = tokens_RS.max(0) / tokens_RS.mean(0), tokens_RS.shape[1]
     num_bytes, instances = sum(each.num_bytes for each in reports), sum(each.instances for each in reports)
     needed = _bytes_of_instances(mixture, seq_len, reports)
     lines = [
-        f"{len(steps)} steps of {instances // len(steps):,} instances on {len(reports)} rank(s), {num_lanes} lanes,"
+        f"{num_steps} steps of {instances // num_steps:,} instances on {len(reports)} rank(s), {num_lanes} lanes,"
         f" length {seq_len}",
         f"read amplification {num_bytes / needed:.2f}: {num_bytes / 1e6:,.1f} MB fetched for instances that take"
         f" {needed / 1e6:,.1f} MB of their shards",
-        f"tokens of the fullest rank over the mean: {sum(balance) / len(balance):.3f}, at most {max(balance):.3f}",
+        f"tokens of the fullest rank over the mean: {balance_S.mean():.3f}, at most {balance_S.max():.3f}",
     ]
     found, fetched = (sum(getattr(each, name) for each in reports) for name in ("found_bytes", "fetched_bytes"))
     if found + fetched:
@@ -116,8 +119,8 @@ def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[Ra
             f" {fetched / 1e6:,.1f} MB got from the store in stretches of {STRETCH_BYTES // 2**20} MiB"
         )
     for d, each in enumerate(mixture):
-        drawn = [sum(report.drawn[d][kind] for report in reports) for kind in range(2)]
-        lines.append(f"{each.name}: {drawn[0]:,} instances, {drawn[1]:,} tokens, {reports[0].epochs[d]:.4f} epochs")
+        drawn, tokens = sum(report.drawn[d] for report in reports)
+        lines.append(f"{each.name}: {drawn:,} instances, {tokens:,} tokens, {reports[0].epochs[d]:.4f} epochs")
     if num_lanes < len(reports):
         lines.append(
             f"ranks share lanes, and read the same blocks: {num_lanes} lanes are few; a larger dataset has more"
@@ -131,7 +134,7 @@ def _bytes_of_instances(mixture: Mixture, seq_len: int, reports: Sequence[RankRe
     for d, each in enumerate(mixture):
         shards = [shard for shard in each.dataset.all_shards if (shard.split, shard.seq_len) == ("train", seq_len)]
         mean = sum(shard.num_bytes for shard in shards) / sum(shard.instances for shard in shards)
-        total += mean * sum(report.drawn[d][0] for report in reports)
+        total += mean * sum(int(report.drawn[d, 0]) for report in reports)
     return total
 
 
@@ -141,7 +144,9 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
     found, fetched = (cache.found_bytes, cache.fetched_bytes) if cache else (0, 0)
     num_steps = settings.steps or _steps_of_epoch(mixture, seq_len, settings.global_batch)
     began = time.monotonic()
-    taken: list[RankStep] = []
+    step_tokens = array("q")
+    drawn = np.zeros((len(mixture), 2), np.int64)
+    last: RankStep | None = None
     first_seconds, stalls = 0.0, 0
     with (
         StepLoader(
@@ -160,25 +165,27 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
     ):
         for step in loader:
             first_seconds = first_seconds or time.monotonic() - began
-            stalls += bool(taken) and loader.wait_seconds > STALL_SECONDS
-            taken.append(replace(step, micro_batches=[]))
+            stalls += last is not None and loader.wait_seconds > STALL_SECONDS
+            step_tokens.append(step.num_tokens)
+            drawn += step.drawn
+            last = step
             bar.update()
         reads, num_lanes = loader.reads, loader.num_lanes
     seconds = time.monotonic() - began
-    drawn = tuple(tuple(map(sum, zip(*pairs, strict=True))) for pairs in zip(*(s.drawn for s in taken), strict=True))
+    assert last is not None, "there is at least one step"
     report = RankReport(
         rank=rank,
-        instances=sum(step.num_instances for step in taken),
-        tokens=sum(step.num_tokens for step in taken),
-        step_tokens=tuple(step.num_tokens for step in taken),
-        drawn=tuple((instances, tokens) for instances, tokens in drawn),
+        instances=int(drawn[:, 0].sum()),
+        tokens=int(drawn[:, 1].sum()),
+        step_tokens=np.array(step_tokens),
+        drawn=drawn,
         requests=reads.requests,
         blocks=reads.blocks,
         num_bytes=reads.bytes,
         seconds=seconds,
         stalls=stalls,
         first_seconds=first_seconds,
-        epochs=taken[-1].epochs,
+        epochs=last.epochs,
         found_bytes=cache.found_bytes - found if cache else 0,
         fetched_bytes=cache.fetched_bytes - fetched if cache else 0,
     )

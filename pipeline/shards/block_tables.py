@@ -7,8 +7,9 @@ pyarrow.
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,11 +41,15 @@ WHOLE_BYTES = 8 * 2**20
 _TAIL_BYTES = 2**16
 """What Arrow reads first to find the footer."""
 
+_OPENING_SECONDS = 5.0
+"""Threads that want rows wait so long for the one that opens the file; its request may hang for ever."""
+
 
 def blocks_table(tables: Sequence[BlockTable]) -> bytes:
     """blocks.parquet: one row a block, in the order of shards.parquet; a row group holds whole shards."""
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, compression="zstd", write_statistics=False) as writer:
+    options = {"compression": "zstd", "write_statistics": False, "write_page_checksum": True}
+    with pq.ParquetWriter(sink, BLOCKS_SCHEMA, **options) as writer:
         for first, members in _group_shards(tables):
             columns: dict[str, Array] = {
                 name: np.concatenate([getattr(table, name) for table in members]) for name in BLOCKS_SCHEMA.names[1:]
@@ -60,8 +65,29 @@ def open_block_tables(data: bytes, shards: Sequence[Shard], where: str) -> "Bloc
     return BlockTables(lambda start, stop: data[start:stop], lambda: len(data), shards, where)
 
 
+class _Opened(NamedTuple):
+    """What is kept of the file.
+
+    Attributes:
+        whole: Its rows; None where they are read a row group at a time.
+        metadata: Its footer.
+        num_bytes: Its size.
+        first_row: Of each shard, and the end.
+        group_rows: The first row of each row group, and the end.
+    """
+
+    whole: pa.Table | None
+    metadata: Any
+    num_bytes: int
+    first_row: Array
+    group_rows: Array
+
+
 class BlockTables:
-    """The rows of every shard; safe to use from several threads, which read different shards at once."""
+    """The rows of every shard; safe to use from several threads, which read different shards at once.
+
+    What turns out to be damaged is read again when it is asked for again: the wire may have damaged it.
+    """
 
     def __init__(
         self, read: Callable[[int, int], bytes], size: Callable[[], int], shards: Sequence[Shard], where: str
@@ -69,7 +95,7 @@ class BlockTables:
         """Nothing is read yet.
 
         Args:
-            read: Bytes start to stop - 1 of the file.
+            read: Bytes start to stop - 1 of the file; what it raises is raised by `table`, as is what size raises.
             size: Its size in bytes.
             shards: Rows of shards.parquet, whose blocks it must have.
             where: Its URL, for messages.
@@ -78,12 +104,9 @@ class BlockTables:
         self._size = size
         self._shards = shards
         self._where = where
-        self._lock = threading.Lock()
-        self._whole: pa.Table | None = None
-        self._metadata: Any = None
-        self._num_bytes = 0
-        self._first_row: Array = np.zeros(0)
-        self._group_rows: Array = np.zeros(0)
+        self._opened: _Opened | None = None
+        self._opening = threading.Condition()
+        self._opening_until = 0.0
 
     def table(self, row: int) -> BlockTable:
         """The blocks of the shard in a row of shards.parquet.
@@ -91,60 +114,77 @@ class BlockTables:
         Raises:
             ValueError: The file is damaged, or does not describe the shard.
         """
-        with self._lock:
-            if self._metadata is None:
-                self._open()
-        first, stop = self._first_row[row : row + 2].tolist()
-        if self._whole is not None:
-            return _parse_rows(self._whole.slice(first, stop - first), row, self._shards[row], self._where)
-        group = int(np.searchsorted(self._group_rows, first, side="right")) - 1
-        rows = self._read_group(group).slice(first - int(self._group_rows[group]), stop - first)
+        opened = self._open_once()
+        first, stop = opened.first_row[row : row + 2].tolist()
+        if opened.whole is not None:
+            try:
+                return _parse_rows(opened.whole.slice(first, stop - first), row, self._shards[row], self._where)
+            except ValueError:
+                self._opened = None
+                raise
+        group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
+        rows = self._read_group(opened, group).slice(first - int(opened.group_rows[group]), stop - first)
         parsed = _parse_rows(rows, row, self._shards[row], self._where)
         del rows
         pa.default_memory_pool().release_unused()  # Arrow would keep some MB for every thread that reads
         return parsed
 
-    def _read_group(self, group: int) -> pa.Table:
-        described = self._metadata.row_group(group)
+    def _read_group(self, opened: _Opened, group: int) -> pa.Table:
+        described = opened.metadata.row_group(group)
         columns = [described.column(index) for index in range(described.num_columns)]
         start = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
         stop = start + sum(column.total_compressed_size for column in columns)
+        piece = _Piece(self._read(start, stop), start, opened.num_bytes)
         with named_damage(self._where):
-            piece = _Piece(self._read(start, stop), start, self._num_bytes)
-            return pq.ParquetFile(piece, metadata=self._metadata).read_row_group(group, use_threads=False)
+            file = pq.ParquetFile(piece, metadata=opened.metadata, page_checksum_verification=True)
+            return file.read_row_group(group, use_threads=False)
 
-    def _open(self) -> None:
-        self._num_bytes = self._size()
-        if self._num_bytes <= WHOLE_BYTES:
-            file = read_parquet(self._read(0, self._num_bytes), BLOCKS_SCHEMA, self._where)
-            self._count_rows(file)
+    def _open_once(self) -> _Opened:
+        """Opens the file, which other threads wait for, though not for ever."""
+        with self._opening:
+            while self._opened is None and (seconds := self._opening_until - time.monotonic()) > 0:
+                self._opening.wait(seconds)
+            if self._opened is not None:
+                return self._opened
+            self._opening_until = time.monotonic() + _OPENING_SECONDS
+        opened = None
+        try:
+            opened = self._open()
+        finally:
+            with self._opening:
+                self._opened, self._opening_until = opened or self._opened, 0.0
+                self._opening.notify_all()
+        return opened
+
+    def _open(self) -> _Opened:
+        num_bytes = self._size()
+        if num_bytes <= WHOLE_BYTES:
+            file = read_parquet(self._read(0, num_bytes), BLOCKS_SCHEMA, self._where)
+            rows = self._count_rows(file)
             with named_damage(self._where):
-                self._whole = file.read(use_threads=False)
-        else:
-            start = max(0, self._num_bytes - _TAIL_BYTES)
-            tail = self._read(start, self._num_bytes)
-            length = int.from_bytes(tail[-8:-4], "little") + 8
-            if length > len(tail):
-                begin = max(0, self._num_bytes - length)
-                start, tail = begin, self._read(begin, start) + tail
-            file = read_parquet(
-                _Piece(tail, start, self._num_bytes), BLOCKS_SCHEMA, self._where, num_bytes=self._num_bytes
-            )
-            self._count_rows(file)
-        self._metadata = file.metadata
+                return _Opened(file.read(use_threads=False), file.metadata, num_bytes, *rows)
+        start = max(0, num_bytes - _TAIL_BYTES)
+        tail = self._read(start, num_bytes)
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length > len(tail):
+            begin = max(0, num_bytes - length)
+            start, tail = begin, self._read(begin, start) + tail
+        file = read_parquet(_Piece(tail, start, num_bytes), BLOCKS_SCHEMA, self._where, num_bytes=num_bytes)
+        return _Opened(None, file.metadata, num_bytes, *self._count_rows(file))
 
-    def _count_rows(self, file: pq.ParquetFile) -> None:
-        """Where shards and row groups begin, checked against each other."""
+    def _count_rows(self, file: pq.ParquetFile) -> tuple[Array, Array]:
+        """The first row of each shard and of each row group, and the ends, checked against each other."""
         blocks = [max(1, -(-shard.instances // block_instances(shard.seq_len))) for shard in self._shards]
-        self._first_row = np.cumsum([0, *blocks], dtype=np.int64)
+        first_row = np.cumsum([0, *blocks], dtype=np.int64)
         groups = [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
-        self._group_rows = np.cumsum([0, *groups], dtype=np.int64)
+        group_rows = np.cumsum([0, *groups], dtype=np.int64)
         advice = "restore or rebuild the dataset"
-        if self._group_rows[-1] != self._first_row[-1]:
-            expected = f"{self._first_row[-1]} for the blocks of {len(blocks)} shards"
-            raise ValueError(f"{self._where}: {self._group_rows[-1]} rows, expected {expected}; {advice}")
-        if not np.isin(self._group_rows, self._first_row).all():
+        if group_rows[-1] != first_row[-1]:
+            expected = f"{first_row[-1]} for the blocks of {len(blocks)} shards"
+            raise ValueError(f"{self._where}: {group_rows[-1]} rows, expected {expected}; {advice}")
+        if not np.isin(group_rows, first_row).all():
             raise ValueError(f"{self._where}: a row group ends inside a shard; {advice}")
+        return first_row, group_rows
 
 
 def _group_shards(tables: Sequence[BlockTable]) -> Iterator[tuple[int, list[BlockTable]]]:

@@ -1,15 +1,24 @@
 """A finished dataset opened for reading: its manifest, its shard table, its block tables as they are needed."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 from pipeline.shards.block_tables import BlockTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
 from pipeline.shards.range_readers import RangeReader, range_reader
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.shards.storage import file_exists, file_size, is_local, open_filesystem, read_file, read_range
+from pipeline.shards.storage import (
+    ATTEMPTS,
+    ask,
+    file_exists,
+    file_size,
+    is_local,
+    open_filesystem,
+    read_file,
+    read_range,
+)
 
 
 class Dataset:
@@ -28,13 +37,14 @@ class Dataset:
         self.manifest = manifest
         self.all_shards = tuple(shards)
         self._rows = {shard.name: row for row, shard in enumerate(shards)}
-        path = f"{root}/{BLOCKS_TABLE}"
         self._tables = BlockTables(
-            lambda start, stop: read_range(filesystem, path, start, stop),
+            lambda start, stop: self.read_bytes(BLOCKS_TABLE, start, stop),
             lambda: self._size_of(BLOCKS_TABLE),
             self.all_shards,
             self.locate(BLOCKS_TABLE),
         )
+        self._reader: tuple[RangeReader | None] | None = None
+        self._making_reader = threading.Lock()
 
     @property
     def vocab_size(self) -> int:
@@ -68,17 +78,27 @@ class Dataset:
         """Whether a pass can be read; a finished dataset has all (`pipeline.shards.growing` has others)."""
         return pass_index < self.num_passes(split, seq_len)
 
-    def blocks(self, shard: Shard) -> BlockTable:
-        """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart."""
-        return self._tables.table(self._rows[shard.name])
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+        """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart.
+
+        Args:
+            shard: Of this dataset.
+            attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
+
+        Raises:
+            FileNotFoundError: The table is missing.
+            StorageError: The store failed in every attempt.
+            ValueError: The table is damaged, or does not describe the shard.
+        """
+        row, path = self._rows[shard.name], f"{self.root}/{BLOCKS_TABLE}"
+        return ask(self.filesystem, path, lambda: self._tables.table(row), attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
-        return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1, reader=self._range_reader)
-
-    @cached_property
-    def _range_reader(self) -> RangeReader | None:
-        return range_reader(self.filesystem)
+        with self._making_reader:
+            if self._reader is None:
+                self._reader = (range_reader(self.filesystem),)
+        return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1, reader=self._reader[0])
 
     def read_file(self, name: str) -> bytes:
         """A small file of the dataset, such as vocab.txt.
@@ -91,7 +111,7 @@ class Dataset:
 
     def _size_of(self, name: str) -> int:
         with self._named_absence(name):
-            return file_size(self.filesystem, f"{self.root}/{name}")
+            return file_size(self.filesystem, f"{self.root}/{name}", attempts=1)
 
     @contextlib.contextmanager
     def _named_absence(self, name: str) -> Iterator[None]:

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from pipeline.shards.block_tables import blocks_table, open_block_tables
+from pipeline.shards.block_tables import BlockTables, blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
@@ -26,7 +27,18 @@ from pipeline.shards.manifest import (
     pass_json,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.shards.storage import (
+    ATTEMPTS,
+    StorageError,
+    ask,
+    file_exists,
+    file_size,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
 
 RECORDS = "_tasks"
 PLAN = f"{RECORDS}/plan.json"
@@ -34,9 +46,16 @@ UNKNOWN_HASH = "0" * 64
 """The root hash of a plan."""
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
+MAX_OPEN_TABLES = 4
+"""Passes of which the block tables are kept open, with some 8 MiB in memory each; training is at one or two."""
+
+_LOOKING_SECONDS = 5.0
+"""Threads that miss a pass wait so long for the one that looks for it; its request may hang for ever."""
 
 Found = TypeVar("Found")
 ShardBlocks = tuple[Shard, BlockTable]
+FindBlocks = Callable[[Shard, int], BlockTable]
+"""`Dataset.blocks` for the shards of a pass."""
 
 
 def publish_pass(filesystem: Any, root: str, rows: Sequence[ShardBlocks], settings_hash: str) -> None:
@@ -100,6 +119,23 @@ class Patience:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Published:
+    """A pass published before the manifest.
+
+    Attributes:
+        blocks_name: Of its blocks.parquet.
+        num_bytes: Of that.
+        shards: In its order.
+        row: Of each shard in it, by name.
+    """
+
+    blocks_name: str
+    num_bytes: int
+    shards: list[Shard]
+    row: Mapping[str, int]
+
+
 class GrowingDataset(Dataset):
     """A dataset whose passes appear one after another. Its manifest is the plan of the build: totals are 0."""
 
@@ -108,62 +144,123 @@ class GrowingDataset(Dataset):
     ) -> None:
         super().__init__(url, filesystem, root, plan, [])
         self._storage_options = storage_options
-        self._found: dict[str, BlockTable] = {}
+        self._find_blocks: dict[str, FindBlocks] = {}  # by pass folder
+        self._open_tables = lru_cache(maxsize=MAX_OPEN_TABLES)(self._new_tables)
+        self._finished: Dataset | None = None
         self._growing = threading.Lock()
+        self._looking = threading.Lock()
 
-    def blocks(self, shard: Shard) -> BlockTable:
-        """Where the blocks of a shard of a pass found lie."""
-        return self._found[shard.name]
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+        """Where the blocks of a shard of a pass found lie; as `Dataset.blocks`.
+
+        The build takes away what it published of a pass when it ends, and writes blocks.parquet anew when more passes
+        are added, so what is not there or does not fit is looked for once more.
+        """
+        find = self._find_blocks[_folder(shard)]
+        try:
+            return find(shard, attempts)
+        except StorageError:
+            raise
+        except (FileNotFoundError, ValueError):
+            if not self._find_again(shard, find):
+                raise
+        return self._find_blocks[_folder(shard)](shard, attempts)
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
         """Whether a pass is complete; from then on its shards are known here.
 
         Raises:
-            ValueError: What is there belongs to another build, or the build ended with fewer passes than planned.
+            ValueError: What is there is damaged or belongs to another build, or the build ended with fewer passes than
+                planned.
         """
         with self._growing:
             if self.shards(split, seq_len, pass_index):
                 return True
-            self.filesystem.invalidate_cache()  # a listing kept from before would hide it
-            rows = self._published(pass_folder(split, seq_len, pass_index))
-            rows = rows or self._finished(split, seq_len, pass_index)
-            self._found |= {shard.name: table for shard, table in rows}
-            self.all_shards = (*self.all_shards, *(shard for shard, _ in rows))
-            return bool(rows)
+            if (found := self._look(split, seq_len, pass_index)) is None:
+                return False
+            shards, self._find_blocks[pass_folder(split, seq_len, pass_index)] = found
+            self.all_shards = (*self.all_shards, *shards)
+            return True
 
     def count_files(self) -> int:
         """Files of the dataset: grows while the build runs."""
         return len(list_files(self.filesystem, self.root))
 
-    def _published(self, folder: str) -> list[ShardBlocks]:
-        """The rows of a pass published before the manifest; none where it is not."""
-        where = self.locate(f"{folder}/pass.json")
+    def _find_again(self, shard: Shard, tried: FindBlocks) -> bool:
+        """Whether the blocks of a shard's pass may be found in another way than was tried."""
+        is_held = self._looking.acquire(timeout=_LOOKING_SECONDS)
         try:
-            fields = json.loads(self.read_file(f"{folder}/pass.json"))
-            tables = self.read_file(_blocks_name(folder))
+            if self._find_blocks[_folder(shard)] is not tried:
+                return True  # another thread has looked
+            place = shard.split, shard.seq_len, shard.pass_index
+            if (found := self._look(*place)) is None:
+                return False
+            shards, find = found
+            if pass_hash(shards) != pass_hash(self.shards(*place)):
+                where = self.locate(_folder(shard))
+                raise ValueError(f"{where} was built again with other instances than it had; begin this run anew")
+            self._find_blocks[_folder(shard)] = find
+            return True
+        finally:
+            if is_held:
+                self._looking.release()
+
+    def _look(self, split: str, seq_len: int, pass_index: int) -> tuple[list[Shard], FindBlocks] | None:
+        """The shards of a complete pass, and what finds their blocks; None where it is not complete."""
+        self.filesystem.invalidate_cache()  # a listing kept from before would hide it
+        try:
+            return self._look_published(pass_folder(split, seq_len, pass_index))
         except FileNotFoundError:
-            return []
+            return self._look_finished(split, seq_len, pass_index)
+
+    def _look_published(self, folder: str) -> tuple[list[Shard], FindBlocks]:
+        """A pass published before the manifest; FileNotFoundError where it is not."""
+        where, blocks_name = self.locate(f"{folder}/pass.json"), _blocks_name(folder)
+        fields = json.loads(self.read_file(f"{folder}/pass.json"))
+        num_bytes = file_size(self.filesystem, f"{self.root}/{blocks_name}")
         shards = [parse_shard_row(row) for row in fields["shards"]]
         self._refuse_foreign(fields["settings_hash"], where)
-        if pass_hash(shards) != fields["pass_hash"]:
+        if not shards or pass_hash(shards) != fields["pass_hash"]:
             raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")
-        opened = open_block_tables(tables, shards, self.locate(_blocks_name(folder)))
-        return [(shard, opened.table(row)) for row, shard in enumerate(shards)]
+        row = {shard.name: number for number, shard in enumerate(shards)}
+        find = partial(self._published_blocks, _Published(blocks_name, num_bytes, shards, row))
+        find(shards[0], ATTEMPTS)  # and with it the sizes of all
+        return shards, find
 
-    def _finished(self, split: str, seq_len: int, pass_index: int) -> list[ShardBlocks]:
-        """The rows of a pass that the finished dataset tells of; none where it does not, or there is none yet."""
+    def _published_blocks(self, published: _Published, shard: Shard, attempts: int) -> BlockTable:
+        tables, row = self._open_tables(published), published.row[shard.name]
+        return ask(self.filesystem, f"{self.root}/{published.blocks_name}", lambda: tables.table(row), attempts)
+
+    def _new_tables(self, published: _Published) -> BlockTables:
+        name = published.blocks_name
+        return BlockTables(
+            lambda start, stop: self.read_bytes(name, start, stop),
+            lambda: published.num_bytes,
+            published.shards,
+            self.locate(name),
+        )
+
+    def _look_finished(self, split: str, seq_len: int, pass_index: int) -> tuple[list[Shard], FindBlocks] | None:
+        """A pass that the finished dataset tells of; None where it does not, or there is none yet."""
         if not file_exists(self.filesystem, f"{self.root}/{MANIFEST}"):
-            return []
-        finished = open_dataset(self.url, self._storage_options)
+            return None
+        finished = self._open_finished()
         self._refuse_foreign(finished.manifest.settings_hash, self.locate(MANIFEST))
         if shards := finished.shards(split, seq_len, pass_index):
-            return [(shard, finished.blocks(shard)) for shard in shards]
+            return shards, finished.blocks
         if file_exists(self.filesystem, f"{self.root}/{PLAN}"):
-            return []  # more passes are being added to it
+            return None  # more passes are being added to it
         raise ValueError(
             f"{self.url}: the build ended without {pass_folder(split, seq_len, pass_index)}, of"
             f" {self.num_passes(split, seq_len)} passes planned when it was opened; open it again"
         )
+
+    def _open_finished(self) -> Dataset:
+        """The dataset as the build left it, opened anew where that is not what it was."""
+        manifest = parse_manifest(self.read_file(MANIFEST), self.locate(MANIFEST))
+        if self._finished is None or self._finished.manifest != manifest:
+            self._finished = open_dataset(self.url, self._storage_options)
+        return self._finished
 
     def _refuse_foreign(self, settings_hash: str, where: str) -> None:
         if settings_hash != self.manifest.settings_hash:

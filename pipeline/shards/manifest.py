@@ -198,7 +198,8 @@ def read_parquet(
         ValueError: It is damaged, too large for its bytes, or has other columns than one of the schemas.
     """
     with named_damage(where):
-        file = pq.ParquetFile(source if num_bytes is not None else pa.BufferReader(source))
+        where_from = source if num_bytes is not None else pa.BufferReader(source)
+        file = pq.ParquetFile(where_from, page_checksum_verification=True)
         names = file.schema_arrow.names
         check_parquet(file, len(source) if num_bytes is None else num_bytes)
     if not any(file.schema_arrow.equals(each) for each in (schema, *others)):

@@ -127,7 +127,10 @@ def read_range(
     """
 
     def attempt() -> bytes:
-        data: bytes = reader(path, start, stop) if reader else filesystem.cat_file(path, start=start, end=stop)
+        try:
+            data: bytes = reader(path, start, stop) if reader else filesystem.cat_file(path, start=start, end=stop)
+        except ValueError as error:  # a driver's, such as over an answer that is no JSON; ours say what a user did
+            raise OSError(f"{path}: {error!r}") from error
         if len(data) != stop - start:
             raise _SizeError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
@@ -142,25 +145,25 @@ def read_file(filesystem: Any, path: str) -> bytes:
     return read_range(filesystem, path, 0, file_size(filesystem, path))
 
 
-def file_size(filesystem: Any, path: str) -> int:
-    """A file's bytes, by the store's listing."""
-    return _ask(filesystem, path, lambda: int(filesystem.size(path)))
+def file_size(filesystem: Any, path: str, attempts: int = ATTEMPTS) -> int:
+    """A file's bytes, by the store's listing; attempts as in `read_range`."""
+    return ask(filesystem, path, lambda: int(filesystem.size(path)), attempts)
 
 
 def file_exists(filesystem: Any, path: str) -> bool:
     """Whether a file or a folder is there."""
-    return _ask(filesystem, path, lambda: bool(filesystem.exists(path)))
+    return ask(filesystem, path, lambda: bool(filesystem.exists(path)))
 
 
 def is_file(filesystem: Any, path: str) -> bool:
     """Whether a file is there, and no folder."""
-    return _ask(filesystem, path, lambda: bool(filesystem.isfile(path)))
+    return ask(filesystem, path, lambda: bool(filesystem.isfile(path)))
 
 
 def list_files(filesystem: Any, folder: str) -> dict[str, int]:
     """Sizes in bytes of every file below a folder by its path relative to it; empty where there is no folder."""
     filesystem.invalidate_cache()
-    found = _ask(filesystem, folder, lambda: filesystem.find(folder, detail=True))
+    found = ask(filesystem, folder, lambda: filesystem.find(folder, detail=True))
     prefix = f"{folder}/"
     return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
 
@@ -169,7 +172,7 @@ def remove_files(filesystem: Any, folder: str, names: list[str]) -> None:
     """Removes files below a folder, named relative to it, and on local disks the folders that this empties."""
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # an attempt before may have removed it without an answer
-            _ask(filesystem, f"{folder}/{name}", partial(filesystem.rm_file, f"{folder}/{name}"))
+            ask(filesystem, f"{folder}/{name}", partial(filesystem.rm_file, f"{folder}/{name}"))
     if is_local(filesystem):
         for parent in sorted({str(Path(folder, name).parent) for name in names}, key=len, reverse=True):
             _remove_empty_folders(parent, folder)
@@ -212,6 +215,11 @@ def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMP
     raise AssertionError("unreachable")
 
 
+def ask(filesystem: Any, path: str, call: Callable[[], Result], attempts: int = ATTEMPTS) -> Result:
+    """Calls a function that asks a filesystem for a file: patiently, but once where the disk is local or attempts 1."""
+    return call() if is_local(filesystem) or attempts == 1 else call_patiently(locate(filesystem, path), call, attempts)
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
@@ -222,10 +230,6 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
     return any(each.__name__ in _TRANSIENT_CLASSES for each in type(error).__mro__)
-
-
-def _ask(filesystem: Any, path: str, call: Callable[[], Result]) -> Result:
-    return call() if is_local(filesystem) else call_patiently(locate(filesystem, path), call)
 
 
 def _upload(filesystem: Any, path: str, data: bytes | Path) -> None:

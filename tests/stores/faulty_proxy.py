@@ -16,16 +16,17 @@ STALL_SECONDS = 1.5
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Spoils the first `count` answers to GETs of shards; every other request and answer passes as it is.
+    """Spoils the first `count` answers to GETs of some files; every other request and answer passes as it is.
 
     Headers stay as they are, so S3 signatures do too.
     """
 
     daemon_threads = True
 
-    def __init__(self, port, fault=None, count=0, latency_seconds=0.0):
+    def __init__(self, port, fault=None, count=0, latency_seconds=0.0, files=".tar"):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port, self.fault, self.left, self.latency_seconds = port, fault, count, latency_seconds
+        self.files = files
         self.spoiled, self.requests = 0, 0
         self._lock = threading.Lock()
 
@@ -53,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         data, headers = response.read(), dict(response.getheaders())
         connection.close()
         time.sleep(self.server.latency_seconds)
-        is_read = self.command == "GET" and ".tar" in self.path and "Range" in self.headers
+        is_read = self.command == "GET" and self.server.files in self.path and "Range" in self.headers
         if is_read and self.server.takes_fault():
             self.server.fault(self, response.status, headers, data)
         else:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.range_readers import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
@@ -29,7 +30,6 @@ def _short_delays(monkeypatch):
     monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(attempts, "MAX_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
-    monkeypatch.setattr("gcsfs.core.GCSFileSystem.retries", 1)
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +55,15 @@ def store(request, folder):
 
 @pytest.fixture
 def through(store):
-    """through(fault, count): the proxy, and the dataset seen through it."""
+    """through(fault, count): the proxy, and the dataset seen through it; the fault is with shards, or other files."""
     url, port, options = store
     proxies = []
 
-    def start(fault, count):
-        proxy = FaultyProxy(port, fault, count)
+    def start(fault, count, files=".tar"):
+        proxy = FaultyProxy(port, fault, count, files=files)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         proxies.append(proxy)
-        dataset = open_dataset(url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
-        dataset.blocks(dataset.all_shards[0])  # patience is tried on blocks alone
-        return proxy, dataset
+        return proxy, open_dataset(url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
 
     yield start
     for proxy in proxies:
@@ -124,6 +122,32 @@ def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_p
     assert "gave up after " in said
     assert " attempts in " in said
     assert proxy.spoiled >= 1
+
+
+def wrong_byte_of_a_page(handler, status, headers, data):
+    """In a column of the table, and not in the footer, where most bytes are of no use to anybody."""
+    handler.send(status, headers, data[:30] + bytes([data[30] ^ 16]) + data[31:])
+
+
+TABLE_FAULTS = [wrong_byte_of_a_page if fault is faulty_proxy.wrong_byte else fault for fault in FAULTS]
+
+
+@pytest.mark.parametrize("fault", TABLE_FAULTS, ids=lambda fault: fault.__name__)
+def test_a_passing_fault_with_the_block_table_changes_nothing(through, clean, tmp_path, fault):
+    proxy, dataset = through(fault, 2, BLOCKS_TABLE)
+    assert_same(batches(dataset, settings_for(fault, tmp_path, False, 30.0)), clean)
+    assert proxy.spoiled == 2
+
+
+@pytest.mark.parametrize("fault", TABLE_FAULTS, ids=lambda fault: fault.__name__)
+def test_a_lasting_fault_with_the_block_table_is_one_error_that_names_it(through, store, tmp_path, fault):
+    _, dataset = through(fault, LASTING, BLOCKS_TABLE)
+    with pytest.raises(ShardReadError) as caught:
+        batches(dataset, settings_for(fault, tmp_path, False, 2.5))
+    said = str(caught.value)
+    assert said.startswith(f"{store[0]}/train/L8192/pass-0")
+    assert ".tar, its rows of blocks.parquet: gave up after " in said
+    assert " attempts in " in said
 
 
 def test_a_lasting_fault_leaves_nothing_in_the_cache(through, clean, tmp_path):

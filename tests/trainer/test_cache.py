@@ -1,12 +1,18 @@
 """The cache of stretches: one fetches, all read; killed, damaged, full or forbidden, it never costs an instance."""
 
+import errno
+import fcntl
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -14,12 +20,13 @@ import numpy as np
 import pytest
 
 from pipeline.shards.dataset import Dataset, open_dataset
+from trainer.stream import attempts, cached_read, ranged_read
 from trainer.stream import cache as cache_module
-from trainer.stream import cached_read
 from trainer.stream.attempts import ShardReadError
 from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
+from trainer.stream.ranged_read import BlockRange
 from trainer.stream.read_settings import ReadSettings
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +46,15 @@ def settings(tmp_path: Path) -> ReadSettings:
 
 
 def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
+    """Of shards; grows as they are read."""
     reads, read_bytes = [], dataset.read_bytes
-    dataset.read_bytes = lambda *span: (reads.append(span), read_bytes(*span))[1]
+
+    def counted(name: str, start: int, stop: int) -> bytes:
+        if name.endswith(".tar"):
+            reads.append((name, start, stop))
+        return read_bytes(name, start, stop)
+
+    dataset.read_bytes = counted
     return reads
 
 
@@ -58,6 +72,31 @@ EVERYTHING = [*range(60), *range(100_000, 100_045)]
 
 def stretches(settings: ReadSettings) -> list[Path]:
     return sorted(Path(settings.cache_dir, "stretches").iterdir())
+
+
+def read_as_bytes(cache: ShardCache, key: str, fetch: Callable[[], bytes], seconds: float = 5) -> bytes:
+    """Through a check that finds everything right."""
+    return cache.read(key, bytes, lambda: (data := fetch(), data), Event(), seconds)
+
+
+@contextmanager
+def fetching(cache: ShardCache, key: str) -> Iterator[None]:
+    """Meanwhile a thread fetches a stretch, and holds its lock."""
+    entered, leave = Event(), Event()
+
+    def fetch() -> bytes:
+        entered.set()
+        leave.wait(30)
+        return b"data"
+
+    holder = threading.Thread(target=lambda: read_as_bytes(cache, key, fetch))
+    holder.start()
+    entered.wait(30)
+    try:
+        yield
+    finally:
+        leave.set()
+        holder.join()
 
 
 def test_a_second_reader_asks_the_store_for_nothing(dataset, settings):
@@ -91,7 +130,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, monkeypatch):
 
     def read(key: str) -> bytes:
         time.sleep(0.002)  # so that no two files have one time
-        return cache.read(key, bytes, lambda: (fetched.append(key), key.encode() * 100)[1], Event(), 5)
+        return read_as_bytes(cache, key, lambda: (fetched.append(key), key.encode() * 100)[1])
 
     for key in "abcdefghi":
         assert read(key) == key.encode() * 100
@@ -113,7 +152,7 @@ def test_a_wrong_count_is_put_right_by_clearing(tmp_path, monkeypatch):
     cache = ShardCache(str(tmp_path), 1000)
     for text in ("", "not a number", "999"):
         (tmp_path / "usage").write_text(text)
-        cache.read(f"key {text}", bytes, lambda: b"x" * 100, Event(), 5)
+        read_as_bytes(cache, f"key {text}", lambda: b"x" * 100)
     assert (tmp_path / "usage").read_text() == "300"
 
 
@@ -125,9 +164,7 @@ def test_threads_fetch_a_stretch_once(tmp_path):
         time.sleep(0.1)
         return b"data"
 
-    readers = [
-        threading.Thread(target=lambda: found.append(cache.read("key", bytes, fetch, Event(), 5))) for _ in range(6)
-    ]
+    readers = [threading.Thread(target=lambda: found.append(read_as_bytes(cache, "key", fetch))) for _ in range(6)]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -143,26 +180,172 @@ def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path):
         raise ShardReadError("gone")
 
     with pytest.raises(ShardReadError, match="gone"):
-        cache.read("key", bytes, fail, Event(), 5)
+        read_as_bytes(cache, "key", fail)
     assert not list((tmp_path / "stretches").iterdir())
-    assert cache.read("key", bytes, lambda: b"data", Event(), 5) == b"data"
+    assert read_as_bytes(cache, "key", lambda: b"data") == b"data"
+
+
+def test_what_is_fetched_is_checked_by_who_fetches(tmp_path):
+    checked = []
+    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
+    for _ in range(2):
+        assert cache.read("key", lambda data: checked.append(data) or 1, lambda: (b"data", 1), Event(), 5) == 1
+    assert checked == [b"data"], "read from the folder"
+
+
+def test_the_crc32_of_a_block_is_computed_once_a_reading(dataset, settings, monkeypatch):
+    checksum, sizes = ranged_read.checksum, []
+    monkeypatch.setattr(ranged_read, "checksum", lambda data: (sizes.append(len(data)), checksum(data))[1])
+    num_blocks = sum(len(dataset.blocks(shard)) for shard in dataset.all_shards)
+    for reading in (1, 2):
+        whole = [BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8)) for shard in dataset.all_shards]
+        for blocks in whole:
+            cached_read.read_blocks_cached(dataset, blocks, settings, Event())
+        assert len(sizes) == reading * num_blocks
 
 
 def test_a_wait_for_another_process_ends(tmp_path):
-    cache, entered, leave = ShardCache(str(tmp_path), MIN_CACHE_BYTES), Event(), Event()
+    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
+    said = f"cache_dir {tmp_path}: waited in vain for another thread or process to let go of {tmp_path}/locks/"
+    with fetching(cache, "key"), pytest.raises(CacheError, match=said):
+        read_as_bytes(cache, "key", lambda: b"data", 0.1)
 
-    def hold() -> bytes:
-        entered.set()
-        leave.wait(10)
-        return b"data"
 
-    holder = threading.Thread(target=lambda: cache.read("key", bytes, hold, Event(), 5))
-    holder.start()
-    entered.wait(10)
-    with pytest.raises(CacheError, match=f"cache_dir {tmp_path}: waited in vain"):
-        cache.read("key", bytes, lambda: b"data", Event(), 0.1)
-    leave.set()
-    holder.join()
+def test_a_wait_ends_when_nobody_wants_the_bytes_any_more(tmp_path):
+    cache, stop = ShardCache(str(tmp_path), MIN_CACHE_BYTES), Event()
+    stop.set()
+    with fetching(cache, "key"), pytest.raises(CacheError, match="waited in vain"):
+        cache.read("key", bytes, lambda: (b"data", b"data"), stop, 600)
+
+
+def test_other_stretches_are_not_waited_for_and_their_locks_do_not_pile_up(tmp_path):
+    def old_lock(key: str) -> int:
+        return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) % 256
+
+    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
+    other = next(key for key in map(str, count()) if old_lock(key) == old_lock("key"))
+    with fetching(cache, "key"):
+        assert read_as_bytes(cache, other, lambda: b"data", 0.1) == b"data"
+        assert len([*(tmp_path / "locks").iterdir()]) == 1
+    assert not [*(tmp_path / "locks").iterdir()]
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkeypatch):
+    cache, flock, removed = ShardCache(str(tmp_path), MIN_CACHE_BYTES), fcntl.flock, []
+
+    def lock_late(file, operation):
+        if not removed:  # by whoever had the lock until now
+            removed.append(Path(file.name))
+            removed[0].unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", lock_late)
+    with fetching(cache, "key"), pytest.raises(CacheError, match="waited in vain"):
+        read_as_bytes(cache, "key", lambda: b"data", 0.1)
+
+
+def test_a_process_forked_in_mid_fetch_does_not_keep_the_lock(tmp_path):
+    """Such as a worker of a DataLoader, which inherits every open file."""
+    forking = """
+import os, sys, threading
+from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
+
+cache, inside, leave = ShardCache(sys.argv[1], MIN_CACHE_BYTES), threading.Event(), threading.Event()
+
+def fail():
+    inside.set()
+    leave.wait()
+    raise ConnectionError
+
+def run():
+    try:
+        cache.read("key", bytes, fail, threading.Event(), 5)
+    except ConnectionError:
+        pass
+
+thread = threading.Thread(target=run)
+thread.start()
+inside.wait()
+read, write = os.pipe()
+if not (child := os.fork()):
+    os.close(write)
+    os.read(read, 1)  # until the parent ends
+    os._exit(0)
+leave.set()
+thread.join()
+print(cache.read("key", bytes, lambda: (b"data", b"data"), threading.Event(), 1))
+os.close(write)
+os.waitpid(child, 0)
+"""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", forking, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.stdout == "b'data'\n", ended.stderr
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
+
+    def fail(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", fail)
+    said = f"cache_dir {tmp_path}: No locks available; .* give another folder, on a disk of this machine, or leave"
+    with pytest.raises(CacheError, match=said):
+        read_as_bytes(cache, "key", lambda: b"data")
+
+
+def test_a_damaged_stretch_that_cannot_be_removed_is_named(dataset, settings, monkeypatch):
+    assert read_all(dataset, settings) == EVERYTHING
+    stretches(settings)[2].write_bytes(b"")
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ShardReadError, match=r"shard-0000\d.tar, blocks .*cache_dir .*: Permission denied; free"):
+        read_all(dataset, settings)
+
+
+def whole_shard(dataset: Dataset) -> BlockRange:
+    """A range of several stretches."""
+    shard = dataset.all_shards[0]
+    return BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
+
+
+def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeypatch):
+    """Each of its stretches would come within it."""
+    monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
+    blocks, asked, read_bytes = whole_shard(dataset), [], dataset.read_bytes
+
+    def read_late(*span) -> bytes:
+        asked.append(span)
+        time.sleep(0.2)
+        if asked.count(span) == 1:
+            raise ConnectionError("storm")
+        return read_bytes(*span)
+
+    dataset.read_bytes = read_late
+    assert len([*cached_read._stretches(blocks)]) >= 3
+    said = r"shard-00000.tar, blocks 0 to 7 \(bytes \d+-\d+\): gave up after \d attempts in 0.\d s"
+    with pytest.raises(ShardReadError, match=said):
+        cached_read.read_blocks_cached(dataset, blocks, replace(settings, budget_seconds=0.5), Event())
+
+
+def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, monkeypatch):
+    patience, read = [], ShardCache.read
+
+    def read_late(self, key, check, fetch, stop, seconds):
+        patience.append(seconds)
+        time.sleep(0.05)
+        return read(self, key, check, fetch, stop, seconds)
+
+    monkeypatch.setattr(ShardCache, "read", read_late)
+    cached_read.read_blocks_cached(dataset, whole_shard(dataset), replace(settings, budget_seconds=60), Event())
+    assert len(patience) >= 3
+    assert patience == sorted(patience, reverse=True)
+    assert patience[0] <= 60
+    assert patience[-1] <= 60 - 0.05 * (len(patience) - 1)
 
 
 READER = """
@@ -181,9 +364,10 @@ dataset = open_dataset(folder)
 read_bytes = dataset.read_bytes
 
 def slow_read(name, start, stop):
-    with open(log, "a") as file:
-        file.write(f"{name} {start}\\n")
-    time.sleep(float(pause))
+    if name.endswith(".tar"):
+        with open(log, "a") as file:
+            file.write(f"{name} {start}\\n")
+        time.sleep(float(pause))
     return read_bytes(name, start, stop)
 
 dataset.read_bytes = slow_read
@@ -237,7 +421,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(dataset, settings):
 def test_a_folder_that_is_a_file_is_refused_at_once(dataset, settings):
     Path(settings.cache_dir).write_text("taken")
     with pytest.raises(
-        CacheError, match=f"cache_dir {settings.cache_dir}: .*give another folder or leave cache_dir out"
+        CacheError, match=f"cache_dir {settings.cache_dir}: .*give another folder, on a disk of this machine, or leave"
     ):
         read_all(dataset, settings)
 

@@ -1,6 +1,7 @@
 """Reading ahead: every fault a store was seen to make is mended or named, and never costs an instance."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.shards import storage
 from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
@@ -69,8 +71,12 @@ def foreign_error(data: bytes) -> bytes:
     raise LookupError("a driver's own kind of error: 503 SlowDown")
 
 
+def no_json(data: bytes) -> bytes:
+    raise json.JSONDecodeError("Expecting value", "<html>", 0)
+
+
 def stall(data: bytes) -> bytes:
-    time.sleep(1.0)
+    time.sleep(5.0)
     return data
 
 
@@ -86,6 +92,7 @@ def timed_out(data: bytes) -> bytes:
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch):
     monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(attempts, "MAX_DELAY_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -237,10 +244,11 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
     assert not window._blocks.slot.any()
 
 
-@pytest.mark.parametrize("fault", [short_body, wrong_byte, connection_reset, foreign_error, stall])
+@pytest.mark.parametrize("fault", [short_body, wrong_byte, connection_reset, foreign_error, no_json, stall])
 def test_a_passing_fault_is_mended(folder, fault):
     dataset, store = over_faulty_store(folder, [fault, fault])
-    assert read_all(window_over(dataset)) == EVERYTHING
+    reading = ReadSettings(num_threads=2, timeout_seconds=1.0 if fault is stall else 60.0)
+    assert read_all(window_over(dataset, reading)) == EVERYTHING
     assert store.shard_reads == 4
 
 
@@ -250,6 +258,7 @@ def test_a_passing_fault_is_mended(folder, fault):
         (short_body, "asked for bytes 512-"),
         (connection_reset, "connection reset by peer"),
         (foreign_error, "503 SlowDown"),
+        (no_json, "Expecting value"),
         (stall, "no answer within 0."),
     ],
 )
@@ -263,6 +272,26 @@ def test_a_lasting_fault_is_named(folder, fault, cause):
     assert "attempts in" in message
     assert cause in message
     assert store.shard_reads >= 3
+
+
+def test_patience_with_the_block_table_is_that_with_blocks(folder):
+    """More failures than a file of a store is otherwise asked for."""
+
+    class Store(MemoryFileSystem):
+        cachable, store, pseudo_dirs = False, {}, [""]
+        failures = 3 * storage.ATTEMPTS
+
+        def cat_file(self, path, start=None, end=None, **kwargs):
+            if path.endswith(BLOCKS_TABLE) and self.failures:
+                self.failures -= 1
+                raise ConnectionResetError("connection reset by peer")
+            return super().cat_file(path, start=start, end=end, **kwargs)
+
+    store, good = Store(), open_dataset(str(folder))
+    store.put(f"{folder}/", "/data/", recursive=True)
+    dataset = Dataset("memory://data", store, "/data", good.manifest, list(good.all_shards))
+    assert read_all(window_over(dataset, ReadSettings(num_threads=1))) == EVERYTHING
+    assert store.failures == 0
 
 
 def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):

@@ -1,5 +1,6 @@
 """Shards to packed micro-batches, in one exact global order that can resume anywhere (docs/order.md).
 
-order.py says which instance goes where, fetch.py reads blocks ahead of need, step.py cuts a rank's share of every
-global batch into micro-batches. May import torch (step.py only), numpy and pipeline.shards; nothing else of ours.
+order.py says which instance goes where, read_ahead.py plans which blocks are read when, read_threads.py reads them,
+fetch.py gathers the instances of steps from them, packing.py cuts steps into micro-batches, and step.py gives them out.
+May import torch (packing.py and host_memory.py), numpy and pipeline.shards; nothing else of ours.
 """

@@ -1,9 +1,10 @@
 """Patience with a store: how often, how long and with what pauses one thing is asked for. Imports the stdlib only."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from random import SystemRandom
 from typing import Protocol, TypeVar
 
@@ -79,13 +80,11 @@ class Attempts:
         """Waits before the next attempt: a random time that grows.
 
         Raises:
-            FileNotFoundError, ValueError: At once, as time does not mend them.
+            FileNotFoundError: At once, as time does not mend it.
             ShardReadError: The budget is spent, or the bytes were wrong, or refused, DAMAGE_ATTEMPTS times.
         """
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{self._what()}: the file is missing; restore or rebuild the dataset") from error
-        if isinstance(error, ValueError) and not isinstance(error, DamageError):
-            raise error
         pause = SystemRandom().uniform(0.5, 1.0) * self._delay
         seconds = time.monotonic() - self._began
         self._num_damaged += isinstance(error, DamageError | PermissionError)
@@ -129,14 +128,18 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
-    """Runs a function and gives its result or its exception to whoever waits.
+    """Runs a function and gives its result or its exception to whoever waits, if that has not been called off.
 
     Raises:
         LeftBehindError: Another thread will.
     """
     try:
-        result.set_result(function())
+        found = function()
     except LeftBehindError:
         raise
     except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-        result.set_exception(error)
+        with contextlib.suppress(InvalidStateError):
+            result.set_exception(error)
+    else:
+        with contextlib.suppress(InvalidStateError):
+            result.set_result(found)

@@ -4,9 +4,10 @@ May import the stdlib. The unit is a stretch of some MiB and not a shard, so a f
 for a gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the folder is never
 believed: whoever reads checks every block's crc32, and one that is damaged is fetched again.
 
-Locks are those of `flock`, which the kernel lets go of when a process dies, however it dies; the folder must be on a
-disk of this machine. Files appear by rename. Killed anywhere, a process leaves at most unfinished files that the next
-one to want them overwrites.
+Locks are those of `flock`, one for each stretch, which the kernel lets go of when a process dies, however it dies; the
+folder must be on a disk of this machine. A lock's file is there while somebody fetches. Stretches appear by rename.
+Killed anywhere, a process leaves at most unfinished files and empty ones of locks, which the next one to want the same
+stretches takes over.
 """
 
 import contextlib
@@ -17,10 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 MIN_CACHE_BYTES = 64 * 2**20
-_NUM_LOCKS = 256
 _KEPT_PERCENT = 90
 _POLL_SECONDS = 0.02
 _USAGE_SECONDS = 60.0
@@ -64,7 +64,7 @@ class ShardCache:
         self,
         key: str,
         check: Callable[[bytes], Checked],
-        fetch: Callable[[], bytes],
+        fetch: Callable[[], tuple[bytes, Checked]],
         stop: threading.Event,
         seconds: float,
     ) -> Checked:
@@ -73,9 +73,9 @@ class ShardCache:
         Args:
             key: Names the bytes for good; the bytes of a key never change.
             check: Raises ValueError where bytes are not what they should be.
-            fetch: Gets them from the store; raises where it cannot.
+            fetch: Gets them from the store, with what `check` makes of them; raises where it cannot.
             stop: Set when nobody waits any more.
-            seconds: Patience with another process that fetches the same.
+            seconds: Patience with another thread or process that fetches the same.
 
         Raises:
             CacheError: The folder cannot be used, or patience ended.
@@ -83,12 +83,10 @@ class ShardCache:
         path = self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
         if (found := self._find(path, check)) is not None:
             return found
-        lock = f"{int(path.name[:8], 16) % _NUM_LOCKS:02x}"
-        with self._locked(lock, stop, time.monotonic() + seconds):
+        with self._locked(path.name, stop, time.monotonic() + seconds):
             if (found := self._find(path, check)) is not None:
                 return found
-            data = fetch()
-            checked = check(data)
+            data, checked = fetch()
             with self._named_errors():
                 self._keep(path, data, stop)
             with self._counting:
@@ -107,7 +105,8 @@ class ShardCache:
         try:
             checked = check(data)
         except ValueError:
-            path.unlink(missing_ok=True)
+            with self._named_errors():
+                path.unlink(missing_ok=True)
             return None
         with self._counting:
             self.found_bytes += len(data)
@@ -146,19 +145,35 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, stop: threading.Event, deadline: float) -> Iterator[None]:
-        with self._named_errors():
-            file = (self._folder / "locks" / name).open("wb")
-        with file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if stop.is_set() or time.monotonic() > deadline:
-                        what = f"waited in vain for another process to let go of {self._folder / 'locks' / name}"
-                        raise CacheError(f"cache_dir {self._folder}: {what}") from error
-                time.sleep(_POLL_SECONDS)
+        """Keeps out every other thread and process that asks for the same name.
+
+        Raises:
+            CacheError: It was not to be had before the deadline, or somebody stopped the waiting.
+        """
+        path = self._folder / "locks" / name
+        while (file := self._try_lock(path)) is None:
+            if stop.wait(_POLL_SECONDS) or time.monotonic() > deadline:
+                what = f"waited in vain for another thread or process to let go of {path}"
+                raise CacheError(f"cache_dir {self._folder}: {what}")
+        try:
             yield
+        finally:
+            with self._named_errors(), file:
+                path.unlink(missing_ok=True)
+                # Closing would not do: a process forked meanwhile has the same open file, and with it the lock.
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _try_lock(self, path: Path) -> BinaryIO | None:
+        """The file of a lock, locked; None where somebody else has it."""
+        with self._named_errors(), contextlib.ExitStack() as stack:
+            file = stack.enter_context(path.open("wb"))
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever had it before may have removed the file between the lines above: then this locks nothing.
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    stack.pop_all()
+                    return file
+        return None
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -170,5 +185,5 @@ class ShardCache:
     def _name(self, error: OSError) -> CacheError:
         return CacheError(
             f"cache_dir {self._folder}: {error.strerror or error}; free some room there, lower cache_bytes, give"
-            " another folder or leave cache_dir out"
+            " another folder, on a disk of this machine, or leave cache_dir out"
         )

@@ -4,6 +4,7 @@ May import the stdlib, numpy, pipeline.shards and this package.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from functools import lru_cache, partial
 
@@ -28,32 +29,35 @@ def read_blocks_cached(
         ShardReadError: Its bytes did not come, or are not those of the block table.
     """
     cache = open_cache(str(settings.cache_dir), settings.cache_bytes)
+    deadline = time.monotonic() + settings.budget_seconds
+    stretches = list(_stretches(blocks))
+    asked_for = blocks._replace(first=stretches[0].first, stop=stretches[-1].stop)
+    what = partial(describe_range, dataset, asked_for)
+    attempts = Attempts(what, settings.timeout_seconds, settings.budget_seconds, stop)
     bodies: list[memoryview] = []
-    for stretch in _stretches(blocks):
-        bodies += _read_stretch(cache, dataset, stretch, settings, stop)[
-            max(blocks.first - stretch.first, 0) : blocks.stop - stretch.first
-        ]
+    for stretch in stretches:
+        found = _read_stretch(cache, dataset, stretch, attempts, stop, deadline)
+        bodies += found[max(blocks.first - stretch.first, 0) : blocks.stop - stretch.first]
     return bodies
 
 
 def _read_stretch(
-    cache: ShardCache, dataset: ShardStore, stretch: BlockRange, settings: ReadSettings, stop: threading.Event
+    cache: ShardCache,
+    dataset: ShardStore,
+    stretch: BlockRange,
+    attempts: Attempts,
+    stop: threading.Event,
+    deadline: float,
 ) -> list[memoryview]:
     url = dataset.locate(stretch.shard.name)
-
-    def fetch() -> bytes:
-        # In a thread beside: this one holds a lock of the cache, which nobody else could go on with.
-        seconds = settings.timeout_seconds, settings.budget_seconds
-        attempts = Attempts(partial(describe_range, dataset, stretch), *seconds, stop)
-        return fetch_blocks(dataset, stretch, attempts, call_within)[0]
-
     try:
         return cache.read(
             f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
             lambda data: split_blocks(data, stretch, url),
-            fetch,
+            # In a thread beside: this one holds a lock of the cache, which nobody else could go on with.
+            lambda: fetch_blocks(dataset, stretch, attempts, call_within),
             stop,
-            settings.budget_seconds,
+            deadline - time.monotonic(),
         )
     except CacheError as error:
         raise ShardReadError(f"{describe_range(dataset, stretch)}: {error}") from error

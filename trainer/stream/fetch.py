@@ -1,4 +1,4 @@
-"""Blocks read ahead of need, in the order a plan needs them (docs/order.md, "Reads").
+"""The instances of steps, gathered from blocks that were read ahead of need (docs/order.md, "Reads").
 
 May import the stdlib, numpy, pipeline.shards and this package.
 """
@@ -79,7 +79,7 @@ class BlockWindow:
         self._arena = Arena(block_instances(self._seq_len))
         self._gathered: deque[Block] = deque()
         self._memory = memory or HostMemory()
-        weakref.finalize(self, self._threads.close)
+        self._close = weakref.finalize(self, self._threads.close)
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -103,8 +103,8 @@ class BlockWindow:
             yield group
 
     def close(self) -> None:
-        """Stops the threads; blocks on their way are given up."""
-        self._threads.close()
+        """Stops the threads; blocks on their way are given up, and whoever waits for them gets a CancelledError."""
+        self._close()
 
     def _gather_steps(self) -> Group | None:
         """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""

@@ -99,7 +99,7 @@ def _lengthen(values: Array, size: int) -> Array:
 
     Not from numpy, whose large arrays ask for pages of 2 MiB: a few blocks of each lane would touch most of them.
     """
-    pages = mmap.mmap(-1, max(1, size * values.itemsize))
+    pages = mmap.mmap(-1, max(1, size * values.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_NOHUGEPAGE)

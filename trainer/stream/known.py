@@ -51,6 +51,7 @@ class KnownPasses:
         self._starts: list[list[int]] = [
             [0] for _ in mixture
         ]  # of each pass in the dataset's own positions, and the end
+        self._order = lru_cache(maxsize=2)(self._make_order)
         self._content = lru_cache(maxsize=None)(self._hash_passes)
         self._described = lru_cache(maxsize=64)(self._describe)
         for dataset in range(len(mixture)):
@@ -70,8 +71,8 @@ class KnownPasses:
         return [starts[1] for starts in self._starts]
 
     def order(self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...]) -> StreamOrder:
-        """The order, as far as it is known."""
-        return StreamOrder(self.sizes, self.weights, seed, num_lanes, skipped)
+        """The order, as far as it is known; the same object until more is, as what is worked out of it is kept."""
+        return self._order(seed, num_lanes, skipped, tuple(map(len, self._passes)))
 
     def reaches(self, position: int) -> bool:
         """Whether the order of all positions before this one is known."""
@@ -116,6 +117,11 @@ class KnownPasses:
         """The state at a position."""
         datasets = self.describe(position)
         return StreamState(position, seed, num_lanes, self.split, self.seq_len, tuple(skipped), datasets)
+
+    def _make_order(
+        self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...], _num_known: tuple[int, ...]
+    ) -> StreamOrder:
+        return StreamOrder(self.sizes, self.weights, seed, num_lanes, skipped)
 
     def _describe(self, num_begun: tuple[int, ...]) -> tuple[DatasetState, ...]:
         return tuple(

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -45,6 +45,8 @@ class Prefetcher(Generic[Item]):
     def close(self, seconds: float = 1.0) -> None:
         """Stops the thread, waiting at most `seconds` for what it is doing."""
         self._closed.set()
+        if self._thread is threading.current_thread():  # which may collect the garbage that closes it
+            return
         while self._thread.is_alive() and seconds > 0:
             self._drain()
             self._thread.join(0.01)
@@ -59,6 +61,9 @@ class Prefetcher(Generic[Item]):
             self._ready.put(((), StopIteration()))
         except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
             self._ready.put(((), error))
+        finally:
+            if isinstance(groups, Generator):
+                groups.close()
 
     def _drain(self) -> None:
         try:

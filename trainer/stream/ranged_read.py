@@ -77,10 +77,17 @@ def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts, call: Call
     """Reads a shard's block table and checks that all its blocks but the last are full, which lookup relies on.
 
     Raises:
-        ShardReadError: The table did not come.
-        ValueError: It does not describe the shard.
+        FileNotFoundError: The file is not there.
+        ShardReadError: The table did not come, or is damaged, or does not describe the shard.
     """
-    return retry(lambda seconds: call(seconds, lambda: dataset.blocks(shard)), attempts)
+
+    def attempt(seconds: float) -> BlockTable:
+        try:
+            return call(seconds, lambda: dataset.blocks(shard, attempts=1))
+        except ValueError as error:
+            raise DamageError(str(error)) from error
+
+    return retry(attempt, attempts)
 
 
 def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:

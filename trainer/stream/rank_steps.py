@@ -96,7 +96,7 @@ PLANNED_STRETCHES = 2**15
 """Steps are planned together while they have fewer stretches of lanes than this."""
 
 
-class _Planned(NamedTuple):
+class _StepPlace(NamedTuple):
     """What is known of a step before it is read; of a mixture, dataset and instances of each row of its plan [2, R]."""
 
     first_position: int
@@ -114,8 +114,9 @@ class RankSteps:
         self.counts = ReadCounts()
         self._passes, self._begin, self._sizes, self._reading = passes, begin, sizes, reading
         self._memory = HostMemory(is_pinned)
-        self._planned: deque[_Planned] = deque()
+        self._places: deque[_StepPlace] = deque()
         self._window: BlockWindow | None = None
+        self._is_closed = False
 
     def groups(self, first_step: int, num_steps: int | None) -> Iterator[list[RankStep]]:
         """The steps, numbered from first_step, those together that are packed together; endless without num_steps."""
@@ -127,16 +128,22 @@ class RankSteps:
             window = self._window = BlockWindow(
                 self._passes.store, shards, plan, self._reading, self._min_steps(), self._memory, self.counts
             )
-            for group in window.groups():
-                steps = self._pack(step, group, state)
-                step, state = step + len(steps), steps[-1].stream
-                yield steps
-            window.close()
+            try:
+                if self._is_closed:
+                    return
+                for group in window.groups():
+                    steps = self._pack(step, group, state)
+                    step, state = step + len(steps), steps[-1].stream
+                    yield steps
+            finally:
+                window.close()
+                self._window = None  # which holds the plan, and that this: hundreds of MB would wait for a collection
 
     def close(self) -> None:
-        """Stops reading."""
-        if self._window is not None:
-            self._window.close()
+        """Stops reading; from any thread."""
+        self._is_closed = True
+        if (window := self._window) is not None:
+            window.close()
 
     def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Steps]:
         """What this rank reads of every step as far as the order is known."""
@@ -154,14 +161,14 @@ class RankSteps:
             num_steps = None if num_steps is None else num_steps - count
 
     def _rows_of_steps(self, runs: Runs, firsts: Array, afters: Array) -> Steps:
-        """The rows of steps, each of which is remembered as planned."""
+        """The rows of steps, the place of each of which is remembered."""
         block_size = block_instances(self._passes.seq_len)
         runs, block = cut_at_blocks(runs, block_size)
         first, bounds = block * block_size, np.searchsorted(runs.step, np.arange(len(firsts) + 1))
         rows: Iterable[Array | None] = repeat(None)
         if len(self._passes.mixture) > 1:
             rows = np.split(np.stack([runs.dataset, runs.stop - runs.start]), bounds[1:-1], axis=1)
-        self._planned += map(_Planned, firsts.tolist(), afters.tolist(), rows)
+        self._places += map(_StepPlace, firsts.tolist(), afters.tolist(), rows)
         return Steps(self._passes.shard_index(runs), block, runs.start - first, runs.stop - first, bounds)
 
     def _min_steps(self) -> int:
@@ -182,16 +189,16 @@ class RankSteps:
         tokens, masked = (each[group.bounds].tolist() for each in (offsets, group.block.masked_offsets))
         steps = []
         for number, (start, stop) in enumerate(shares):
-            planned = self._planned.popleft()
+            place = self._places.popleft()
             step = RankStep(
                 step=first_step + number,
-                first_position=planned.first_position,
-                position_after=planned.position_after,
+                first_position=place.first_position,
+                position_after=place.position_after,
                 micro_batches=list(islice(micro_batches, len(cuts[number]))),
                 num_instances=stop - start,
                 num_tokens=tokens[number + 1] - tokens[number],
                 num_masked=masked[number + 1] - masked[number],
-                drawn=_count_drawn(offsets[start : stop + 1], planned.drawn, len(self._passes.mixture)),
+                drawn=_count_drawn(offsets[start : stop + 1], place.drawn, len(self._passes.mixture)),
                 begin=state,
                 passes=self._passes,
             )

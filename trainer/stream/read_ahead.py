@@ -33,7 +33,7 @@ MAX_TABLES = 4096
 
 @dataclass
 class ReadCounts:
-    """What was read so far. Blocks fetched twice count twice."""
+    """What was asked for so far of shards, tables apart. Blocks asked for twice count twice, attempts do not."""
 
     blocks: int = 0
     bytes: int = 0
@@ -47,7 +47,7 @@ class ReadCounts:
 
 
 class ReadAhead:
-    """Plans steps until their blocks fill buffer_bytes, asks for all new blocks, and begins again when half are let go.
+    """Plans steps until their blocks fill buffer_bytes and asks for all new blocks; again when half of both are gone.
 
     Blocks are asked for in order of need, consecutive ones of a shard by one request. Memory is bounded by
     buffer_bytes or by what `min_steps` steps need, whichever is more.

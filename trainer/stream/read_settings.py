@@ -10,11 +10,12 @@ class ReadingSettings:
     """How data is read from where it lies; what is read does not depend on it.
 
     Attributes:
-        buffer_bytes: Memory of one rank for blocks read ahead of need; half of it is read at a time.
+        buffer_bytes: Memory of one rank for blocks read ahead of need, and as much again while it validates; half of
+            it is read at a time.
         max_read_bytes: Consecutive blocks are read by one request up to this size.
         num_threads: Requests in flight; null for 8, or 2 where files are local, as threads that do not wait for a
             network wait for each other.
-        timeout_seconds: Patience with one request.
+        timeout_seconds: Patience with one request; drivers have their own too, S3's a minute without a byte.
         budget_seconds: Patience with one range of bytes over all its attempts.
     """
 

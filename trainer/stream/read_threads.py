@@ -7,6 +7,7 @@ A thread makes its requests itself, as handing each to a second one cost more th
 back in time is left behind, and a new thread goes on where it was: Python cannot stop a thread that waits.
 """
 
+import contextlib
 import math
 import queue
 import threading
@@ -16,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.attempts import Attempts, LeftBehindError, complete, no_answer
@@ -97,6 +98,16 @@ class _Worker:
             return self.job
 
 
+def _future(wanted: Read | _TableRead) -> "Future[Any]":
+    return wanted.bodies if isinstance(wanted, Read) else wanted.table
+
+
+def _call_off(wanted: Read | _TableRead | None) -> None:
+    """Whoever waits for it gets a CancelledError, unless it is there already."""
+    if wanted is not None:
+        _future(wanted).cancel()
+
+
 class ReadThreads:
     """A few daemon threads."""
 
@@ -120,23 +131,38 @@ class ReadThreads:
 
     def submit(self, read: Read) -> None:
         """Reads what is asked for when its turn comes."""
-        self._jobs.put((1, next(self._numbers), read))
+        self._ask(1, read)
 
     def read_table(self, shard: Shard) -> "Future[BlockTable]":
         """A shard's block table, before everything else that waits: nothing can be planned without."""
         result: Future[BlockTable] = Future()
-        self._jobs.put((0, next(self._numbers), _TableRead(shard, result)))
+        self._ask(0, _TableRead(shard, result))
         return result
 
     def close(self, seconds: float = 1.0) -> None:
-        """Stops the threads and waits a moment: at exit none should be inside Arrow."""
+        """Stops the threads and waits a moment: at exit none should be inside Arrow.
+
+        What has been asked for and is not there is called off, so that whoever waits for it ends too.
+        """
         self.stop.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _call_off(self._jobs.get_nowait()[2])
         workers = [*self._workers]
         for _ in workers:
             self._jobs.put((2, next(self._numbers), None))
         deadline = time.monotonic() + seconds
         for _, thread in workers:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is not threading.current_thread():  # one of these may collect the garbage that closes them
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for worker, _ in workers:
+            if (job := worker.job) is not None:
+                _call_off(job.wanted)
+
+    def _ask(self, rank: int, wanted: Read | _TableRead) -> None:
+        self._jobs.put((rank, next(self._numbers), wanted))
+        if self.stop.is_set():  # and perhaps nobody comes to take it
+            _call_off(wanted)
 
     def _start(self, begin: _Job | None, name: str) -> tuple[_Worker, threading.Thread]:
         worker = _Worker()
@@ -150,7 +176,10 @@ class ReadThreads:
         while not self.stop.wait(seconds):
             for place, (worker, thread) in enumerate(self._workers):
                 if (job := worker.leave_behind()) is not None:
-                    self._workers[place] = self._start(job, thread.name)
+                    try:
+                        self._workers[place] = self._start(job, thread.name)
+                    except RuntimeError as error:  # no more threads to be had
+                        _future(job.wanted).set_exception(error)
 
     def _run(self, worker: _Worker, begin: _Job | None) -> None:
         try:
@@ -158,7 +187,7 @@ class ReadThreads:
                 self._do(worker, begin)
             while (wanted := self._jobs.get()[2]) is not None:
                 if self.stop.is_set():
-                    (wanted.bodies if isinstance(wanted, Read) else wanted.table).cancel()
+                    _call_off(wanted)
                 else:
                     self._do(worker, self._job(wanted))
         except LeftBehindError:

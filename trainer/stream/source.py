@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import Patience, open_growing
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.storage import ATTEMPTS
 from trainer.stream.order import check_weights
 from trainer.stream.state import MAX_DATASETS
 
@@ -35,8 +36,8 @@ class ShardStore(Protocol):
     def locate(self, name: str) -> str:
         """The URL of a file, for messages."""
 
-    def blocks(self, shard: Shard) -> BlockTable:
-        """Where a shard's blocks lie."""
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+        """Where a shard's blocks lie, as `Dataset.blocks`."""
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file, by one request."""
@@ -125,10 +126,10 @@ class JoinedShards:
         """The URL of a shard, which is its name here."""
         return name
 
-    def blocks(self, shard: Shard) -> BlockTable:
-        """Where a shard's blocks lie."""
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+        """Where a shard's blocks lie, as `Dataset.blocks`."""
         dataset, own = self._homes[shard.name]
-        return dataset.blocks(own)
+        return dataset.blocks(own, attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a shard, by one request; OSError where another number comes."""

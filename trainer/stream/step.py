@@ -32,8 +32,8 @@ PREFETCH_GROUPS = 1
 class StepLoader:
     """Iterator over this rank's share of every step, without end. It does no communication between ranks.
 
-    A background thread keeps a few steps ready. Leave it with `close()` or as a context manager; an abandoned one
-    stops by itself, and none keeps the interpreter from exiting.
+    A background thread keeps some steps ready, of small ones thousands. Leave it with `close()` or as a context
+    manager; an abandoned one stops by itself, and none keeps the interpreter from exiting.
 
     Attributes:
         passes: What is known of the datasets.

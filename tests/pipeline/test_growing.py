@@ -1,0 +1,247 @@
+"""The block tables of a build that is followed: read as they are needed, and found wherever the build has put them."""
+
+import dataclasses
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.publish import planned_groups, publish_dataset, publish_plan
+from pipeline.shards import block_tables, growing
+from pipeline.shards.block_tables import BlockTables, blocks_table
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.growing import (
+    RECORDS,
+    UNKNOWN_HASH,
+    GrowingDataset,
+    ShardBlocks,
+    open_growing,
+    publish_pass,
+    withdraw_passes,
+)
+from pipeline.shards.manifest import group_totals, root_hash
+from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.storage import open_filesystem
+
+NUM_PASSES = 6
+FIRST = "train/L8192/pass-00"
+
+
+class Build:
+    """Publishes in `folder` what a build publishes that ends as the finished dataset `whole`; no shards."""
+
+    def __init__(self, whole: Dataset, folder: Path) -> None:
+        self.whole, self.folder = whole, folder
+        self.place = open_filesystem(str(folder))
+
+    def rows(self, passes: Sequence[int]) -> list[ShardBlocks]:
+        return [(shard, self.whole.blocks(shard)) for number in passes for shard in self.shards(number)]
+
+    def shards(self, number: int) -> list[Shard]:
+        return self.whole.shards("train", 8192, number)
+
+    def plan(self) -> None:
+        groups = planned_groups([], {shard.name: (shard, table) for shard, table in self.rows(range(NUM_PASSES))})
+        publish_plan(*self.place, dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH))
+
+    def publish(self, *passes: int) -> None:
+        for number in passes:
+            publish_pass(*self.place, self.rows([number]), self.whole.manifest.settings_hash)
+
+    def end(self, *passes: int) -> None:
+        """As the last step of a build does, of these passes and what is held out."""
+        held_out = self.whole.shards("validation", 8192, 0)
+        rows = [*self.rows(passes), *((shard, self.whole.blocks(shard)) for shard in held_out)]
+        shards = [shard for shard, _ in rows]
+        totals = {"groups": group_totals(shards), "root_hash": root_hash(shards)}
+        built = {shard.name: (shard, table) for shard, table in rows}
+        publish_dataset(*self.place, built, dataclasses.replace(self.whole.manifest, **totals))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, make_dataset) -> Dataset:
+    sizes = [(20 + number, 9, 30 - number) for number in range(NUM_PASSES)]
+    return open_dataset(str(make_dataset(tmp_path_factory.mktemp("whole") / "data", sizes, validation=(17, 5))))
+
+
+@pytest.fixture
+def build(whole, tmp_path) -> Build:
+    build = Build(whole, tmp_path / "data")
+    build.plan()
+    return build
+
+
+@pytest.fixture(params=["whole", "groups"])
+def way(request, monkeypatch) -> str:
+    """How tables are read: as one file, or a row group at a time, which here is a shard or two."""
+    if request.param == "groups":
+        monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)
+        monkeypatch.setattr(block_tables, "ROWS_PER_GROUP", 4)
+    return request.param
+
+
+def follow(build: Build, *passes: int) -> GrowingDataset:
+    followed = open_growing(str(build.folder))
+    assert isinstance(followed, GrowingDataset)
+    for number in passes:
+        assert followed.find_pass("train", 8192, number)
+    return followed
+
+
+def columns(table: BlockTable) -> list[list[int]]:
+    return [getattr(table, field.name).tolist() for field in dataclasses.fields(table)]
+
+
+def assert_found(followed: Dataset, build: Build, *passes: int) -> None:
+    for number in passes:
+        assert followed.shards("train", 8192, number) == build.shards(number)
+        for shard in build.shards(number):
+            assert columns(followed.blocks(shard)) == columns(build.whole.blocks(shard))
+
+
+def test_tables_are_parsed_when_they_are_asked_for(build, monkeypatch, way):
+    build.publish(0, 1)
+    firsts, shard = [build.shards(number)[0] for number in (0, 1)], build.shards(1)[2]
+    expected = columns(build.whole.blocks(shard))
+    parsed, parse = [], block_tables._parse_rows
+    monkeypatch.setattr(block_tables, "_parse_rows", lambda *row: (parsed.append(row[2]), parse(*row))[1])
+    followed = follow(build, 0, 1)
+    assert parsed == firsts, "those of one shard of each pass show whether the table fits"
+    assert columns(followed.blocks(shard)) == expected
+    assert parsed == [*firsts, shard]
+
+
+def test_few_tables_are_kept(build, monkeypatch, way):
+    made = []
+
+    def remembered(make: Callable) -> Callable:
+        return lambda *arguments: (each := make(*arguments), made.append(weakref.ref(each)))[0]
+
+    monkeypatch.setattr(growing, "BlockTables", remembered(BlockTables))
+    monkeypatch.setattr(block_tables, "_parse_rows", remembered(block_tables._parse_rows))
+    build.publish(*range(NUM_PASSES))
+    followed = follow(build, *range(NUM_PASSES))
+    assert_found(followed, build, *range(NUM_PASSES), *range(NUM_PASSES))
+    gc.collect()
+    assert [type(each()) for each in made if each() is not None] == [BlockTables] * 4
+
+
+def test_blocks_are_found_when_the_build_has_taken_its_records_away(build, way):
+    build.publish(*range(NUM_PASSES))
+    followed = follow(build, *range(NUM_PASSES))
+    build.end(*range(NUM_PASSES))
+    assert not (build.folder / RECORDS).exists()
+    assert_found(followed, build, *range(NUM_PASSES))
+
+
+def test_a_finished_dataset_is_opened_once_for_all_its_passes(build, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        "pipeline.shards.growing.open_dataset", lambda *where: (opened.append(where), open_dataset(*where))[1]
+    )
+    build.publish(0, 1)
+    followed = follow(build, 0)
+    build.end(*range(NUM_PASSES))
+    for number in range(NUM_PASSES):
+        assert followed.find_pass("train", 8192, number)
+    assert_found(followed, build, *range(NUM_PASSES))
+    assert len(opened) == 1
+
+
+def test_blocks_are_found_when_passes_have_been_added(build, way):
+    """In the new table those of the validation split have other rows."""
+    build.end(0, 1)
+    build.plan()
+    followed = follow(build, 0)
+    assert followed.find_pass("validation", 8192, 0)
+    assert not followed.find_pass("train", 8192, 2)
+    build.publish(2)
+    assert followed.find_pass("train", 8192, 2)
+    build.end(0, 1, 2)
+    assert_found(followed, build, 0, 2)
+    for shard in followed.shards("validation", 8192, 0):
+        assert columns(followed.blocks(shard)) == columns(build.whole.blocks(shard))
+
+
+def test_blocks_of_a_pass_withdrawn_are_missing_until_it_is_published_again(build, monkeypatch):
+    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)  # so that something is read for each shard
+    build.publish(0)
+    followed = follow(build, 0)
+    withdraw_passes(*build.place, [FIRST])
+    with pytest.raises(FileNotFoundError, match=r"blocks\.parquet"):
+        followed.blocks(build.shards(0)[2])
+    build.publish(0)
+    assert_found(followed, build, 0)
+
+
+def test_a_pass_that_was_built_again_with_other_instances_is_refused(build, monkeypatch):
+    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)
+    build.publish(0)
+    followed = follow(build, 0)
+    [(first, table), *others] = build.rows([0])
+    monkeypatch.setattr(build, "rows", lambda _: [(dataclasses.replace(first, content_hash="0" * 64), table), *others])
+    build.end(0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{FIRST} was built again with other instances than it had; begin this"):
+            followed.blocks(build.shards(0)[2])
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda _: b"PAR1" * 50], ids=["cut", "other"])
+def test_a_damaged_table_is_refused_when_its_pass_is_found(build, way, spoil):
+    build.publish(0)
+    path = build.folder / RECORDS / FIRST / "blocks.parquet"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"blocks.parquet: a damaged Parquet table"):
+        follow(build, 0)
+
+
+def test_a_table_of_other_shards_is_refused_when_its_pass_is_found(build, way):
+    build.publish(0)
+    path = build.folder / RECORDS / FIRST / "blocks.parquet"
+    path.write_bytes(blocks_table([table for _, table in build.rows([0])][:-1]))
+    with pytest.raises(ValueError, match=r"blocks.parquet: 5 rows, expected 9 for the blocks of 3 shards"):
+        follow(build, 0)
+
+
+def test_a_table_that_does_not_describe_a_shard_is_refused_when_that_is_asked_for(build, way):
+    build.publish(0)
+    *tables, last = [table for _, table in build.rows([0])]
+    spoilt = dataclasses.replace(last, offset=last.offset[::-1].copy())
+    (build.folder / RECORDS / FIRST / "blocks.parquet").write_bytes(blocks_table([*tables, spoilt]))
+    followed = follow(build, 0)
+    first, second, third = build.shards(0)
+    assert columns(followed.blocks(first)) == columns(tables[0])
+    with pytest.raises(ValueError, match=f"rows of {third.name} do not describe it"):
+        followed.blocks(third)
+    assert columns(followed.blocks(second)) == columns(tables[1])
+
+
+def test_a_search_that_hangs_keeps_nobody_else(build, monkeypatch):
+    """Its thread is left behind; the one in its place searches too."""
+    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(growing, "_LOOKING_SECONDS", 0.05)
+    build.publish(0)
+    followed = follow(build, 0)
+    build.end(0)
+    hangs, leave, read_file = threading.Event(), threading.Event(), followed.read_file
+
+    def hang_once(name: str) -> bytes:
+        if not hangs.is_set():
+            hangs.set()
+            leave.wait(30)
+        return read_file(name)
+
+    monkeypatch.setattr(followed, "read_file", hang_once)
+    found: list[BlockTable] = []
+    shard = build.shards(0)[0]
+    left_behind = threading.Thread(target=lambda: found.append(followed.blocks(shard)))
+    left_behind.start()
+    assert hangs.wait(30)
+    assert_found(followed, build, 0)
+    assert not found
+    leave.set()
+    left_behind.join()
+    assert columns(found[0]) == columns(build.whole.blocks(shard))

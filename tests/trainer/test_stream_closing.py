@@ -1,0 +1,129 @@
+"""What is left of a stream that is closed, wherever it was: no thread, no memory, nobody who waits."""
+
+import gc
+import threading
+import time
+import weakref
+from concurrent.futures import CancelledError
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from pipeline.shards import block_tables
+from pipeline.shards.dataset import open_dataset
+from trainer.stream.held_blocks import HeldBlocks
+from trainer.stream.read_settings import ReadSettings
+from trainer.stream.read_threads import ReadThreads
+from trainer.stream.step import StepLoader
+
+SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}
+NAMES = ("prefetch", "fetch-")
+LIMIT_SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def folder(make_dataset, tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("closing") / "data", train=((600, 450, 500, 700),))
+
+
+@pytest.fixture
+def uncollected():
+    """No collection of garbage helps."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def threads_of_streams():
+    return [each.name for each in threading.enumerate() if each.name.startswith(NAMES)]
+
+
+def wait_for_no_threads():
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while threads_of_streams() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threads_of_streams() == []
+
+
+def test_closed_while_it_plans_or_before_it_has_begun(folder, uncollected):
+    dataset, reading = open_dataset(str(folder)), ReadSettings(num_threads=2, max_read_bytes=1)
+    for number in range(40):
+        loader = StepLoader(dataset, "train", 8192, **SIZES, num_lanes=8, reading=reading)
+        time.sleep(0.0004 * number)
+        loader.close()
+        del loader
+    assert wait_for_no_threads()
+
+
+def test_nothing_is_kept_of_a_closed_loader(folder, uncollected):
+    with StepLoader(open_dataset(str(folder)), "train", 8192, **SIZES) as loader:
+        list(islice(loader, 5))
+        window = weakref.ref(loader._finalizer.peek()[2][1]._window)
+        assert window() is not None
+    del loader
+    assert wait_for_no_threads()
+    assert window() is None
+
+
+def test_nobody_waits_for_a_request_that_hangs(folder, uncollected):
+    dataset, answer, is_asked = open_dataset(str(folder)), threading.Event(), threading.Event()
+
+    def read_bytes(*_):
+        is_asked.set()
+        answer.wait(LIMIT_SECONDS)
+        raise ConnectionResetError("late")
+
+    dataset.read_bytes = read_bytes
+    loader = StepLoader(dataset, "train", 8192, **SIZES, reading=ReadSettings(num_threads=2))
+    try:
+        assert is_asked.wait(LIMIT_SECONDS)
+        loader.close()
+        loader._steps._thread.join(LIMIT_SECONDS / 2)
+        assert not loader._steps._thread.is_alive()
+    finally:
+        answer.set()
+    assert wait_for_no_threads()
+
+
+def test_what_is_asked_for_after_the_end_is_called_off(folder):
+    dataset = open_dataset(str(folder))
+    threads = ReadThreads(dataset, ReadSettings(num_threads=1))
+    threads.close()
+    with pytest.raises(CancelledError):
+        threads.read_table(dataset.all_shards[0]).result(LIMIT_SECONDS)
+
+
+def test_a_stalled_opening_of_the_block_table_keeps_nobody(folder, monkeypatch):
+    monkeypatch.setattr(block_tables, "_OPENING_SECONDS", 0.2)
+    dataset, answer, asked = open_dataset(str(folder)), threading.Event(), []
+    real = dataset.read_bytes
+
+    def read_bytes(name, start, stop):
+        if name == "blocks.parquet":
+            asked.append(name)
+            if len(asked) == 1:
+                answer.wait(LIMIT_SECONDS)
+        return real(name, start, stop)
+
+    dataset.read_bytes = read_bytes
+    reading = ReadSettings(num_threads=2, timeout_seconds=0.3, budget_seconds=LIMIT_SECONDS)
+    with StepLoader(dataset, "train", 8192, **SIZES, reading=reading) as loader:
+        try:
+            assert next(loader).num_instances == 8
+        finally:
+            answer.set()
+    assert len(asked) >= 2
+
+
+def test_tables_of_held_blocks_are_this_process_s_own(folder):
+    """A fork must not share them."""
+    dataset, held = open_dataset(str(folder)), HeldBlocks()
+    held.number(dataset.all_shards, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    address = f"{held.slot.ctypes.data:x}"
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        spans = [(line.split()[0].split("-"), line.split()[1]) for line in maps]
+    place = int(address, 16)
+    (rights,) = [rights for (start, stop), rights in spans if int(start, 16) <= place < int(stop, 16)]
+    assert rights == "rw-p"
