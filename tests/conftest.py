@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from pipeline.shards.block import Block, block_instances
 from tests.datasets import write_dataset
 
 if TYPE_CHECKING:
     from trainer.ranks import Ranks
+
+settings.register_profile("beambert", deadline=None)  # a busy machine takes longer over a correct example
+settings.load_profile("beambert")
 
 
 @pytest.fixture(scope="session")

@@ -148,6 +148,7 @@ def test_a_folder_that_transformers_saved_opens_here(kind, tmp_path):
         settings["label2id"] = {label: index for index, label in enumerate(HEADS[kind].labels)}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     config = transformers.BertConfig(vocab_size=len(TOKENS), max_position_embeddings=40, **sizes, **settings)
+    torch.manual_seed(0)
     theirs = getattr(transformers, CLASSES[kind])(config).eval()
     theirs.save_pretrained(tmp_path)
     write_vocabulary(tmp_path)

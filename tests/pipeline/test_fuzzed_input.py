@@ -3,7 +3,6 @@
 scripts/soak/fuzz.py searches the same targets for longer, guided by coverage.
 """
 
-import resource
 import struct
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.shards import manifest
 from scripts.soak.fuzz import PLACE, expect_refusal, make_target
 from scripts.soak.fuzz_seeds import codec_seeds, reader_seeds
+from tests.peak_memory import peak_megabytes, reset_peak
 
 EXTRAS = {"mediawiki": "mwparserfromhell", "warc": "fastwarc"}
 TARGETS = [*reader_seeds(), *codec_seeds()]
@@ -50,7 +50,8 @@ def test_damaged_bytes_give_a_result_or_an_error_with_the_place(name, tmp_path):
     target = make_target(name, str(tmp_path / "files"))
     for seed in seeds:
         target(seed)  # sound as it is
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reset_peak()
+    before = peak_megabytes()
 
     @settings(max_examples=120, deadline=20_000, suppress_health_check=list(HealthCheck), database=None)
     @given(damage(seeds))
@@ -58,7 +59,7 @@ def test_damaged_bytes_give_a_result_or_an_error_with_the_place(name, tmp_path):
         expect_refusal(target, data)
 
     check()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+    assert peak_megabytes() - before < 300
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -1,5 +1,6 @@
 """Object stores on this machine, started once for all tests, and a small corpus."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,6 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -102,7 +104,14 @@ def s3(swift_port):
 
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory):
-    """An emulator of Google's store with the bucket `corpus`, named by the environment."""
+    """An emulator of Google's store with the bucket `corpus`, named by the environment; its driver hardly pauses.
+
+    A request of a test that has ended may go on pausing, and must not draw numbers for that where others draw theirs.
+    """
+    import gcsfs.retry
+
+    gcsfs.retry.random = random.Random()
+    gcsfs.retry.asyncio = SimpleNamespace(sleep=lambda _: asyncio.sleep(0.01))
     program, folder, port = server_program("gcp-storage-emulator"), tmp_path_factory.mktemp("gcs"), free_port()
     command = [program, "start", "--host", "127.0.0.1", "--port", port, "-q", "-M", "--default-bucket", "corpus"]
     with running(command, port, folder / "log.txt"), pytest.MonkeyPatch.context() as patch:

@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -99,9 +101,14 @@ def test_batches_are_those_of_the_finished_dataset(whole, build):
     with StepLoader(open_dataset(str(whole)), "train", 8192, **SIZES) as finished:
         expected = list(islice(finished, 30))
     said: list[str] = []
+
+    def is_waiting_for(name: str) -> bool:
+        return any(line.startswith("waiting for") and name in line for line in said)
+
     builder = in_background(
-        build.plan, lambda: time.sleep(0.1), lambda: build.finish_pass(0), lambda: time.sleep(0.3),
-        lambda: build.finish_pass(1), lambda: time.sleep(0.3), lambda: build.finish_pass(2), build.end,
+        build.plan, lambda: time.sleep(0.1), lambda: build.finish_pass(0),
+        lambda: wait_until(lambda: is_waiting_for("pass-01"), 40), lambda: build.finish_pass(1),
+        lambda: time.sleep(0.3), lambda: build.finish_pass(2), build.end,
     )  # fmt: skip
     patience = Patience(30, said.append)
     [followed] = open_mixture([str(build.folder)], patience=patience)
@@ -127,13 +134,23 @@ def test_steps_of_the_passes_there_do_not_wait(build):
             next(loader)
 
 
-def test_new_files_keep_patience(build):
+def test_new_files_keep_patience(build, monkeypatch):
     build.plan()
-    work = [(lambda n=n: (time.sleep(0.2), build.write(f"tokens/{n}", b"x"))) for n in range(5)]
-    builder = in_background(*work, lambda: build.finish_pass(0))
-    known = KnownPasses((WeightedDataset("d", open_growing(str(build.folder))),), "train", 8192, Patience(0.6))
+    turns = iter([*(partial(build.write, f"tokens/{n}", b"x") for n in range(5)), lambda: build.finish_pass(0)])
+    clock = [0.0]
+
+    def wait(_seconds: float) -> bool:
+        """In place of a pause: 0.2 s, in which the build does one thing."""
+        clock[0] += 0.2
+        next(turns)()
+        return False
+
+    followed = open_growing(str(build.folder))
+    monkeypatch.setattr(growing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    patience = Patience(0.6, stop=SimpleNamespace(wait=wait))
+    known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, patience)
     assert known.first_pass_instances == [105]
-    builder.join()
+    assert clock[0] == pytest.approx(1.2), "twice its patience"
 
 
 def test_a_build_that_never_began_is_named(tmp_path):
@@ -212,14 +229,19 @@ def test_a_finished_dataset_is_opened_as_it_is(whole):
 def test_a_waiting_loader_can_be_left(build):
     build.plan()
     build.finish_pass(0)
-    loader = StepLoader(open_growing(str(build.folder)), "train", 8192, **SIZES, patience=Patience(600))
+    said: list[str] = []
+    patience = Patience(600, said.append)
+    loader = StepLoader(open_growing(str(build.folder)), "train", 8192, **SIZES, patience=patience)
     list(islice(loader, 4))
+    wait_until(lambda: said)
     began = time.monotonic()
     loader.close()
-    assert time.monotonic() - began < 3
+    loader._steps._thread.join(60)
+    assert not loader._steps._thread.is_alive()
+    assert time.monotonic() - began < 300, "as long as its patience"
 
 
-PASSES = 24  # a pass takes some 40 ms: the first must be seen long before the last
+PASSES = 24
 TRAINING = ["--model.preset", "tiny", "--model.overrides", "{hidden_size: 24, num_heads: 3, intermediate_size: 40}",
             "--validation.interval", "0"]  # fmt: skip
 
@@ -282,26 +304,38 @@ def test_build_and_training_at_once(corpus, tmp_path):
     assert facts["datasets"][0]["settings_hash"] == open_dataset(str(data)).manifest.settings_hash
 
 
+DIES_AFTER_A_PASS = """
+import os, signal, sys
+from pipeline import publish
+from pipeline.cli import main
+
+publish_pass = publish.publish_pass
+
+def publish_and_die(filesystem, root, rows, settings_hash):
+    publish_pass(filesystem, root, rows, settings_hash)
+    if rows[0][0].split == "train":
+        os.killpg(0, signal.SIGKILL)
+
+publish.publish_pass = publish_and_die
+sys.exit(main())
+"""
+
+
 @pytest.mark.slow
 def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
     """A launcher killed after its first pass: training says so when patience ends; both commands again go on."""
     data = tmp_path / "data"
-    with subprocess.Popen(
-        build_command(corpus, data),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as building:
-        wait_until(lambda: (data / "train/L64/pass-00/pass.json").exists() or building.poll() is not None)
-        os.killpg(building.pid, signal.SIGKILL)
+    dying = [sys.executable, "-c", DIES_AFTER_A_PASS, *build_command(corpus, data)[3:]]
+    died = subprocess.run(dying, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert list(data.glob("train/L64/*/pass.json")) == [data / "train/L64/pass-00/pass.json"]
     assert not (data / "manifest.json").exists()
     sizes = {**SIZES, "global_batch": 600}
     followed = open_growing(str(data))
     assert followed.num_passes("train", 64) == PASSES
     with (
         StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader,
-        pytest.raises(FileNotFoundError, match=r"pass-\d\d to be built, the last 0.5 s without a new file"),
+        pytest.raises(FileNotFoundError, match=r"pass-01 to be built, the last 0.5 s without a new file"),
     ):
         list(islice(loader, PASSES * 10))
     with StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader:

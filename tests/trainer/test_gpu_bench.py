@@ -245,7 +245,7 @@ def test_the_stability_programs_on_a_cpu(tiny_data, tmp_path):
     assert done.returncode == 0, found
     assert set(found["parts"]) == {"precision", "resume", "recipe"}
     assert found["parts"]["resume"]["weights_equal_to_the_bit"]
-    assert 23 <= found["parts"]["resume"]["killed_after_step"] < 40
+    assert 23 <= found["parts"]["resume"]["killed_after_step"] < 120
     assert found["parts"]["precision"]["largest_relative_difference"] > 0
     done = run_program("pretrain_run_gpu", *sizes, "--minutes", "0.05", *places, str(tmp_path / "r"))
     assert done.returncode == 0, done.stdout + done.stderr

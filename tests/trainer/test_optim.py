@@ -75,6 +75,7 @@ def lamb_by_hand(weights, states, gradients, step, lr):
 
 
 def test_lamb_follows_its_formula():
+    torch.manual_seed(0)
     matrix, bias = torch.nn.Parameter(torch.randn(3, 5)), torch.nn.Parameter(torch.randn(5))
     optimizer = Lamb([("dense.weight", matrix), ("dense.bias", bias)])
     optimizer.set_learning_rate(0.02)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -218,24 +219,32 @@ def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
 def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
+    gates = {name: Event() for name in ("step-00000002", "step-00000003")}
     write = storage.write_atomic
 
-    def write_slowly(filesystem, path, data):
-        time.sleep(0.3)
+    def write_when_open(filesystem, path, data):
+        assert all(gate.wait(60) for name, gate in gates.items() if name in path), "training waits for it"
         write(filesystem, path, data)
 
-    monkeypatch.setattr("trainer.checkpoints.store.write_atomic", write_slowly)
-    began = time.monotonic()
+    def open_and_join():
+        """In place of the upload's `join`: nothing is written before training waits."""
+        time.sleep(0.2)
+        gates["step-00000002"].set()
+        upload_join()
+
+    monkeypatch.setattr("trainer.checkpoints.store.write_atomic", write_when_open)
+    monkeypatch.setattr("trainer.checkpoints.saver.WORTH_SAYING_SECONDS", 0.1)
     trained.train(2)
     trained.saver.save({"step": 2}, trained.engine, trained.optimizer)
-    assert time.monotonic() - began < 0.5
     at_save = trained.weights()
     trained.train(3)  # while it is being written
     assert names_in(bucket) == ["step-00000001"]
+    upload_join = trained.saver._thread.join
+    monkeypatch.setattr(trained.saver._thread, "join", open_and_join)
     trained.saver.save({"step": 3}, trained.engine, trained.optimizer)
-    assert time.monotonic() - began > 1.0
     assert names_in(bucket) == ["step-00000001", "step-00000002"]
     assert any(said.startswith("waited ") and "step-00000002" in said for said in trained.said)
+    gates["step-00000003"].set()
     trained.saver.finish()
     load_checkpoint(trained.run.checkpoints / "step-00000002", trained.engine, trained.optimizer, ranks)
     assert torch.equal(trained.weights(), at_save)
