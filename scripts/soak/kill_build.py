@@ -9,6 +9,7 @@ names a file for all of them. Linux only: processes are found in /proc.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -174,14 +175,15 @@ class Soak:
 
 
 def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) -> str:
-    """Sends SIGKILL; without workers, as before they start, the launcher is the victim."""
+    """Sends SIGKILL; without workers, as before they start or as they end, the launcher is the victim."""
     workers = sorted(set(session_processes(process.pid)) - {process.pid})
     if victim == "all":
         kill_session(process.pid)
         return f"all {1 + len(workers)} processes"
     if victim == "worker" and workers:
-        os.kill(draws.choice(workers), signal.SIGKILL)
-        return f"1 of {len(workers)} workers"
+        with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+            os.kill(draws.choice(workers), signal.SIGKILL)
+            return f"1 of {len(workers)} workers"
     os.kill(process.pid, signal.SIGKILL)
     return f"launcher of {len(workers)} workers"
 

@@ -77,11 +77,29 @@ def wait_until(condition, seconds=60):
     return time.monotonic() - start
 
 
+# Each stage of the small build takes half a second, and a test may take as long to see it and to kill.
+SLOW_FILES = """
+import os, time
+sync = os.fsync
+def sync_late(file):
+    time.sleep(0.02)
+    sync(file)
+os.fsync = sync_late
+"""
+
+
+def with_code_of(folder):
+    """The environment of programs that find a folder's modules before all others."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
 def start_until(stage, corpus, output):
-    """A running build of which the stage has finished something, but not all."""
+    """A running build of which the stage has finished something, but not all: it takes long over every file."""
+    (output.parent / "sitecustomize.py").write_text(SLOW_FILES)
     process = subprocess.Popen(
         command(corpus, output),
         cwd=ROOT,
+        env=with_code_of(output.parent),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -155,9 +173,10 @@ def test_a_worker_killed_while_the_others_start_fails_the_command(victim, mark, 
 def test_a_worker_that_ends_itself_fails_the_command(code, long_corpus, tmp_path):
     """As a library may, by exit(); Beam would wait for it for ever."""
     (tmp_path / "filter_that_leaves.py").write_text(f"import os\ndef leave(text):\n    os._exit({code})\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     words = [*command(long_corpus, tmp_path / "data"), "--filter", "filter_that_leaves:leave"]
-    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        words, cwd=ROOT, env=with_code_of(tmp_path), capture_output=True, text=True, timeout=60, check=False
+    )
     assert result.returncode == 2
     assert "tokens: a worker process ended by itself" in result.stderr.strip().splitlines()[-1]
 
@@ -169,8 +188,7 @@ def test_workers_are_fresh_interpreters_where_the_fork_server_has_threads(long_c
         "if 'fork_server' in ' '.join(sys.orig_argv):\n"
         "    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command(long_corpus, tmp_path / "data"), cwd=ROOT, env=environment)
+    process = subprocess.Popen(command(long_corpus, tmp_path / "data"), cwd=ROOT, env=with_code_of(tmp_path))
     wait_until(lambda: any("sdk_worker_main" in args[0] for args in children_of_children(process.pid)))
     assert process.wait(120) == 0
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == expected

@@ -1,18 +1,48 @@
 """A plan's numbers against the build that follows it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline import plan as plans
+from pipeline import plan_sample
 from pipeline.build import find_corpus
 from pipeline.build_shards import instance_rule
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
-from pipeline.plan import make_plan
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 
+DOCUMENT_SECONDS, TOKEN_SECONDS, INSTANCE_SECONDS = 100, 1, 50  # each about as much of the whole
 
+
+@pytest.fixture
+def clock_of_work(monkeypatch):
+    """The plan's clock goes by work alone: a document read, a token encoded and an instance made take their seconds."""
+    now = 0
+
+    def count(module, name, seconds_of):
+        work = getattr(module, name)
+
+        def timed(*arguments):
+            nonlocal now
+            made = work(*arguments)
+            now += seconds_of(made)
+            return made
+
+        monkeypatch.setattr(module, name, timed)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def num_tokens(encoded):
+        return sum(len(document.tokens) for document in encoded.documents)
+
+    count(plan_sample, "filter_documents", lambda read: DOCUMENT_SECONDS * len(read.documents))
+    count(plan_sample, "encode_documents", lambda encoded: TOKEN_SECONDS * num_tokens(encoded))
+    count(plans, "pack_shard", lambda packed: INSTANCE_SECONDS * packed[1].instances)
+
+
+@pytest.mark.usefixtures("clock_of_work")
 def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pipeline.plan_sample._PLACE_BYTES", 2**16)  # eight of them are a third of the input
     rows = [json.dumps({"text": text + f" {copy}."}) for copy in range(20) for text in texts]
@@ -31,7 +61,7 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
         output=str(tmp_path / "data"), input=inputs, vocab=str(vocab_file), seq_lens=[64], passes=2
     )
     corpus = find_corpus(settings)
-    plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    plan = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule)
 
     assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 0
     dataset = open_dataset(str(tmp_path / "data"))
@@ -45,8 +75,15 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
     assert length.instances * length.bytes_each == pytest.approx(sum(shard.num_bytes for shard in train), rel=0.2)
     stored = sum(path.stat().st_size for path in (tmp_path / "data/tokens").glob("*-00000.*s"))
     assert plan.token_bytes == pytest.approx(stored, rel=0.2)
-    seconds = json.loads(dataset.read_file("report.json"))["build"]["seconds"]
-    assert 0.1 < plan.worker_seconds / (seconds["tokens"] + seconds["shards"]) < 10  # another load on a shared machine
+
+    def seconds(documents, tokens, instances):
+        return documents * DOCUMENT_SECONDS + tokens * TOKEN_SECONDS + instances * INSTANCE_SECONDS
+
+    planned = seconds(plan.documents, plan.tokens, settings.passes * length.instances)
+    assert plan.worker_seconds == pytest.approx(planned, rel=1e-3)  # whose numbers are rounded
+    made = sum(shard.instances for shard in dataset.all_shards if shard.split == "train")
+    built = seconds(counters["documents"], counters["distinct_tokens"], made)
+    assert plan.worker_seconds == pytest.approx(built, rel=0.1)
 
 
 def test_few_places_for_many_ranks_are_said(corpus, vocab_file, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """Flags over frozen dataclasses: files, flags, unknown keys, exit codes."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -145,14 +146,13 @@ def test_help_lists_the_commands(commands, capsys):
 def test_a_reader_that_leaves_ends_a_command_without_a_word(arguments, closed):
     """As `| head` and `2>&1 | head` leave: the exit code is that of SIGPIPE, as shells say it."""
     arguments = arguments if closed == "stdout" else [arguments[0], "no-such-command"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    getattr(process, closed).close()
-    left = process.stderr if closed == "stdout" else process.stdout
-    assert left.read() == ""
-    left.close()
-    assert process.wait() == 141
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
+    ran = subprocess.run([sys.executable, "-m", *arguments], **streams, text=True, check=False)
+    os.close(writer)
+    assert (ran.stderr if closed == "stdout" else ran.stdout) == ""
+    assert ran.returncode == 141
 
 
 def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):

@@ -29,7 +29,7 @@ SMALLER = {
     "--config configs/data/demo.yaml": "--config configs/data/demo.yaml --vocab_size 1000",
     "--steps 300 60 \\\n": "--steps 3 2 --validation.num_instances 8 \\\n",
     "--epochs 2": "--epochs 1",
-    "deepspeed --num_gpus 2": f"deepspeed --num_gpus 2 --master_port {free_port()}",
+    "deepspeed --num_gpus 2": "deepspeed --num_gpus 2 --master_port $FREE_PORT",
     "curl -fL -o tutorial/dev-v1.1.json": "cp given.json tutorial/dev-v1.1.json #",
 }
 CUT = 150
@@ -78,6 +78,7 @@ def printed(shared_data, tmp_path_factory):
     outputs = []
     for block in blocks(smaller(SMALL)):
         command = ["bash", "-euo", "pipefail", "-c", block]
+        environment["FREE_PORT"] = str(free_port())
         ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
         outputs.append(ran.stdout)

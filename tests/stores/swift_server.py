@@ -32,6 +32,8 @@ pipeline = catch_errors s3api tempauth bulk slo proxy-server
 [app:proxy-server]
 use = egg:swift#proxy
 account_autocreate = true
+node_timeout = {timeout}
+conn_timeout = {timeout}
 [filter:catch_errors]
 use = egg:swift#catch_errors
 [filter:s3api]
@@ -46,6 +48,9 @@ use = egg:swift#bulk
 [filter:slo]
 use = egg:swift#slo
 """
+# Of a connection and of an answer between the servers. Past its own, of a second or less, an object is stored all the
+# same and a listing learns of it later, as no test expects: a machine may stall that long.
+TIMEOUT_SECONDS = 60
 SERVERS = {"account": AccountController, "container": ContainerController, "object": ObjectController}
 
 
@@ -54,12 +59,13 @@ def main() -> None:
     folder, port = Path(sys.argv[1]).resolve(), int(sys.argv[2])
     (folder / "devices/disk").mkdir(parents=True, exist_ok=True)
     (folder / "swift.conf").write_text("[swift-hash]\nswift_hash_path_suffix = tests\n")
-    (folder / "proxy.conf").write_text(PROXY.format(folder=folder, port=port))
+    (folder / "proxy.conf").write_text(PROXY.format(folder=folder, port=port, timeout=TIMEOUT_SECONDS))
     utils.SWIFT_CONF_FILE = str(folder / "swift.conf")
     utils.validate_hash_conf()
     reload_storage_policies()
     conf = {"devices": str(folder / "devices"), "mount_check": "false", "swift_dir": str(folder)}
     conf |= {"bind_ip": "127.0.0.1", "fallocate_reserve": "0", "disable_fallocate": "true"}
+    conf |= dict.fromkeys(("container_update_timeout", "node_timeout", "conn_timeout"), str(TIMEOUT_SECONDS))
     logger = utils.get_logger({"log_name": "swift"})
     for name, server in SERVERS.items():
         listener = eventlet.listen(("127.0.0.1", 0))
