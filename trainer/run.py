@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.shards.growing import Patience
+from pipeline.shards.patience import Patience
 from pipeline.shards.storage import parse_storage_options
 from trainer.build_optimizer import build_optimizer
 from trainer.checkpoints.read import load_checkpoint, read_state

@@ -13,7 +13,8 @@ import torch
 import torch.distributed
 
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.growing import Patience, wait_for_pass
+from pipeline.shards.growing import wait_for_pass
+from pipeline.shards.patience import Patience
 from trainer.engine import forward_sums, stack_sums
 from trainer.metrics import loss_columns, unigram_entropy
 from trainer.objectives import WITH_NSP, prepare_micro_batch, unmasked_text

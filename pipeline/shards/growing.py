@@ -9,11 +9,10 @@ When manifest.json is there, _tasks/ goes. May import the rest of this room.
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.shards.block_tables import BlockTables, blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
@@ -26,6 +25,7 @@ from pipeline.shards.manifest import (
     pass_hash,
     pass_json,
 )
+from pipeline.shards.patience import Patience
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.storage import (
     ATTEMPTS,
@@ -44,15 +44,12 @@ RECORDS = "_tasks"
 PLAN = f"{RECORDS}/plan.json"
 UNKNOWN_HASH = "0" * 64
 """The root hash of a plan."""
-FIRST_PAUSE_SECONDS = 0.25
-MAX_PAUSE_SECONDS = 30.0
 MAX_OPEN_TABLES = 4
 """Passes of which the block tables are kept open, with some 8 MiB in memory each; training is at one or two."""
 
 _LOOKING_SECONDS = 5.0
 """Threads that miss a pass wait so long for the one that looks for it; its request may hang for ever."""
 
-Found = TypeVar("Found")
 ShardBlocks = tuple[Shard, BlockTable]
 FindBlocks = Callable[[Shard, int], BlockTable]
 """`Dataset.blocks` for the shards of a pass."""
@@ -72,51 +69,6 @@ def withdraw_passes(filesystem: Any, root: str, folders: Sequence[str]) -> None:
     files = list_files(filesystem, root)
     names = [f"{folder}/pass.json" for folder in folders] + [_blocks_name(folder) for folder in folders]
     remove_files(filesystem, root, [name for name in names if name in files])
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait for a build.
-
-    Attributes:
-        limit_seconds: Without any new file of the dataset, until waiting ends with an error.
-        say: Takes a line for people.
-        stop: Ends the waiting early.
-    """
-
-    limit_seconds: float = 3600.0
-    say: Callable[[str], object] = field(default=lambda _: None)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def wait(self, look: Callable[[], Found | None], what: str, count_files: Callable[[], int]) -> Found:
-        """Looks until something is found, at growing intervals.
-
-        Args:
-            look: Returns it, or None as long as it is not there.
-            what: Is waited for, for people.
-            count_files: A number that changes while the build goes on.
-
-        Raises:
-            FileNotFoundError: Nothing moved for limit_seconds, or somebody stopped the waiting.
-        """
-        if (found := look()) is not None:
-            return found
-        self.say(f"waiting for {what}")
-        began = moved = time.monotonic()
-        num_files, pause = count_files(), FIRST_PAUSE_SECONDS
-        while time.monotonic() - moved < self.limit_seconds:
-            if self.stop.wait(min(pause, self.limit_seconds)):
-                raise FileNotFoundError(f"stopped while waiting for {what}")
-            if (found := look()) is not None:
-                self.say(f"{what}: there after {time.monotonic() - began:.0f} s")
-                return found
-            if (now := count_files()) != num_files:
-                num_files, moved = now, time.monotonic()
-            pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
-        raise FileNotFoundError(
-            f"waited {time.monotonic() - began:.0f} s for {what}, the last {self.limit_seconds:g} s without a new file:"
-            " is the build still running? Run it again to continue it, and then this"
-        )
 
 
 @dataclass(frozen=True, eq=False)

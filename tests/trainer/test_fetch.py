@@ -294,6 +294,20 @@ def test_patience_with_the_block_table_is_that_with_blocks(folder):
     assert store.failures == 0
 
 
+def test_a_store_that_does_not_answer_is_no_damage_to_the_block_table(folder):
+    """Which would be given up after three attempts."""
+    dataset, failures = open_dataset(str(folder)), iter(range(5))
+    real = dataset.blocks
+
+    def blocks(shard, attempts):
+        if next(failures, None) is not None:
+            raise storage.StorageError("503 SlowDown")
+        return real(shard, attempts)
+
+    dataset.blocks = blocks
+    assert read_all(window_over(dataset, ReadSettings(num_threads=1))) == EVERYTHING
+
+
 def test_a_lasting_wrong_byte_names_block_and_offset_after_three_attempts(folder):
     dataset, store = over_faulty_store(folder, [wrong_byte], lasting=True)
     said = r"after 3 attempts .*shard-00000.tar, block 0 at byte 512: crc32 of its \d+ bytes is"

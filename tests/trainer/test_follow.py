@@ -20,7 +20,8 @@ import torch
 from pipeline.shards import growing
 from pipeline.shards import manifest as tables
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.growing import PLAN, Patience, open_growing, publish_pass
+from pipeline.shards.growing import PLAN, open_growing, publish_pass
+from pipeline.shards.patience import Patience
 from tests.datasets import write_corpus
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.known import KnownPasses
@@ -34,8 +35,8 @@ TRAIN = ((60, 45), (50, 37), (41, 70))
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(growing, "MAX_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(growing, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.shards.patience.MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.shards.patience.FIRST_PAUSE_SECONDS", 0.01)
 
 
 class Build:
@@ -146,7 +147,7 @@ def test_new_files_keep_patience(build, monkeypatch):
         return False
 
     followed = open_growing(str(build.folder))
-    monkeypatch.setattr(growing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("pipeline.shards.patience.time", SimpleNamespace(monotonic=lambda: clock[0]))
     patience = Patience(0.6, stop=SimpleNamespace(wait=wait))
     known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, patience)
     assert known.first_pass_instances == [105]

@@ -9,8 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.shards.growing import Patience, wait_for_pass
+from pipeline.shards.growing import wait_for_pass
 from pipeline.shards.manifest import root_hash
+from pipeline.shards.patience import Patience
 from pipeline.shards.records import Shard
 from trainer.stream.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
 from trainer.stream.share import Runs

@@ -15,6 +15,7 @@ from pipeline.shards.arrow_stream import RecordBatch
 from pipeline.shards.block import Array, Block, block_of_batch, checksum, read_batch
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.storage import StorageError
 from trainer.stream.attempts import Attempts, Caller, DamageError, retry
 from trainer.stream.source import ShardStore
 
@@ -84,6 +85,8 @@ def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts, call: Call
     def attempt(seconds: float) -> BlockTable:
         try:
             return call(seconds, lambda: dataset.blocks(shard, attempts=1))
+        except StorageError:  # of a store that does not answer; a ValueError for people
+            raise
         except ValueError as error:
             raise DamageError(str(error)) from error
 

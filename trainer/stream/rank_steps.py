@@ -17,7 +17,7 @@ from trainer.stream.known import KnownPasses
 from trainer.stream.order import step_positions
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.planned import Steps
-from trainer.stream.read_ahead import LOOKAHEAD_STEPS, ReadCounts
+from trainer.stream.read_ahead import ReadCounts
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
@@ -92,8 +92,11 @@ class StepSizes:
         rank_slots(self.global_batch, self.rank, self.world_size)
 
 
-PLANNED_STRETCHES = 2**15
-"""Steps are planned together while they have fewer stretches of lanes than this."""
+PLANNED_STEPS, PLANNED_STRETCHES = 512, 2**15
+"""Steps are planned together up to so many, and while they have fewer stretches of lanes than this."""
+
+MAX_VISIT_STEPS = 512
+"""A block stays from one visit of its lane to the next if that comes within so many steps."""
 
 
 class _StepPlace(NamedTuple):
@@ -149,7 +152,7 @@ class RankSteps:
         """What this rank reads of every step as far as the order is known."""
         sizes = self._sizes
         order = self._passes.order(state.seed, state.num_lanes, state.skipped)
-        position, most = state.position, max(1, min(LOOKAHEAD_STEPS, PLANNED_STRETCHES // state.num_lanes))
+        position, most = state.position, max(1, min(PLANNED_STEPS, PLANNED_STRETCHES // state.num_lanes))
         while count := most if num_steps is None else min(most, num_steps):
             firsts, afters = step_positions(state.skipped, position, sizes.global_batch, count)
             count = bisect_right(afters.tolist(), False, key=lambda after: not self._passes.reaches(after))
@@ -175,7 +178,7 @@ class RankSteps:
         """A lane of the rarest dataset is visited once in this many steps: its block must live between two visits."""
         weights = self._passes.weights
         visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
-        return min(LOOKAHEAD_STEPS, visits)
+        return min(MAX_VISIT_STEPS, visits)
 
     def _pack(self, first_step: int, group: Group, state: StreamState) -> list[RankStep]:
         """What was gathered together, as steps that follow a state."""

@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.growing import Patience, open_growing
+from pipeline.shards.growing import open_growing
+from pipeline.shards.patience import Patience
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.storage import ATTEMPTS
 from trainer.stream.order import check_weights

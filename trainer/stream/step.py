@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.shards.block import block_instances
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.growing import Patience
+from pipeline.shards.patience import Patience
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import Stretch
 from trainer.stream.packing import MicroBatch, empty_micro_batch
