@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import resource
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -49,7 +48,8 @@ def start_ranks() -> Ranks:
         ValueError: Another job has the port where the ranks were to meet.
     """
     if "RANK" not in os.environ:
-        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+        # Of port 0 the system makes one that is free.
+        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
         os.environ.update({name: str(value) for name, value in alone.items()})
         _alone.extend(alone)
     with quiet_deepspeed():
@@ -134,9 +134,3 @@ def quiet_deepspeed() -> Iterator[None]:
                 yield
         finally:
             logger.setLevel(level)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
