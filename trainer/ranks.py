@@ -6,14 +6,17 @@ import logging
 import os
 import resource
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 
+_GLOO_THREAD, _LOOKS_AT_REST = "pt_gloo_runloop", 3
 _alone: list[str] = []  # variables of the environment that a job without a launcher has set
 
 
@@ -97,8 +100,30 @@ def stop_ranks() -> None:
     """Leaves the process group, so that the interpreter ends without complaint."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        _let_gloo_rest()
     while _alone:
         os.environ.pop(_alone.pop(), None)  # programs that this one starts have ranks and ports of their own
+
+
+def _let_gloo_rest(seconds: float = 10.0) -> None:
+    """Waits until Gloo's threads, which live on as DeepSpeed keeps its groups, have let go of the last tensors.
+
+    They do so a moment after whoever waited for the result goes on, and one that comes to it when the interpreter has
+    ended aborts the process: "terminate called without an active exception". Looked at through /proc, if there is one.
+    """
+    deadline, looks = time.monotonic() + seconds, 0
+    while looks < _LOOKS_AT_REST and time.monotonic() < deadline:
+        looks = looks + 1 if all(state == "S" for state in _gloo_states()) else 0
+        time.sleep(0.01)  # and one that waits for the interpreter's lock, and so sleeps as well, gets it
+
+
+def _gloo_states() -> Iterator[str]:
+    """The state of each of Gloo's threads of this process: S for one that sleeps, as in proc(5)."""
+    for path in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            name, state = path.read_text(encoding="utf-8", errors="replace").partition("(")[2].rsplit(")", 1)
+            if name == _GLOO_THREAD:
+                yield state.split()[0]
 
 
 @contextlib.contextmanager

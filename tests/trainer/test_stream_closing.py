@@ -28,46 +28,46 @@ def folder(make_dataset, tmp_path_factory):
 
 
 @pytest.fixture
-def uncollected():
-    """No collection of garbage helps."""
+def threads_end():
+    """Whether all threads that streams began in the test have ended, with no collection of garbage to help."""
     gc.collect()
+    before = set(threading.enumerate())  # a test before may have left one in a request that hangs
+
+    def left():
+        return {each.name for each in set(threading.enumerate()) - before if each.name.startswith(NAMES)}
+
+    def wait():
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while left() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not left()
+
     gc.disable()
-    yield
+    yield wait
     gc.enable()
 
 
-def threads_of_streams():
-    return [each.name for each in threading.enumerate() if each.name.startswith(NAMES)]
-
-
-def wait_for_no_threads():
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while threads_of_streams() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return threads_of_streams() == []
-
-
-def test_closed_while_it_plans_or_before_it_has_begun(folder, uncollected):
+def test_closed_while_it_plans_or_before_it_has_begun(folder, threads_end):
     dataset, reading = open_dataset(str(folder)), ReadSettings(num_threads=2, max_read_bytes=1)
     for number in range(40):
         loader = StepLoader(dataset, "train", 8192, **SIZES, num_lanes=8, reading=reading)
         time.sleep(0.0004 * number)
         loader.close()
         del loader
-    assert wait_for_no_threads()
+    assert threads_end()
 
 
-def test_nothing_is_kept_of_a_closed_loader(folder, uncollected):
+def test_nothing_is_kept_of_a_closed_loader(folder, threads_end):
     with StepLoader(open_dataset(str(folder)), "train", 8192, **SIZES) as loader:
         list(islice(loader, 5))
         window = weakref.ref(loader._finalizer.peek()[2][1]._window)
         assert window() is not None
     del loader
-    assert wait_for_no_threads()
+    assert threads_end()
     assert window() is None
 
 
-def test_nobody_waits_for_a_request_that_hangs(folder, uncollected):
+def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
     dataset, answer, is_asked = open_dataset(str(folder)), threading.Event(), threading.Event()
 
     def read_bytes(*_):
@@ -84,7 +84,7 @@ def test_nobody_waits_for_a_request_that_hangs(folder, uncollected):
         assert not loader._steps._thread.is_alive()
     finally:
         answer.set()
-    assert wait_for_no_threads()
+    assert threads_end()
 
 
 def test_what_is_asked_for_after_the_end_is_called_off(folder):
