@@ -115,13 +115,16 @@ class BlockTables:
             ValueError: The file is damaged, or does not describe the shard.
         """
         opened = self._open_once()
+        try:
+            return self._rows_of(row, opened)
+        except ValueError:
+            self._opened = None
+            raise
+
+    def _rows_of(self, row: int, opened: _Opened) -> BlockTable:
         first, stop = opened.first_row[row : row + 2].tolist()
         if opened.whole is not None:
-            try:
-                return _parse_rows(opened.whole.slice(first, stop - first), row, self._shards[row], self._where)
-            except ValueError:
-                self._opened = None
-                raise
+            return _parse_rows(opened.whole.slice(first, stop - first), row, self._shards[row], self._where)
         group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
         rows = self._read_group(opened, group).slice(first - int(opened.group_rows[group]), stop - first)
         parsed = _parse_rows(rows, row, self._shards[row], self._where)
@@ -134,6 +137,8 @@ class BlockTables:
         columns = [described.column(index) for index in range(described.num_columns)]
         start = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
         stop = start + sum(column.total_compressed_size for column in columns)
+        if not 0 <= start < stop <= opened.num_bytes:
+            raise ValueError(f"{self._where}: a damaged Parquet table: row group {group} at {start}-{stop}")
         piece = _Piece(self._read(start, stop), start, opened.num_bytes)
         with named_damage(self._where):
             file = pq.ParquetFile(piece, metadata=opened.metadata, page_checksum_verification=True)

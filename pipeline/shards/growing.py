@@ -29,6 +29,7 @@ from pipeline.shards.patience import Patience
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.storage import (
     ATTEMPTS,
+    SizeError,
     StorageError,
     ask,
     file_exists,
@@ -113,7 +114,7 @@ class GrowingDataset(Dataset):
             return find(shard, attempts)
         except StorageError:
             raise
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, SizeError, ValueError):
             if not self._find_again(shard, find):
                 raise
         return self._find_blocks[_folder(shard)](shard, attempts)

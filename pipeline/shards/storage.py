@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -43,8 +43,12 @@ class StorageError(OSError, ValueError):
     """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
 
 
-class _SizeError(OSError):
+class SizeError(OSError):
     """A store returned or kept another number of bytes than it should."""
+
+
+class _DriverError(OSError):
+    """A driver raised a ValueError, such as over an answer that is no JSON; ours say what a user did."""
 
 
 def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
@@ -127,12 +131,10 @@ def read_range(
     """
 
     def attempt() -> bytes:
-        try:
+        with _driver_errors(path):
             data: bytes = reader(path, start, stop) if reader else filesystem.cat_file(path, start=start, end=stop)
-        except ValueError as error:  # a driver's, such as over an answer that is no JSON; ours say what a user did
-            raise OSError(f"{path}: {error!r}") from error
         if len(data) != stop - start:
-            raise _SizeError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
+            raise SizeError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
 
     if is_local(filesystem) or attempts == 1:
@@ -147,7 +149,12 @@ def read_file(filesystem: Any, path: str) -> bytes:
 
 def file_size(filesystem: Any, path: str, attempts: int = ATTEMPTS) -> int:
     """A file's bytes, by the store's listing; attempts as in `read_range`."""
-    return ask(filesystem, path, lambda: int(filesystem.size(path)), attempts)
+
+    def attempt() -> int:
+        with _driver_errors(path):
+            return int(filesystem.size(path))
+
+    return ask(filesystem, path, attempt, attempts)
 
 
 def file_exists(filesystem: Any, path: str) -> bool:
@@ -225,11 +232,19 @@ def is_transient(error: BaseException) -> bool:
     status = getattr(error, "code", None) or getattr(error, "status", None)
     if str(status).isdigit():
         return int(str(status)) in _TRANSIENT_STATUS
-    if isinstance(error, TimeoutError | ConnectionError | _SizeError):
+    if isinstance(error, TimeoutError | ConnectionError | SizeError | _DriverError):
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
     return any(each.__name__ in _TRANSIENT_CLASSES for each in type(error).__mro__)
+
+
+@contextlib.contextmanager
+def _driver_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise _DriverError(f"{path}: {error!r}") from error
 
 
 def _upload(filesystem: Any, path: str, data: bytes | Path) -> None:
@@ -242,7 +257,7 @@ def _upload(filesystem: Any, path: str, data: bytes | Path) -> None:
     stored = filesystem.size(path)
     if stored != _size_of(data):
         filesystem.rm_file(path)
-        raise _SizeError(f"{_size_of(data)} bytes were uploaded, the store held {stored}, which were removed")
+        raise SizeError(f"{_size_of(data)} bytes were uploaded, the store held {stored}, which were removed")
 
 
 def _size_of(data: bytes | Path) -> int:

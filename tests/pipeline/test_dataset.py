@@ -101,6 +101,23 @@ def test_a_large_block_table_is_read_a_row_group_at_a_time(folder, monkeypatch, 
     assert asked[-1] == asked[-2]  # three blocks a shard, so the first two share a row group
 
 
+@pytest.mark.parametrize("whole_bytes", [100, 2**20])
+def test_what_does_not_describe_its_shard_is_read_again(folder, monkeypatch, whole_bytes):
+    """Footer and all: it may have been damaged on its way, or be that of another file."""
+    monkeypatch.setattr(block_table_files, "WHOLE_BYTES", whole_bytes)
+    rows, blocks = shard_rows(folder), block_tables(folder)
+    others = [dataclasses.replace(table, offset=table.offset[::-1] * 977, crc32=table.crc32 + 5) for table in blocks]
+    files = {"wrong": block_table_files.blocks_table(others), "right": (folder / tables.BLOCKS_TABLE).read_bytes()}
+    sent = "wrong"
+    opened = block_table_files.BlockTables(
+        lambda start, stop: files[sent][start:stop], lambda: len(files[sent]), rows, "here"
+    )
+    with pytest.raises(ValueError, match=r"here: rows of .* do not describe it"):
+        opened.table(0)
+    sent = "right"
+    assert opened.table(0).offset.tolist() == blocks[0].offset.tolist()
+
+
 def test_row_groups_hold_whole_shards(folder, monkeypatch):
     monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 4)
     blocks = block_tables(folder)  # 3, 2, 2, 3 and 1 of them

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -16,6 +17,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.storage import (
     StorageError,
     call_patiently,
+    file_size,
     find_temporaries,
     is_transient,
     list_files,
@@ -114,6 +116,26 @@ def test_a_short_body_is_read_again_unless_the_caller_does_so_itself():
     with pytest.raises(OSError, match="asked for bytes 2-8, got 3 of 6") as caught:
         read_range(store, "/bucket/a", 2, 8, attempts=1)
     assert not isinstance(caught.value, ValueError)  # the trainer tries again on an OSError, and not on a ValueError
+
+
+@pytest.mark.parametrize("ask", [partial(read_range, start=2, stop=8), file_size])
+def test_an_answer_that_a_driver_cannot_parse_is_asked_for_again(ask):
+    """And in the trainer's hands it is an OSError, as a ValueError says that data are damaged."""
+
+    class Store(FaultyMemory):
+        def size(self, path):
+            self.next_fault()
+            return super().size(path)
+
+    unreadable = json.JSONDecodeError("Expecting value", "<html>", 0)
+    store = Store([])
+    write_atomic(store, "/bucket/a", b"0123456789")
+    store.faults = [unreadable, unreadable]
+    assert ask(store, "/bucket/a") in (b"234567", 10)
+    store.faults = [unreadable]
+    with pytest.raises(OSError, match=r"bucket/a: JSONDecodeError.'Expecting value") as caught:
+        ask(store, "/bucket/a", attempts=1)
+    assert not isinstance(caught.value, ValueError)
 
 
 def test_pauses_grow_and_stay_within_their_bounds(monkeypatch):

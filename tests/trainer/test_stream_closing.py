@@ -13,6 +13,7 @@ import pytest
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
 from trainer.stream.held_blocks import HeldBlocks
+from trainer.stream.prefetch import Prefetcher
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import ReadThreads
 from trainer.stream.step import StepLoader
@@ -65,6 +66,46 @@ def test_nothing_is_kept_of_a_closed_loader(folder, threads_end):
     del loader
     assert threads_end()
     assert window() is None
+
+
+class Held:
+    """Something that a stream holds."""
+
+
+def test_a_stream_that_its_own_thread_closes_ends(threads_end):
+    """As when the collection of garbage comes to it there, while what is ready waits to be taken."""
+
+    def groups():
+        yield [1]
+        while not streams:
+            time.sleep(0.01)
+        streams.pop().close()
+        yield [2]
+
+    streams = []
+    stream = Prefetcher(groups(), 1)
+    streams.append(stream)
+    assert threads_end()
+
+
+def test_an_error_that_nobody_takes_holds_nothing(threads_end):
+    is_closed, held = threading.Event(), Held()
+    seen = weakref.ref(held)
+
+    def groups(held):
+        yield [1]
+        assert is_closed.wait(LIMIT_SECONDS)
+        raise CancelledError(repr(held))
+
+    stream = Prefetcher(groups(held), 1)
+    del held
+    assert next(stream) == 1
+    is_closed.set()
+    stream._thread.join(LIMIT_SECONDS)
+    stream.close()
+    del stream
+    assert threads_end()
+    assert seen() is None
 
 
 def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):

@@ -1,5 +1,6 @@
 """An iterator run ahead of its consumer in a background thread. Imports the stdlib only."""
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -51,19 +52,26 @@ class Prefetcher(Generic[Item]):
             self._drain()
             self._thread.join(0.01)
             seconds -= 0.01
+        self._drain()  # an error holds the frames it came through, and they this
 
     def _run(self, groups: Iterator[Sequence[Item]]) -> None:
         try:
             for group in groups:
-                self._ready.put((group, None))
+                self._hand_over(group, None)
                 if self._closed.is_set():
                     return
-            self._ready.put(((), StopIteration()))
+            self._hand_over((), StopIteration())
         except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-            self._ready.put(((), error))
+            self._hand_over((), error)
         finally:
             if isinstance(groups, Generator):
                 groups.close()
+
+    def _hand_over(self, group: Sequence[Item], failure: BaseException | None) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._ready.put((group, failure), timeout=0.2)
+                return
 
     def _drain(self) -> None:
         try:

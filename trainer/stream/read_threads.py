@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -179,7 +179,8 @@ class ReadThreads:
                     try:
                         self._workers[place] = self._start(job, thread.name)
                     except RuntimeError as error:  # no more threads to be had
-                        _future(job.wanted).set_exception(error)
+                        with contextlib.suppress(InvalidStateError):
+                            _future(job.wanted).set_exception(error)
 
     def _run(self, worker: _Worker, begin: _Job | None) -> None:
         try:
