@@ -162,9 +162,8 @@ def test_tables_of_held_blocks_are_this_process_s_own(folder):
     """A fork must not share them."""
     dataset, held = open_dataset(str(folder)), HeldBlocks()
     held.number(dataset.all_shards, np.zeros(1, np.int64), np.zeros(1, np.int64))
-    address = f"{held.slot.ctypes.data:x}"
     with open("/proc/self/maps", encoding="ascii") as maps:
         spans = [(line.split()[0].split("-"), line.split()[1]) for line in maps]
-    place = int(address, 16)
+    place = held.slot.ctypes.data
     (rights,) = [rights for (start, stop), rights in spans if int(start, 16) <= place < int(stop, 16)]
     assert rights == "rw-p"
