@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from pipeline.shards.dataset import Dataset
 from tokenizer.vocab import parse_vocab
-from trainer.metrics import loss_columns, unigram_entropy
+from trainer.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.model.bert import BertForPreTraining
 from trainer.objectives import LEFT_TO_RIGHT, WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.open_model import OpenedModel
@@ -75,7 +75,7 @@ class _Tally:
     nll: Tensor
     hits: Tensor
     nsp: Tensor
-    """[2]: loss and hits."""
+    """[3]: loss, hits and instances whose B is random."""
 
 
 def evaluate(
@@ -116,11 +116,13 @@ def evaluate(
     text_V = tally.text.long().numpy()
     for name in ("cls", "sep"):
         text_V[dataset.manifest.special_ids[name]] = 0
-    nsp_loss, nsp_hits = tally.nsp.tolist()
+    nsp_loss, nsp_hits, num_random = tally.nsp.tolist()
     sums = [float(tally.nll.sum()), nsp_loss, float(tally.hits.sum()), nsp_hits]
     masked = int(tally.masked.sum())
     columns = loss_columns(sums, masked, instances, has_nsp)
     facts = {"instances": instances, "masked": masked, "unigram_entropy": unigram_entropy(text_V)}
+    if has_nsp:
+        facts["nsp_majority_share"] = majority_share(int(num_random), instances)
     perplexity = {"perplexity": math.exp(columns["mlm_loss"])}
     return Evaluation({**columns, **perplexity, **facts}, list(_bands(tally, text_V)))
 
@@ -134,7 +136,10 @@ def format_evaluation(evaluation: Evaluation) -> str:
         f"perplexity {columns['perplexity']:.2f}, accuracy {columns['mlm_accuracy']:.4f}",
     ]
     if "nsp_loss" in columns:
-        lines.append(f"NSP loss {columns['nsp_loss']:.4f} nats, accuracy {columns['nsp_accuracy']:.4f}")
+        lines.append(
+            f"NSP loss {columns['nsp_loss']:.4f} nats, accuracy {columns['nsp_accuracy']:.4f}"
+            f" (constant answer {columns['nsp_majority_share']:.4f})"
+        )
     width = max(len(band.name) for band in evaluation.bands)
     lines.append(f"{'in a million tokens of the text':<{width}}  {'masked':>9}    loss  perplexity  accuracy")
     lines += [
@@ -170,7 +175,7 @@ def _with_progress(batches: Iterator[MicroBatch], instances: int) -> Iterator[Mi
 @torch.inference_mode()
 def _measure(model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: bool, device: torch.device) -> _Tally:
     size = model.config.vocab_size
-    tally = _Tally(*(torch.zeros(length, dtype=torch.float64) for length in (size, size, size, size, 2)))
+    tally = _Tally(*(torch.zeros(length, dtype=torch.float64) for length in (size, size, size, size, 3)))
     for read in batches:
         batch = prepare_micro_batch(read, LEFT_TO_RIGHT) if model.config.is_causal else read
         tally.text.add_(torch.bincount(unmasked_text(read).long(), minlength=size))
@@ -193,7 +198,8 @@ def _add_batch(tally: _Tally, model: BertForPreTraining, batch: MicroBatch, has_
         logits_B2 = model.nsp_head(torch.tanh(model.bert.pooler(first_BH))).float()
         nll = F.cross_entropy(logits_B2, batch.is_random_next, reduction="sum")
         hits = (logits_B2.argmax(dim=-1) == batch.is_random_next).sum()
-        tally.nsp.add_(torch.stack([nll.double(), hits.double()]).cpu())
+        sums = (nll, hits, batch.is_random_next.sum())
+        tally.nsp.add_(torch.stack([each.double() for each in sums]).cpu())
 
 
 def _bands(tally: _Tally, text_V: npt.NDArray[np.int64]) -> Iterator[Band]:

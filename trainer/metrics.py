@@ -38,6 +38,14 @@ def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
     return math.log(counts.sum()) - float((counts * np.log(counts)).sum() / counts.sum())
 
 
+def majority_share(num_random: int, instances: int) -> float:
+    """NSP accuracy of an answer that is always the commoner of the two, random next or actual next.
+
+    The reference's pairs are some 56 % random (docs/parity.md 5), so 0.5 is no base rate.
+    """
+    return max(num_random, instances - num_random) / instances
+
+
 class MetricsFile:
     """metrics.jsonl: one row a line, on disk as soon as it is known, so that a killed run keeps what it did."""
 

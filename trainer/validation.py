@@ -16,7 +16,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import wait_for_pass
 from pipeline.shards.patience import Patience
 from trainer.engine import forward_sums, stack_sums
-from trainer.metrics import loss_columns, unigram_entropy
+from trainer.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.objectives import WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.ranks import Ranks, together
 from trainer.settings import PretrainSettings
@@ -36,6 +36,7 @@ class ValidationSet:
         instances: Of all ranks.
         masked: Masked positions of all ranks.
         unigram_entropy: Of the text of all ranks, in nats; see `trainer.metrics`.
+        nsp_majority_share: NSP accuracy of a constant answer over the instances of all ranks.
         has_nsp: Whether next sentences are predicted.
     """
 
@@ -45,6 +46,7 @@ class ValidationSet:
     instances: int
     masked: int
     unigram_entropy: float
+    nsp_majority_share: float
     has_nsp: bool = True
 
 
@@ -98,19 +100,33 @@ def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ran
     read = list(share)
     entropy = unigram_entropy(_count_text(read, dataset, ranks))
     micro_batches = [prepare_micro_batch(batch, settings.objective) for batch in read]
-    masked = torch.tensor(sum(len(batch.masked_labels) for batch in micro_batches))
-    torch.distributed.all_reduce(masked, group=ranks.counts_group)
+    counts = torch.tensor(
+        [
+            sum(len(batch.masked_labels) for batch in micro_batches),
+            sum(int(batch.is_random_next.sum()) for batch in read),
+        ]
+    )
+    torch.distributed.all_reduce(counts, group=ranks.counts_group)
+    masked, num_random = counts.tolist()
     most = torch.tensor(len(micro_batches))
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=ranks.counts_group)
     # Under ZeRO-3 a forward pass is a collective: every rank makes as many.
     micro_batches += [empty_micro_batch()] * (int(most) - len(micro_batches))
-    has_nsp = settings.objective == WITH_NSP
-    return ValidationSet(source.name, source.weight, micro_batches, instances, int(masked), entropy, has_nsp)
+    return ValidationSet(
+        source.name,
+        source.weight,
+        micro_batches,
+        instances,
+        masked,
+        entropy,
+        majority_share(num_random, instances),
+        has_nsp=settings.objective == WITH_NSP,
+    )
 
 
 @torch.no_grad()
 def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[str, float]:
-    """Losses and accuracies over the whole set, without dropout, beside its entropy; equal on all ranks."""
+    """Losses and accuracies over the whole set, without dropout, beside what guesses reach; equal on all ranks."""
     model = engine.module
     model.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
@@ -119,8 +135,10 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
     model.train()
     torch.distributed.all_reduce(totals)
     columns = loss_columns(totals.tolist(), validation_set.masked, validation_set.instances, validation_set.has_nsp)
-    facts = {"instances": validation_set.instances, "masked": validation_set.masked}
-    return {**columns, "unigram_entropy": validation_set.unigram_entropy, **facts}
+    guesses = {"unigram_entropy": validation_set.unigram_entropy}
+    if validation_set.has_nsp:
+        guesses["nsp_majority_share"] = validation_set.nsp_majority_share
+    return {**columns, **guesses, "instances": validation_set.instances, "masked": validation_set.masked}
 
 
 def join_columns(parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]) -> dict[str, Any]:
@@ -137,8 +155,13 @@ def format_validation(columns: Mapping[str, Any]) -> str:
     return (
         f"validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
         f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}"
-        + (f"; NSP accuracy {columns['nsp_accuracy']:.3f}" if "nsp_accuracy" in columns else "")
+        + (f"; {format_nsp_accuracy(columns)}" if "nsp_accuracy" in columns else "")
     )
+
+
+def format_nsp_accuracy(columns: Mapping[str, Any]) -> str:
+    """The accuracy beside that of a constant answer."""
+    return f"NSP accuracy {columns['nsp_accuracy']:.3f} (constant answer {columns['nsp_majority_share']:.3f})"
 
 
 def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> npt.NDArray[np.int64]:

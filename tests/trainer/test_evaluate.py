@@ -46,9 +46,9 @@ def last_validation(run):
 def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp):
     expected = last_validation(folder / run)
     found = evaluate(open_model(str(folder / run)), open_dataset(str(folder / "data")), "validation", 16).columns
-    assert ("nsp_accuracy" in found) == has_nsp
+    assert ("nsp_accuracy" in found) == ("nsp_majority_share" in found) == has_nsp
     compared = {"mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"}
-    compared |= {"loss", "nsp_loss", "nsp_accuracy"} if has_nsp else set()
+    compared |= {"loss", "nsp_loss", "nsp_accuracy", "nsp_majority_share"} if has_nsp else set()
     assert {name: found[name] for name in compared} == pytest.approx(
         {name: expected[name] for name in compared}, rel=1e-6
     )
@@ -62,7 +62,7 @@ def batches(folder, split="validation"):
 
 def test_an_export_on_training_instances_is_as_transformers_says(folder):
     theirs = transformers.BertForPreTraining.from_pretrained(folder / "hf").eval()
-    losses, hits, judged = [], [], []
+    losses, hits, judged, random = [], [], [], []
     for batch in batches(folder, "train"):
         rows = pad_micro_batch(batch, 16)
         with torch.no_grad():
@@ -72,11 +72,13 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
             out.prediction_logits[chosen], rows["labels"][chosen], reduction="none"
         ).tolist()
         hits += (out.prediction_logits[chosen].argmax(-1) == rows["labels"][chosen]).tolist()
+        random += rows["next_sentence_label"].tolist()
         judged += (out.seq_relationship_logits.argmax(-1) == rows["next_sentence_label"]).tolist()
     found = evaluate(open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "train", 16).columns
     assert found["mlm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found["mlm_accuracy"] == pytest.approx(np.mean(hits), abs=1e-9)
     assert found["nsp_accuracy"] == pytest.approx(np.mean(judged), abs=1e-9)
+    assert found["nsp_majority_share"] == max(np.mean(random), 1 - np.mean(random))
     assert (found["masked"], found["instances"]) == (len(losses), len(judged))
 
 

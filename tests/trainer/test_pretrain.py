@@ -142,6 +142,7 @@ def test_rows_of_metrics(runs):
     assert [row["step"] for row in validation] == [5, 8, 10, 13]
     assert all(row["instances"] == 60 and row["masked"] == 120 for row in validation)
     assert 1.0 < validation[0]["unigram_entropy"] < 4.1
+    assert all(0.5 <= row["nsp_majority_share"] < 1.0 for row in validation)
 
 
 @pytest.mark.slow
@@ -170,6 +171,7 @@ def test_messages_for_people(runs):
     }
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
+    assert " (constant answer 0." in printed["calm"]
     assert f" {platform.node()} step 1/13: loss " in printed["calm"]
     assert " tok/s, data wait " in printed["calm"]
     assert "MFU is left out: no data sheet is known for this CPU, give --peak_tflops" in printed["calm"]

@@ -174,7 +174,7 @@ def test_few_points_are_drawn_as_they_are_and_told_on_hover():
     [line] = marks(svg, "polyline")
     (x1, y1), (x2, y2) = ([float(n) for n in pair.split(",")] for pair in line.get("points").split())
     assert (x1, x2, y2) == (54.0, 508.0, 10.0)
-    assert y1 == pytest.approx((10 + 214) / 2)
+    assert y1 == pytest.approx((10 + 202) / 2)
     assert [title.text for title in marks(svg, "title")] == ["step 1\nrun: 2", "step 2\nrun: 4"]
 
 
@@ -196,3 +196,78 @@ def test_a_logarithmic_axis_leaves_out_what_is_not_positive():
     [line] = marks(svg, "polyline")
     assert len(line.get("points").split()) == 2
     assert line_chart("t", [Curve(0, "run", [(0.0, -1.0)])], Axis(is_log=True), "step") == ""
+
+
+def test_guesses_without_the_model_are_drawn_beside_what_it_reaches(tmp_path):
+    measured = {"split": "validation", "mlm_loss": 5.0, "nsp_accuracy": 0.64}
+    rows = [step_row(step) for step in range(1, 11)]
+    rows += [{"step": 10, **measured, "unigram_entropy": 6.125, "nsp_majority_share": 0.5625}]
+    page = page_of(write_run(tmp_path / "run", rows))
+    assert "run, unigram entropy: 6.12" in page
+    assert "run, constant answer: 56.25 %" in page
+
+
+def test_a_guess_is_a_level_line_across_the_chart_and_no_chart_by_itself():
+    guess = Curve(0, "run, guess", [(1.0, 2.0), (2.0, 4.0)], look="guess")
+    svg = line_chart("t", [Curve(0, "run", [(0.0, 0.0), (4.0, 4.0)]), guess], Axis(from_zero=True), "step")
+    level = marks(svg, "polyline")[1].get("points")
+    assert level == "54.0,106.0 167.5,106.0 167.5,10.0 508.0,10.0"
+    assert line_chart("t", [guess], Axis(), "step") == ""
+
+
+def test_phases_have_borders_and_axes_names(tmp_path):
+    rows = [step_row(step, phase=step // 5) for step in range(1, 11)]
+    page = page_of(write_run(tmp_path / "run", rows))
+    chart = page.partition("<h3>MLM loss, nats</h3>")[2].partition("</svg>")[0] + "</svg>"
+    borders = [each for each in marks(chart, "g") if "border" in each.get("class")]
+    assert [[text.text for text in each.iter("text")] for each in borders] == [["phase 1"], ["phase 2"]]
+    assert [next(each.iter("line")).get("x1") for each in borders] == ["205.3", "457.6"]  # steps 4 and 9
+    assert [each.text for each in marks(chart, "text") if each.get("class") == "axis"] == ["step"]
+    assert '<text class="axis" x="281.0" y="234" text-anchor="middle">tokens</text>' in page
+
+
+def test_a_column_that_is_always_zero_is_a_line_of_text(tmp_path):
+    rows = [step_row(step, steps_skipped=0, other=step % 2) for step in range(1, 11)]
+    page = page_of(write_run(tmp_path / "run", rows))
+    assert "always 0: Share of the time spent waiting for data" in page
+    assert "always 0: steps skipped" in page
+    assert "<h3>steps skipped</h3>" not in page
+    assert "<h3>other</h3>" in page
+
+
+MODEL = {"vocab_size": 60, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
+
+
+def header_of(run):
+    return page_of(run).partition("</h1>")[2].partition("</p>")[0]
+
+
+def test_the_header_says_which_model_reads_what_and_how_far_it_has_come(tmp_path):
+    facts = {
+        "model": MODEL | {"of_a_later_version": 1},
+        "datasets": [{"name": "wiki", "url": "s3://bucket/data", "root_hash": "0123456789abcdef0123"}],
+        "launches": [{"time": "2026-01-01T10:00:00+00:00"}, {"time": "2026-01-02T11:00:00+00:00"}],
+    }
+    config = {"phases": [{"steps": 6}, {"steps": 4}]}
+    header = header_of(write_run(tmp_path / "run", config=config, facts=facts))
+    assert "2 layers of 16, 2 heads, vocabulary of 60: 16,446 parameters" in header
+    assert "data: wiki at s3://bucket/data, root hash 0123456789abcdef<br>" in header
+    assert "started 2026-01-01T10:00:00+00:00, launched 2 times, last 2026-01-02T11:00:00+00:00; " in header
+    assert "finished after 10 steps" in header
+    config = {"phases": [{"steps": 6}, {"steps": 2000}]}
+    assert "not finished: 10 of 2,006 steps" in header_of(write_run(tmp_path / "b", config=config, facts=facts))
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "expected"),
+    [
+        ({"budget_hours": 1.0, "phases": [{"steps": 100}]}, {"eta_seconds": 5.0}, "10 steps"),
+        ({"budget_hours": 1.0, "phases": [{"steps": 100}]}, {"eta_seconds": 0.0}, "finished after 10 steps"),
+        ({"phases": [{"steps": 99}], "validation": {"stop_at_mlm_accuracy": 0.7}}, {}, "finished after 10 steps"),
+        ({"phases": [{"steps": 99}], "validation": {"stop_at_mlm_accuracy": 0.8}}, {}, "not finished: 10 of 99 steps"),
+    ],
+)
+def test_runs_end_by_time_or_at_an_accuracy_too(tmp_path, config, changed, expected):
+    rows = [step_row(step, **changed) for step in range(1, 11)]
+    rows += [{"step": 10, "split": "validation", "mlm_accuracy": 0.75}]
+    assert header_of(write_run(tmp_path / "run", rows, config=config)).endswith(f"; {expected}")

@@ -3,9 +3,10 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipeline.look.text import short_number
-from trainer.report.lines import Axis, Curve, Point, line_chart
+from trainer.report.lines import Axis, Border, Curve, Point, line_chart
 from trainer.report.read import ReadRun, Row, number
 
 
@@ -29,6 +30,8 @@ class Chart:
         axis: How values are placed and written.
         factor: What values are multiplied by, for the unit.
         has_validation: Whether validation rows have the column too.
+        guess: The column of validation rows that says what a guess without the model reaches.
+        guess_name: The guess for people.
     """
 
     column: str
@@ -36,15 +39,31 @@ class Chart:
     axis: Axis
     factor: float = 1.0
     has_validation: bool = False
+    guess: str | None = None
+    guess_name: str = ""
 
 
 _SHARE = Axis(write_share, from_zero=True)
 _COUNT = Axis(short_number, from_zero=True)
 LEARNING = (
-    Chart("mlm_loss", "MLM loss, nats", Axis(write_small), has_validation=True),
+    Chart(
+        "mlm_loss",
+        "MLM loss, nats",
+        Axis(write_small),
+        has_validation=True,
+        guess="unigram_entropy",
+        guess_name="unigram entropy",
+    ),
     Chart("mlm_accuracy", "MLM accuracy", _SHARE, has_validation=True),
     Chart("nsp_loss", "NSP loss, nats", Axis(write_small), has_validation=True),
-    Chart("nsp_accuracy", "NSP accuracy", Axis(write_share), has_validation=True),
+    Chart(
+        "nsp_accuracy",
+        "NSP accuracy",
+        Axis(write_share),
+        has_validation=True,
+        guess="nsp_majority_share",
+        guess_name="constant answer",
+    ),
     Chart("grad_norm", "Gradient norm before clipping", Axis(write_small, is_log=True)),
     Chart("learning_rate", "Learning rate", Axis(write_small, from_zero=True)),
 )
@@ -90,8 +109,23 @@ def flat_numbers(row: Row) -> dict[str, float]:
 
 def draw(chart: Chart, runs: Sequence[ReadRun], by: str) -> str:
     """The chart over steps or over tokens; an empty text where no run has the column."""
-    curves = list(_curves(chart, runs, by))
-    return line_chart(chart.title, curves, chart.axis, by)
+    borders = [border for index, run in enumerate(runs) for border in _borders(index, run, by)]
+    return line_chart(chart.title, list(_curves(chart, runs, by)), chart.axis, by, borders)
+
+
+def is_always_zero(chart: Chart, runs: Sequence[ReadRun]) -> bool:
+    """Whether some run has the column and no row of any holds another number than 0: not worth a chart."""
+    values = {y for run in runs for _, y in _points(chart, run.train, _places(run, "step"))}
+    return values == {0.0}
+
+
+def _borders(index: int, run: ReadRun, by: str) -> Iterator[Border]:
+    """The places where a run's phases begin, but for the first."""
+    places = _places(run, by)
+    for row, following in pairwise(run.train):
+        phase = following.get("phase")
+        if isinstance(phase, int) and phase != row.get("phase"):
+            yield Border(index, f"phase {phase}", places[row["step"]])
 
 
 def _curves(chart: Chart, runs: Sequence[ReadRun], by: str) -> Iterator[Curve]:
@@ -99,7 +133,11 @@ def _curves(chart: Chart, runs: Sequence[ReadRun], by: str) -> Iterator[Curve]:
         places = _places(run, by)
         yield Curve(index, run.name, _points(chart, run.train, places))
         if chart.has_validation:
-            yield Curve(index, f"{run.name}, validation", _points(chart, run.validation, places), has_dots=True)
+            yield Curve(index, f"{run.name}, validation", _points(chart, run.validation, places), look="dots")
+        if chart.guess is not None:
+            guess = Chart(chart.guess, "", chart.axis, chart.factor)
+            label = f"{run.name}, {chart.guess_name}"
+            yield Curve(index, label, _points(guess, run.validation, places), look="guess")
 
 
 def _places(run: ReadRun, by: str) -> Mapping[int, float]:

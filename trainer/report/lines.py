@@ -1,4 +1,4 @@
-"""Line charts of several runs as inline SVG. Imports the standard library and pipeline.look.
+"""Line charts of several runs as inline SVG.
 
 Colours come from the page's style by class, `run0` to `run5`. Long curves are cut into stretches of which the mean is
 drawn as a line and the range as a band; a stretch tells its values on hover.
@@ -6,12 +6,13 @@ drawn as a line and the range as a band; a stretch tells its values on hover.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from pipeline.look.text import escape, short_number
 
 WIDTH, HEIGHT = 520, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 38
 _STRETCHES = 120
 _COLOURS = 6
 _NEW_LINE = "\n"
@@ -27,13 +28,23 @@ class Curve:
         run: Number of the run, which gives its colour.
         label: For the text on hover.
         points: (x, y), x growing.
-        has_dots: Few exact values, drawn as dots with a dashed line, rather than many noisy ones.
+        look: A line for many noisy values, dots for few exact ones, a guess for what a model is compared with,
+            which holds from one of its points to the next and beyond both ends.
     """
 
     run: int
     label: str
     points: Sequence[Point]
-    has_dots: bool = False
+    look: Literal["line", "dots", "guess"] = "line"
+
+
+@dataclass(frozen=True)
+class Border:
+    """A place on the x axis where something new begins in a run, such as a phase."""
+
+    run: int
+    label: str
+    x: float
 
 
 @dataclass(frozen=True)
@@ -65,12 +76,12 @@ class _Scale:
         return (value - self.low) / (self.high - self.low)
 
 
-def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str) -> str:
-    """The curves over one another; an empty text where none has a point that can be drawn."""
+def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str, borders: Sequence[Border] = ()) -> str:
+    """The curves over one another; an empty text where none but a guess has a point that can be drawn."""
     curves = [_drawable(curve, axis) for curve in curves]
-    values = [y for curve in curves for _, y in curve.points]
-    if not values:
+    if not any(curve.points for curve in curves if curve.look != "guess"):
         return ""
+    values = [y for curve in curves for _, y in curve.points]
     x_values = [x for curve in curves for x, _ in curve.points]
     x_scale = _linear(min(x_values), max(x_values), from_zero=False, is_tight=True)
     y_scale = (
@@ -78,7 +89,8 @@ def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str) -> 
     )
     return (
         f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-        f"{_grid(x_scale, y_scale, axis)}"
+        f"{_grid(x_scale, y_scale, axis, x_name)}"
+        f"{''.join(_draw_border(border, x_scale) for border in borders)}"
         f"{''.join(_draw(curve, x_scale, y_scale) for curve in curves)}"
         f"{_hover(curves, x_scale, axis, x_name)}</svg>"
     )
@@ -86,7 +98,7 @@ def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str) -> 
 
 def _drawable(curve: Curve, axis: Axis) -> Curve:
     points = [(x, y) for x, y in curve.points if y > 0 or not axis.is_log]
-    return Curve(curve.run, curve.label, points, curve.has_dots)
+    return replace(curve, points=points)
 
 
 def _linear(low: float, high: float, from_zero: bool, is_tight: bool = False) -> _Scale:
@@ -128,7 +140,7 @@ def _y(scale: _Scale, value: float) -> float:
     return _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - scale.place(value))
 
 
-def _grid(x_scale: _Scale, y_scale: _Scale, axis: Axis) -> str:
+def _grid(x_scale: _Scale, y_scale: _Scale, axis: Axis, x_name: str) -> str:
     rows = [
         f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{_y(y_scale, tick):.1f}" '
         f'y2="{_y(y_scale, tick):.1f}"/><text x="{_LEFT - 7}" y="{_y(y_scale, tick) + 3.5:.1f}" text-anchor="end">'
@@ -136,17 +148,32 @@ def _grid(x_scale: _Scale, y_scale: _Scale, axis: Axis) -> str:
         for tick in y_scale.ticks
     ]
     columns = [
-        f'<text x="{_x(x_scale, tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{short_number(tick)}</text>'
+        f'<text x="{_x(x_scale, tick):.1f}" y="{HEIGHT - 22}" text-anchor="middle">{short_number(tick)}</text>'
         for tick in x_scale.ticks
     ]
-    return "".join([*rows, *columns])
+    name = (
+        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2:.1f}" y="{HEIGHT - 6}" text-anchor="middle">'
+        f"{escape(x_name)}</text>"
+    )
+    return "".join([*rows, *columns, name])
+
+
+def _draw_border(border: Border, x_scale: _Scale) -> str:
+    x = _x(x_scale, border.x)
+    return (
+        f'<g class="run{border.run % _COLOURS} border">'
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+        f'<text x="{x + 4:.1f}" y="{_TOP + 9}">{escape(border.label)}</text></g>'
+    )
 
 
 def _draw(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
     if not curve.points:
         return ""
     kind = f"run{curve.run % _COLOURS}"
-    if curve.has_dots:
+    if curve.look == "guess":
+        return f'<g class="{kind} guess"><polyline points="{_held(curve, x_scale, y_scale)}"/></g>'
+    if curve.look == "dots":
         places = [(_x(x_scale, x), _y(y_scale, y)) for x, y in curve.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
@@ -158,6 +185,18 @@ def _draw(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
     band = f'<polygon points="{" ".join([*upper, *lower])}"/>' if len(parts) < len(curve.points) else ""
     dot = f'<circle cx="{means.partition(",")[0]}" cy="{means.partition(",")[2]}" r="3"/>' if len(parts) == 1 else ""
     return f'<g class="{kind}">{band}<polyline points="{means}"/>{dot}</g>'
+
+
+def _held(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
+    """Corners of a level line across the chart: a value holds back to the point before, as what it guesses did."""
+    places = [_x(x_scale, x) for x, _ in curve.points]
+    starts, ends = [float(_LEFT), *places[:-1]], [*places[:-1], float(WIDTH - _RIGHT)]
+    heights = [_y(y_scale, y) for _, y in curve.points]
+    corners = [
+        f"{start:.1f},{height:.1f} {end:.1f},{height:.1f}"
+        for start, end, height in zip(starts, ends, heights, strict=True)
+    ]
+    return " ".join(corners)
 
 
 def _stretches(points: Sequence[Point], x_scale: _Scale) -> list[tuple[float, float, float, float]]:

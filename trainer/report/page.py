@@ -1,4 +1,4 @@
-"""Runs as one page: curves over one another, settings that differ, hardware. Imports the stdlib and pipeline.look.
+"""Runs as one page: curves over one another, settings that differ, hardware.
 
 The page has no script; steps or tokens on the x axis are chosen by two buttons that only the style knows.
 """
@@ -6,18 +6,20 @@ The page has no script; steps or tokens on the x axis are chosen by two buttons 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.look.cards import card, whole_page
+from pipeline.look.cards import card, small, whole_page
 from pipeline.look.text import escape, short_number
 from trainer.report.charts import (
     LEARNING,
     Chart,
     draw,
     extreme,
+    is_always_zero,
     median,
     other_charts,
     recent_mean,
     speed_charts,
 )
+from trainer.report.header import describe
 from trainer.report.read import ReadRun, Row, flatten, number
 from trainer.report.style import STYLE
 from trainer.watch.terminal import format_seconds
@@ -30,14 +32,14 @@ def render_page(runs: Sequence[ReadRun]) -> str:
     """The whole page; all text from the runs is escaped."""
     legend = "".join(f'<span class="key run{index % 6}">{escape(run.name)}</span>' for index, run in enumerate(runs))
     body = [
-        f"<h1>{'Training run' if len(runs) == 1 else f'{len(runs)} training runs'}</h1>"
-        f'<p class="soft">{escape(", ".join(str(run.path) for run in runs))}</p>',
+        f"<h1>{'Training run' if len(runs) == 1 else f'{len(runs)} training runs'}</h1>" + "".join(map(describe, runs)),
         _problems(runs),
         _summary(runs),
         '<input type="radio" name="x" id="by-step" checked><label for="by-step">over steps</label>'
         '<input type="radio" name="x" id="by-tokens"><label for="by-tokens">over tokens</label>'
         f'<div class="legend">{legend}<span class="soft small">dots: validation; bands: range of the steps that a '
-        "point stands for; values on hover</span></div>",
+        "point stands for; dotted: what a guess without the model reaches; upright: where a phase begins; values on "
+        "hover</span></div>",
         _charts("Learning", LEARNING, runs),
         _charts("Speed and memory", speed_charts(runs), runs),
         _charts("More", other_charts(runs), runs),
@@ -111,11 +113,15 @@ def _share(value: float | None) -> str:
 
 
 def _charts(title: str, charts: Sequence[Chart], runs: Sequence[ReadRun]) -> str:
-    cards = {by: "".join(_chart_card(chart, runs, by) for chart in charts) for by in ("step", "tokens")}
-    if not any(cards.values()):
+    """Charts of what changes; what is 0 in every step is said in a line."""
+    zeros = [chart for chart in charts if is_always_zero(chart, runs)]
+    drawn = [chart for chart in charts if chart not in zeros]
+    cards = {by: "".join(_chart_card(chart, runs, by) for chart in drawn) for by in ("step", "tokens")}
+    said = small(f"always 0: {', '.join(chart.title for chart in zeros)}") if zeros else ""
+    if not any(cards.values()) and not said:
         return ""
     grids = "".join(f'<div class="grid by-{by}">{drawn}</div>' for by, drawn in cards.items())
-    return f"<section><h2>{escape(title)}</h2>{grids}</section>"
+    return f"<section><h2>{escape(title)}</h2>{grids}{said}</section>"
 
 
 def _chart_card(chart: Chart, runs: Sequence[ReadRun], by: str) -> str:

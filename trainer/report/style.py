@@ -15,6 +15,10 @@ svg.lines polygon { fill: var(--run); opacity: .16; }
 svg.lines circle { fill: var(--run); }
 svg.lines .dots polyline { stroke-dasharray: 4 3; stroke-width: 1.2; }
 svg.lines .dots circle { stroke: var(--card); stroke-width: 1; }
+svg.lines .guess polyline { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }
+svg.lines .border line { stroke: var(--run); stroke-width: 1; opacity: .5; }
+svg.lines .border text { fill: var(--run); font-size: 10px; }
+section > .grid { grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); }
 svg.lines .hover { fill: transparent; }
 svg.lines .hover:hover { fill: var(--soft); opacity: .18; }
 .key { white-space: nowrap; }
