@@ -16,6 +16,7 @@ from pipeline.documents.parts import Part
 from pipeline.dropped_ids import DROPPED
 from pipeline.run_beam import pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
+from pipeline.shards.names import require_plain
 from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
@@ -110,7 +111,7 @@ def read_store(filesystem: Any, folder: str) -> TokenStore:
 
     Raises:
         FileNotFoundError: The tokens job has not finished there.
-        ValueError: Its parts have another layout.
+        ValueError: Its parts have another layout, or names that lead elsewhere.
     """
     try:
         fields = json.loads(read_file(filesystem, f"{folder}/{STORE}"))
@@ -118,6 +119,7 @@ def read_store(filesystem: Any, folder: str) -> TokenStore:
         raise FileNotFoundError(f"{folder} holds no {STORE}: run `python -m pipeline tokens` first") from error
     if fields["settings"].get("layout") != LAYOUT:
         raise ValueError(f"{folder} holds token parts of an earlier version; delete the folder and build again")
+    require_plain(fields["part_names"], f"{folder}/{STORE}")
     totals = fields.pop("totals")
     sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
     return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)

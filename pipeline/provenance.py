@@ -20,6 +20,7 @@ from pipeline.buckets import PREFIX_BITS, VALIDATION_TOKENS, choose_validation
 from pipeline.dropped_ids import read_dropped_ids
 from pipeline.grouped_rows import read_rows
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.names import require_plain
 from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.records import Manifest
 from pipeline.shards.storage import file_exists, open_filesystem, read_file
@@ -107,6 +108,7 @@ def open_tokens(filesystem: Any, folder: str, manifest: Manifest) -> EncodedDocu
     is_own = store["totals"]["documents_hash"] == manifest.settings.get("documents_hash")
     if not is_own or store["settings"].get("layout") != LAYOUT:
         return None
+    require_plain(store["part_names"], f"{folder}/tokens.json")
     return EncodedDocuments(filesystem, folder, store)
 
 

@@ -23,6 +23,7 @@ from pipeline.grouped_rows import Rows
 from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import read_range
+from pipeline.shards.table_checks import check_range
 from pipeline.token_parts import TokenizedDocument, join_id, unpack_documents
 
 INDEX_SCHEMA = pa.schema(
@@ -36,6 +37,7 @@ INDEX_SCHEMA = pa.schema(
     ]
 )
 _ROWS_PER_GROUP = 1 << 16
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def read_bucket(
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read."""
     ends = bucket.first_id, bucket.last_id
     dropped = read_dropped_ids(filesystem, folder, *ends) if has_dropped else frozenset()
-    part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"))
+    part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"), len(names))
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
@@ -180,7 +182,7 @@ def find_prefix_rows(
     filesystem: Any, folder: str, names: Sequence[str], prefixes: Sequence[int]
 ) -> list[tuple[str, int, int]]:
     """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
-    columns = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"))
+    columns = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"), len(names))
     found = zip(*(column.tolist() for column in columns), strict=True)
     return [(names[part], row, row + rows) for part, row, rows in found]
 
@@ -204,10 +206,15 @@ def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def _read_ranges(
-    filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str]
+    filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str], num_parts: int
 ) -> list[npt.NDArray[np.integer]]:
-    """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them."""
-    with open_ranged(filesystem, f"{folder}/index.parquet") as file:
+    """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them.
+
+    Raises:
+        ValueError: A row points to no part, or before the beginning of one.
+    """
+    path = f"{folder}/index.parquet"
+    with open_ranged(filesystem, path) as file:
         table = pq.ParquetFile(file)
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
         statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]
@@ -216,7 +223,13 @@ def _read_ranges(
         ]
         found = table.read_row_groups(groups, columns=["prefix", *names], use_threads=False)
     wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
-    return [found.column(name).to_numpy()[wanted] for name in names]
+    columns = [found.column(name).to_numpy()[wanted] for name in names]
+    try:
+        for name, values in zip(names, columns, strict=True):
+            check_range(name, values, 0, num_parts - 1 if name == "part" else _MOST)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; delete the folder of token parts") from error
+    return columns
 
 
 def _find_ranges(rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]) -> pa.Table:

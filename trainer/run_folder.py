@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.shards.storage import replace_local
 from trainer.model.config import BertConfig
 from trainer.settings import PretrainSettings
 from trainer.settings_changes import changes
@@ -203,10 +204,8 @@ def _check_unchanged(
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file at once, or makes it."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    """Replaces a file at once, or makes it; a loss of power leaves the old one or the new one."""
+    replace_local(str(path), data)
 
 
 def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:

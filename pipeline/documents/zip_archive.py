@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.documents.compression import check_ratio, decompress, is_compressed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.shards.names import stays_below
 from pipeline.shards.ranged_file import open_ranged
 
 _BLOCK_BYTES = 256 * 2**10
@@ -80,8 +81,7 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
 
 
 def _check_name(name: str, url: str) -> None:
-    parts = name.replace("\\", "/").split("/")
-    if ".." in parts or parts[0] == "" or ":" in parts[0]:
+    if not stays_below(name) or ":" in name.partition("/")[0]:
         raise ValueError(
             f"{url}: found the member {name!r}, expected names below the archive's own folder; pack it again"
         )

@@ -7,7 +7,6 @@
 When manifest.json is there, _tasks/ goes. May import the rest of this room.
 """
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pipeline.shards.manifest import (
     BLOCKS_TABLE,
     MANIFEST,
     parse_manifest,
-    parse_shard_row,
+    parse_pass_json,
     pass_folder,
     pass_hash,
     pass_json,
@@ -169,12 +168,9 @@ class GrowingDataset(Dataset):
     def _look_published(self, folder: str) -> tuple[list[Shard], FindBlocks]:
         """A pass published before the manifest; FileNotFoundError where it is not."""
         where, blocks_name = self.locate(f"{folder}/pass.json"), _blocks_name(folder)
-        fields = json.loads(self.read_file(f"{folder}/pass.json"))
+        settings_hash, shards = parse_pass_json(self.read_file(f"{folder}/pass.json"), folder, where)
         num_bytes = file_size(self.filesystem, f"{self.root}/{blocks_name}")
-        shards = [parse_shard_row(row) for row in fields["shards"]]
-        self._refuse_foreign(fields["settings_hash"], where)
-        if not shards or pass_hash(shards) != fields["pass_hash"]:
-            raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")
+        self._refuse_foreign(settings_hash, where)
         row = {shard.name: number for number, shard in enumerate(shards)}
         find = partial(self._published_blocks, _Published(blocks_name, num_bytes, shards, row))
         find(shards[0], ATTEMPTS)  # and with it the sizes of all

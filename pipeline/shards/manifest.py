@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.shards.records import Group, Manifest, Shard, json_bytes
-from pipeline.shards.table_checks import check_manifest, check_parquet, check_shards
+from pipeline.shards.table_checks import check_manifest, check_parquet, check_rows, check_shards
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -112,6 +112,31 @@ def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
     """pass.json: written when a pass is complete, so that training can follow a build that is still running."""
     rows = [shard_row(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
     return json_bytes({"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "shards": rows})
+
+
+def parse_pass_json(data: bytes, folder: str, where: str) -> tuple[str, list[Shard]]:
+    """The hash of the settings and the shards that a pass.json tells of.
+
+    Args:
+        data: What the file holds.
+        folder: Of the pass, whose shards they must be.
+        where: Its URL, for messages.
+
+    Raises:
+        ValueError: It is damaged, or tells of other shards.
+    """
+    try:
+        fields = json.loads(data)
+        shards = [parse_shard_row(row) for row in fields["shards"]]
+        found, told = str(fields["settings_hash"]), fields["pass_hash"]
+        check_rows(shards)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{where}: not a list of shards: {error!r}; run the build again") from error
+    if foreign := [shard.name for shard in shards if shard.name.rpartition("/")[0] != folder]:
+        raise ValueError(f"{where}: tells of {foreign[0]}, expected shards of {folder}; run the build again")
+    if not shards or pass_hash(shards) != told:
+        raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")
+    return found, shards
 
 
 def shard_row(shard: Shard) -> dict[str, Any]:

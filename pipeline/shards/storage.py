@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.shards.names import stays_below
+
 TEMPORARY_MARK = ".partial-"
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.5
@@ -102,7 +104,7 @@ def write_atomic(filesystem: Any, path: str, data: bytes | Path) -> None:
         PermissionError: The store refuses.
     """
     if is_local(filesystem):
-        _replace_local(path, data)
+        replace_local(path, data)
     else:
         call_patiently(locate(filesystem, path), lambda: _upload(filesystem, path, data))
 
@@ -168,21 +170,40 @@ def is_file(filesystem: Any, path: str) -> bool:
 
 
 def list_files(filesystem: Any, folder: str) -> dict[str, int]:
-    """Sizes in bytes of every file below a folder by its path relative to it; empty where there is no folder."""
+    """Sizes in bytes of every file below a folder by its path relative to it; empty where there is no folder.
+
+    Raises:
+        ValueError: A store holds a key that would lead out of the folder if it were a path.
+    """
     filesystem.invalidate_cache()
     found = ask(filesystem, folder, lambda: filesystem.find(folder, detail=True))
     prefix = f"{folder}/"
-    return {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
+    sizes = {name.removeprefix(prefix): int(info["size"]) for name, info in sorted(found.items())}
+    for name in sizes:
+        _refuse_leaving(filesystem, folder, name)
+    return sizes
 
 
 def remove_files(filesystem: Any, folder: str, names: list[str]) -> None:
-    """Removes files below a folder, named relative to it, and on local disks the folders that this empties."""
+    """Removes files below a folder, named relative to it, and on local disks the folders that this empties.
+
+    Raises:
+        ValueError: A name leads out of the folder; nothing is removed.
+    """
+    for name in names:
+        _refuse_leaving(filesystem, folder, name)
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # an attempt before may have removed it without an answer
             ask(filesystem, f"{folder}/{name}", partial(filesystem.rm_file, f"{folder}/{name}"))
     if is_local(filesystem):
         for parent in sorted({str(Path(folder, name).parent) for name in names}, key=len, reverse=True):
             _remove_empty_folders(parent, folder)
+
+
+def _refuse_leaving(filesystem: Any, folder: str, name: str) -> None:
+    if not stays_below(name):
+        where = locate(filesystem, folder)
+        raise ValueError(f"{where}: found the key {name!r}, which leads out of the folder; remove that object")
 
 
 def find_temporaries(names: Mapping[str, int] | list[str]) -> list[str]:
@@ -264,9 +285,14 @@ def _size_of(data: bytes | Path) -> int:
     return data.stat().st_size if isinstance(data, Path) else len(data)
 
 
-def _replace_local(path: str, data: bytes | Path) -> None:
+def replace_local(path: str, data: bytes | Path) -> None:
+    """Writes a file on this machine's disks whole or not at all; when it returns, a loss of power does not undo it.
+
+    Raises:
+        StorageError: The disk is full; what was there before still is.
+    """
     folder, name = os.path.split(path)
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(folder))
     temporary = Path(folder, f".{name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:
@@ -278,6 +304,7 @@ def _replace_local(path: str, data: bytes | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        make_durable(Path(folder))
     except OSError as error:
         if error.errno not in _DISK_IS_FULL:
             raise
@@ -285,6 +312,26 @@ def _replace_local(path: str, data: bytes | Path) -> None:
         raise StorageError(f"{path}: no room for its {_size_of(data)} bytes: {error.strerror}; {advice}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder on a local disk and those above it that are missing, for good."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        make_durable(folder.parent)
+
+
+def make_durable(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network disks know no fsync of folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _remove_empty_folders(folder: str, top: str) -> None:

@@ -438,3 +438,10 @@ def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
 def test_a_cache_too_small_to_hold_anything_is_refused(dataset, settings):
     with pytest.raises(ValueError, match="cache_bytes is 1000; it must be at least 67108864"):
         read_all(dataset, replace(settings, cache_bytes=1000))
+
+
+def test_a_key_that_looks_like_a_path_names_a_file_of_the_cache(tmp_path):
+    cache = ShardCache(str(tmp_path / "cache"), MIN_CACHE_BYTES)
+    assert cache.read("../../up /etc/passwd", bytes, lambda: (b"1", b"1"), Event(), 1.0) == b"1"
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "usage"]
+    assert [path.parent for path in found] == [tmp_path / "cache" / "stretches"]

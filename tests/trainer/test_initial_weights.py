@@ -14,6 +14,8 @@ from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.conversion.export import export_hf, load_hf
 from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import read_initial_weights
+from trainer.conversion.tensor_bundle import TensorBundle
+from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.model_settings import ModelSettings
@@ -165,3 +167,14 @@ def test_weights_of_another_model_or_vocabulary_are_refused(vocabulary, tmp_path
     (folder / "vocab.txt").write_text(VOCAB.replace("[MASK]\na", "[MASK]\nz"))
     with pytest.raises(ValueError, match="differs from the dataset's vocabulary, so ids mean other words"):
         list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=str(folder)), None, vocabulary))
+
+
+def test_names_in_a_google_checkpoint_never_become_paths():
+    files = bundle_files({"../../up": np.ones(2, np.float32), "/etc/passwd": np.zeros(1, np.int32)})
+    asked = []
+    bundle = TensorBundle(
+        "here", lambda suffix, span: (asked.append(suffix), files[suffix][slice(*span or (None,))])[1]
+    )
+    assert bundle.read("../../up").tolist() == [1.0, 1.0]
+    assert bundle.read("/etc/passwd").tolist() == [0]
+    assert asked == [".index", ".data-00000-of-00001", ".data-00000-of-00001"]

@@ -248,3 +248,35 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
     trained.saver.finish()
     load_checkpoint(trained.run.checkpoints / "step-00000002", trained.engine, trained.optimizer, ranks)
     assert torch.equal(trained.weights(), at_save)
+
+
+@pytest.mark.parametrize("name", ["{outside}/absolute", "../../outside/up", "..", "a/b", ""])
+def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket, tmp_path, name):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1, 2)
+    shutil.rmtree(trained.run.checkpoints)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    name = name.format(outside=outside)
+    marker = "/bucket/run/checkpoints/step-00000002/COMMITTED"
+    files = json.loads(bucket.cat_file(marker))["files"]
+    bucket.pipe_file(marker, json.dumps({"files": files | {name: files["state.json"]}}).encode())
+    if name:
+        bucket.pipe_file(f"/bucket/run/checkpoints/step-00000002/{name}", b"planted")
+    with pytest.raises(ValueError, match=r"memory:///?bucket/run/checkpoints/step-00000002/COMMITTED: found the name"):
+        trained.store.fetch_checkpoint("step-00000002", trained.run.checkpoints)
+    assert list(outside.iterdir()) == []
+    found = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")}
+    assert found == {*RUN_FILES, "metrics.jsonl", "checkpoints"} | {
+        f"checkpoints/step-00000002.tmp{end}" for end in ("", "/COMMITTED")
+    }
+
+
+def test_what_is_no_checkpoint_at_the_url_stays(ranks, bucket, tmp_path):
+    for name in ("notes/a.txt", "step-١٢٣٤٥٦٧٨/a", "step-00000001.bak/COMMITTED"):
+        bucket.pipe_file(f"/bucket/run/checkpoints/{name}", b"mine")
+    trained = Trained(ranks, tmp_path / "run", keep=1)
+    trained.save(1, 2)
+    assert trained.store.list_checkpoints() == (["step-00000002"], [])
+    assert bucket.exists("/bucket/run/checkpoints/notes/a.txt")
+    assert bucket.exists("/bucket/run/checkpoints/step-00000001.bak/COMMITTED")

@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from pipeline.shards.names import require_plain
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import refresh_weights
 from trainer.ranks import Ranks, together
@@ -38,7 +39,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
     """Committed checkpoints, oldest first, and folders of saves that never ended."""
     folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
-    finished = [path for path in folders if re.fullmatch(r"step-\d{8,}", path.name) and (path / COMMITTED).is_file()]
+    finished = [path for path in folders if re.fullmatch("step-[0-9]{8,}", path.name) and (path / COMMITTED).is_file()]
     return finished, [path for path in folders if path not in finished]
 
 
@@ -106,15 +107,17 @@ def read_marker(path: Path) -> dict[str, dict[str, Any]]:
     """Bytes and sha256 of a checkpoint's files by name, from COMMITTED.
 
     Raises:
-        ValueError: It is missing or damaged.
+        ValueError: It is missing or damaged, or tells a name that is not one of a file in its folder.
     """
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"]
-        return {name: {key: facts[key] for key in ("bytes", "sha256")} for name, facts in files.items()}
+        described = {name: {key: facts[key] for key in ("bytes", "sha256")} for name, facts in files.items()}
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / COMMITTED} does not describe {STATE} ({error!r}); {_remedy(path)}") from error
+    require_plain(described, str(path / COMMITTED))
+    return described
 
 
 @torch.no_grad()

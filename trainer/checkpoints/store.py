@@ -18,6 +18,7 @@ from pipeline.shards.storage import (
     file_size,
     list_files,
     locate,
+    make_durable,
     open_filesystem,
     read_file,
     remove_files,
@@ -53,7 +54,8 @@ class CheckpointStore:
         """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
         found = list_files(self._filesystem, f"{self._path}/{CHECKPOINTS}")
         names = sorted({name.partition("/")[0] for name in found})
-        finished = [name for name in names if re.fullmatch(r"step-\d{8,}", name) and f"{name}/{COMMITTED}" in found]
+        names = [name for name in names if re.fullmatch("step-[0-9]{8,}", name)]  # anything else is not ours to remove
+        finished = [name for name in names if f"{name}/{COMMITTED}" in found]
         return finished, [name for name in names if name not in finished]
 
     def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
@@ -115,13 +117,16 @@ class CheckpointStore:
         folder.mkdir(parents=True)
         try:
             self._fetch(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
-            for file in read_marker(folder) if files is None else files:
+            for file in self._described(name, folder) if files is None else files:
                 self._fetch(f"{CHECKPOINTS}/{name}/{file}", folder / file)
         except FileNotFoundError as error:
             raise ValueError(
                 f"{self.locate(f'{CHECKPOINTS}/{name}')} is damaged, a file is missing: {error}; restore it, or give "
                 "--checkpoint.skip_damaged true to go back to the one before"
             ) from error
+        if files is None:  # a checkpoint of this disk from now on
+            for each in [*sorted(folder.iterdir()), folder]:
+                make_durable(each)
         return folder.rename(checkpoints / name)
 
     def remove_checkpoints(self, names: Iterable[str]) -> None:
@@ -140,6 +145,13 @@ class CheckpointStore:
     def disown(self, name: str) -> None:
         """Takes a damaged checkpoint's marker away, so that it does not count any more."""
         remove_files(self._filesystem, f"{self._path}/{CHECKPOINTS}/{name}", [COMMITTED])
+
+    def _described(self, name: str, folder: Path) -> Iterable[str]:
+        """The files of a checkpoint of which the marker is here; errors name the marker at the URL."""
+        try:
+            return read_marker(folder)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(folder), self.locate(f"{CHECKPOINTS}/{name}"))) from error
 
     def _fetch(self, name: str, target: Path) -> None:
         path = f"{self._path}/{name}"

@@ -5,7 +5,6 @@ its own ranks' pieces in a folder of the same temporary name until they are uplo
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipeline.shards.storage import StorageError
+from pipeline.shards.storage import StorageError, make_durable
 from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import iterate_weights
@@ -154,7 +153,9 @@ def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
 def remove_folders(*folders: Path) -> None:
     """Deletes checkpoints; the marker goes first: a deletion cut short must not leave one that looks whole."""
     for folder in folders:
-        (folder / COMMITTED).unlink(missing_ok=True)
+        if folder.is_dir():
+            (folder / COMMITTED).unlink(missing_ok=True)
+            make_durable(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -165,27 +166,21 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         raise StorageError(
             f"{path}: cannot be written: {error}; free some space, then run the command again"
         ) from error
-    _make_durable(path)
+    make_durable(path)
     return describe_file(path)
 
 
 def _commit(
     folder: Path, final: Path, snapshot: Snapshot, files: dict[str, dict[str, Any]], pieces: Mapping[str, Any]
 ) -> None:
-    """Writes state.json, then COMMITTED, makes everything durable and gives the folder its name."""
+    """Writes state.json, then COMMITTED when all others are on the disk, then gives the folder its name."""
     state = {"format": FORMAT, **snapshot.position, "num_updates": snapshot.num_updates, "fragments": pieces}
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
+    make_durable(folder / STATE)
+    make_durable(folder)
     files = dict(sorted({**files, STATE: describe_file(folder / STATE)}.items()))
     (folder / COMMITTED).write_text(json.dumps({"files": files}, indent=1) + "\n")
-    for path in (folder / STATE, folder / COMMITTED, folder):
-        _make_durable(path)
+    make_durable(folder / COMMITTED)
+    make_durable(folder)
     folder.rename(final)
-    _make_durable(final.parent)
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_durable(final.parent)

@@ -1,0 +1,115 @@
+"""Names that files tell: whatever would lead out of the folder is refused before it is a path."""
+
+import json
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import token_index
+from pipeline.buckets import plan_buckets
+from pipeline.build_tokens import read_store
+from pipeline.provenance import open_tokens
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.manifest import parse_pass_json, pass_json
+from pipeline.shards.names import is_plain, require_plain, stays_below
+from pipeline.shards.records import Manifest
+from pipeline.shards.storage import list_files, open_filesystem, remove_files
+from pipeline.token_index import find_prefix_rows, read_bucket
+from pipeline.token_parts import LAYOUT
+
+LEADING_OUT = ["..", "../a", "a/../../b", "/etc/passwd", "\\\\host\\a", "a\\..\\..\\b", ""]
+NOT_PLAIN = [*LEADING_OUT, ".", "a/b", "a\\b", "a\0b", "a\nb", "x" * 256, "é" * 128, None, 1, ["a"]]
+PLAIN = ["a", "model.safetensors", "..a", "a..b", ".hidden", "a b", "é力", "x" * 255, "C:a"]
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN, ids=repr)
+def test_what_is_no_plain_name(name):
+    assert not is_plain(name)
+    with pytest.raises(ValueError, match=r"here: found the name .*, expected a file's name without a folder"):
+        require_plain(["fine", name], "here")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_is_a_plain_name(name):
+    assert is_plain(name)
+    assert stays_below(name)
+    assert stays_below(f"folder/{name}")
+
+
+@pytest.mark.parametrize("path", LEADING_OUT)
+def test_what_leads_out(path):
+    assert not stays_below(path)
+
+
+@pytest.mark.parametrize("key", ["../up", "a/../../up", "/a"])
+def test_a_key_that_leads_out_ends_a_listing_and_is_not_removed(key):
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    store.pipe_file("/bucket/data/fine", b"1")
+    store.store[f"/bucket/data/{key}"] = store.store["/bucket/data/fine"]  # as S3 takes any key
+    try:
+        with pytest.raises(ValueError, match=r"memory:///bucket/data: found the key .*leads out of the folder; remove"):
+            list_files(store, "/bucket/data")
+        with pytest.raises(ValueError, match="leads out of the folder"):
+            remove_files(store, "/bucket/data", ["fine", key])
+        assert len(store.store) == 2
+    finally:
+        store.store.clear()
+
+
+def make_tokens(folder, names):
+    totals = {"documents_hash": "abc"}
+    (folder / "tokens.json").write_text(
+        json.dumps({"part_names": names, "totals": totals, "settings": {"layout": LAYOUT}})
+    )
+    return open_filesystem(str(folder))
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", 7])
+def test_token_parts_with_other_names_are_refused(tmp_path, name):
+    place = make_tokens(tmp_path, ["a-00000", name])
+    with pytest.raises(ValueError, match=r"tokens\.json: found the name"):
+        read_store(*place)
+    settings = {"settings": {"documents_hash": "abc"}}
+    manifest = Manifest(**{name: settings.get(name) for name in Manifest.__dataclass_fields__})
+    with pytest.raises(ValueError, match=r"tokens\.json: found the name"):
+        open_tokens(*place, manifest)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "how"),
+    [("part", 1, "row"), ("part", -1, "bucket"), ("offset", -1, "bucket"), ("size", -9, "bucket"), ("rows", -1, "row")],
+)
+def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
+    row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
+    pq.write_table(pa.Table.from_pylist([row], token_index.INDEX_SCHEMA), tmp_path / "index.parquet")
+    place, names = open_filesystem(str(tmp_path)), ["a-00000"]
+    bucket = plan_buckets(1, None)[0]
+    read = {
+        "row": lambda: find_prefix_rows(*place, names, [5]),
+        "bucket": lambda: list(read_bucket(*place, names, bucket, np.uint16)),
+    }[how]
+    with pytest.raises(ValueError, match=rf"index\.parquet: {column}: found '\[{value}\]'.*delete the folder of token"):
+        read()
+
+
+def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
+    shards = list(open_dataset(str(make_dataset(tmp_path / "data", ((20, 9), (13, 17))))).all_shards)
+    own = [shard for shard in shards if shard.pass_index == 1 and shard.split == "train"]
+    folder = own[0].name.rpartition("/")[0]
+    assert parse_pass_json(pass_json(own, "f" * 64), folder, "here") == ("f" * 64, own)
+    with pytest.raises(ValueError, match=r"here: tells of train/L8192/pass-01/shard-00000\.tar, expected shards of"):
+        parse_pass_json(pass_json(own, "f" * 64), "train/L8192/pass-00", "here")
+    fields = json.loads(pass_json(own, "f" * 64))
+    for change in ({"name": "../../shard-00000.tar"}, {"name": f"{folder}/../x"}, {"num_bytes": -1}, {"new": 1}):
+        spoilt = fields | {"shards": [fields["shards"][0] | change]}
+        with pytest.raises(ValueError, match=r"here: not a list of shards"):
+            parse_pass_json(json.dumps(spoilt).encode(), folder, "here")
+    for text in (b"[]", b"\x00", b'{"shards": 3}', b"[" * 100_000):
+        with pytest.raises(ValueError, match=r"here: not a list of shards"):
+            parse_pass_json(text, folder, "here")
+    with pytest.raises(ValueError, match=r"here is damaged: its pass_hash"):
+        parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")

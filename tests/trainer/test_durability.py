@@ -1,0 +1,149 @@
+"""The order in which what is written becomes durable: a loss of power at any moment leaves nothing that looks whole.
+
+Every fsync, rename and removal is written down as it happens; that a kill happens to miss a gap proves nothing.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.shards import storage
+from pipeline.shards.storage import open_filesystem, remove_files, write_atomic
+from tests.trainer.test_uploads import Trained
+from trainer.checkpoints.read import COMMITTED
+from trainer.checkpoints.store import CheckpointStore
+from trainer.checkpoints.write import remove_folders
+
+STEP = "step-00000001"
+FILES = ["fragments-00000-of-00001.safetensors", "model.safetensors"]
+
+
+@pytest.fixture
+def events(tmp_path, monkeypatch):
+    """What happens below tmp_path, in order: ("fsync", path), ("rename", from, to), ("unlink", path), ("rmtree", path).
+
+    Temporary names of `write_atomic` are shown as TEMPORARY.
+    """
+    happened = []
+
+    def name(path):
+        path = Path(path)
+        shown = "TEMPORARY" if storage.TEMPORARY_MARK in path.name else path.name
+        return str((path.parent / shown).relative_to(tmp_path))
+
+    def noted(what, function, of=lambda *arguments: arguments):
+        def call(*arguments, **options):
+            paths = of(*arguments)
+            if all(Path(each).is_relative_to(tmp_path) for each in paths):
+                happened.append((what, *map(name, paths)))
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync, lambda fd: [os.readlink(f"/proc/self/fd/{fd}")]))
+    monkeypatch.setattr(Path, "rename", noted("rename", Path.rename))
+    monkeypatch.setattr(Path, "replace", noted("rename", Path.replace))
+    monkeypatch.setattr(Path, "unlink", noted("unlink", Path.unlink))
+    monkeypatch.setattr(shutil, "rmtree", noted("rmtree", shutil.rmtree, lambda path: [path]))
+    return happened
+
+
+def test_a_checkpoint_is_on_the_disk_before_its_marker_and_its_name_comes_last(ranks, tmp_path, events, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run", url=None)
+    write = Path.write_text
+    monkeypatch.setattr(Path, "write_text", lambda path, text: (events.append(("write", path.name)), write(path, text)))
+    events.clear()
+    trained.save(1)
+    monkeypatch.undo()
+    folder = f"run/checkpoints/{STEP}.tmp"
+    assert events == [
+        *(("rmtree", f"run/checkpoints/{each}") for each in (STEP, f"{STEP}.tmp")),
+        *(("fsync", f"{folder}/{each}") for each in FILES),
+        ("write", "state.json"),
+        ("fsync", f"{folder}/state.json"),
+        ("fsync", folder),
+        ("write", COMMITTED),
+        ("fsync", f"{folder}/{COMMITTED}"),
+        ("fsync", folder),
+        ("rename", folder, f"run/checkpoints/{STEP}"),
+        ("fsync", "run/checkpoints"),
+    ]
+
+
+def test_the_marker_is_gone_for_good_before_anything_else_of_a_checkpoint(ranks, tmp_path, events):
+    trained = Trained(ranks, tmp_path / "run", url=None)
+    trained.save(1)
+    events.clear()
+    remove_folders(trained.run.checkpoints / STEP)
+    folder = f"run/checkpoints/{STEP}"
+    assert events == [("unlink", f"{folder}/{COMMITTED}"), ("fsync", folder), ("rmtree", folder)]
+    assert not (trained.run.checkpoints / STEP).exists()
+
+
+def test_a_checkpoint_saved_again_loses_its_marker_first(ranks, tmp_path, events):
+    """The same step is saved twice where a run went back."""
+    trained = Trained(ranks, tmp_path / "run", url=None)
+    trained.save(1)
+    events.clear()
+    trained.save(1)
+    marker = f"run/checkpoints/{STEP}/{COMMITTED}"
+    assert events[:3] == [
+        ("unlink", marker),
+        ("fsync", f"run/checkpoints/{STEP}"),
+        ("rmtree", marker[: -len("/COMMITTED")]),
+    ]
+
+
+def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    removed, remove = [], type(bucket).rm_file
+    note = lambda store, path: (removed.append(path.rpartition("/")[2]), remove(store, path))  # noqa: E731
+    monkeypatch.setattr(type(bucket), "rm_file", note)
+    trained.store.remove_checkpoints([STEP])
+    assert removed == [COMMITTED, *FILES, "state.json"]
+
+
+def test_a_downloaded_checkpoint_is_on_the_disk_before_it_has_its_name(ranks, bucket, tmp_path, events):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    events.clear()
+    CheckpointStore(trained.store.url).fetch_checkpoint(STEP, tmp_path / "other")
+    assert [each for each in events if each[0] != "rmtree"] == [
+        *(("fsync", f"other/{STEP}.tmp/{each}") for each in [COMMITTED, *FILES, "state.json"]),
+        ("fsync", f"other/{STEP}.tmp"),
+        ("rename", f"other/{STEP}.tmp", f"other/{STEP}"),
+    ]
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, events, is_file):
+    source = tmp_path / "source"
+    source.write_bytes(b"data")
+    write_atomic(*open_filesystem(str(tmp_path / "a" / "b" / "file")), source if is_file else b"data")
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"data"
+    assert events == [
+        ("fsync", "."),  # which has the new folder
+        ("fsync", "a"),
+        ("fsync", "a/b/TEMPORARY"),
+        ("rename", "a/b/TEMPORARY", "a/b/file"),
+        ("fsync", "a/b"),
+        ("unlink", "a/b/TEMPORARY"),
+    ]
+
+
+def test_a_disk_that_knows_no_fsync_of_folders_is_used(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def refuse_folders(descriptor):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(22, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    place = open_filesystem(str(tmp_path))
+    write_atomic(place[0], f"{place[1]}/a/file", b"data")
+    remove_files(*place, ["a/file"])
+    assert list(tmp_path.iterdir()) == []
