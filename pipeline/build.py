@@ -19,6 +19,7 @@ from pipeline.build_shards import instance_rule, make_shards
 from pipeline.build_tokens import make_tokens, read_store, store_settings
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.choose_documents import choice_content
+from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
@@ -31,6 +32,7 @@ from pipeline.sources import Source
 from tokenizer.compiled import load
 from tokenizer.vocab import parse_vocab
 
+_NUM_SHOWN = 8  # files named in one line
 _COMPILED_MODULES = ("tokenizer._matcher", "pipeline._cleaning", "pipeline._instances")
 
 
@@ -98,17 +100,21 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, all of a source is empty, or two sources hold the same file.
+        ValueError: No input is named, all of a source is empty, two sources hold the same file, or the output lies in
+            the input.
     """
     if not (settings.input or settings.sources):
         raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file")
     options = settings.filesystem_options()
+    _refuse_output_in_input(settings)
+    left_out: list[str] = []
     files = [
         replace(file, source=number)
         for number, source in enumerate(settings.corpus)
-        for file in find_inputs(source.input, options)
+        for file in find_inputs(source.input, options, left_out)
     ]
     _refuse_shared_files(settings.corpus, files)
+    _say_what_is_left_out(left_out)
     part_bytes = choose_part_bytes(files, settings.part_bytes)
     parts: list[Part] = []
     for number, source in enumerate(settings.corpus):
@@ -124,6 +130,27 @@ def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) 
         if owner != file.source:
             names = " and ".join(sources[number].name for number in (owner, file.source))
             raise ValueError(f"{file.url} is in the input of the sources {names}; a file belongs to one source only")
+
+
+def _refuse_output_in_input(settings: BuildSettings) -> None:
+    """Running the command again would read what the first run wrote."""
+    options = settings.filesystem_options()
+    for pattern in (pattern for source in settings.corpus for pattern in source.input):
+        for flag, folder in (("output", settings.output), ("tokens", settings.tokens_folder)):
+            if would_list(pattern, folder, options):
+                raise ValueError(
+                    f"--{flag} {folder} lies in the input {pattern}, so that running again would read what was written"
+                    f" as text; give another --{flag}, or an --input that leaves it out"
+                )
+
+
+def _say_what_is_left_out(urls: Sequence[str]) -> None:
+    if urls:
+        shown = ", ".join(urls[:_NUM_SHOWN]) + ", ..." * (len(urls) > _NUM_SHOWN)
+        tqdm.write(
+            f"input: {len(urls):,} file(s) of the folders speak of the data and are left out: {shown};"
+            " name a file in --input to read it"
+        )
 
 
 def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:

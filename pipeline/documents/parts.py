@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any
 
 from pipeline.documents.compression import is_compressed
 from pipeline.documents.files import FileRange, StorageOptions, read_head
 from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
+from pipeline.documents.listing import Listing, list_matches
 from pipeline.documents.wrapping import WRAPPINGS
 from pipeline.documents.zip_archive import SUFFIX as ZIP
-from pipeline.shards.storage import call_patiently, is_local, open_filesystem
 
 _NUM_DETECTING_THREADS = 16
 _LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20
 _COMPRESSION_RATIO = 4  # of English text by zstd, about
+_EXPECTED = (
+    "expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' (quoted, so that the shell leaves"
+    " it alone)"
+)
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,38 @@ class Part:
         return sum(map(_estimate_text_bytes, self.ranges))
 
 
-def find_inputs(patterns: Sequence[str], storage_options: StorageOptions = None) -> list[InputFile]:
+def find_inputs(
+    patterns: Sequence[str], storage_options: StorageOptions = None, left_out: list[str] | None = None
+) -> list[InputFile]:
     """Lists the files of paths, folders and globs (`**` too) at any fsspec URL: sorted by URL, each once.
 
-    A folder stands for every file below it but those whose names begin with a dot.
+    A folder stands for every file below it but hidden ones and those that only speak of the data (docs/input.md).
+
+    Args:
+        patterns: Paths, folders or globs.
+        storage_options: Of the input's filesystem.
+        left_out: Takes what lies in a folder and only speaks of the data.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
         ValueError: All files together hold no byte.
     """
-    files = sorted({file for pattern in patterns for file in _find_files(pattern, storage_options)}, key=_by_url)
-    if not any(file.size for file in files):
-        raise ValueError(f"{', '.join(patterns)}: found {len(files)} file(s), all empty; expected text to read")
-    return files
+    found: dict[str, int] = {}
+    for pattern in patterns:
+        listing = list_matches(pattern, storage_options)
+        if not listing.sizes:
+            raise FileNotFoundError(f"{pattern}: found no file{_but(listing)}; {_EXPECTED}")
+        found |= listing.sizes
+        if left_out is not None:
+            left_out += listing.left_out
+    if not any(found.values()):
+        raise ValueError(f"{', '.join(patterns)}: found {len(found)} file(s), all empty; expected text to read")
+    return [InputFile(url, found[url]) for url in sorted(found)]
+
+
+def _but(listing: Listing) -> str:
+    names = sorted(PurePosixPath(url).name for url in listing.left_out)
+    return f" but {', '.join(names)}, which a folder does not stand for" if names else ""
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
@@ -127,30 +149,6 @@ def _ratio(url: str) -> int:
 
 def _by_url(file: InputFile) -> str:
     return file.url
-
-
-def _find_files(pattern: str, storage_options: StorageOptions) -> Iterator[InputFile]:
-    filesystem, path = open_filesystem(pattern, storage_options)
-    filesystem.invalidate_cache()
-    found = call_patiently(pattern, lambda: _list_matches(filesystem, path))
-    if not found:
-        raise FileNotFoundError(
-            f"{pattern}: found no file; expected a file, a folder with files or a glob such as 'corpus/**/*.jsonl.zst' "
-            "(quoted, so that the shell leaves it alone)"
-        )
-    for name, info in found.items():
-        yield InputFile(name if is_local(filesystem) else filesystem.unstrip_protocol(name), int(info["size"]))
-
-
-def _list_matches(filesystem: Any, path: str) -> dict[str, Any]:
-    """Files by path; what exists under the very name is no glob, whatever characters it has."""
-    if filesystem.isfile(path):
-        return {path: filesystem.info(path)}
-    if filesystem.isdir(path):
-        below: dict[str, Any] = filesystem.find(path, detail=True)
-        return {name: info for name, info in below.items() if not PurePosixPath(name).name.startswith(".")}
-    matches: dict[str, Any] = filesystem.glob(path, detail=True)
-    return {name: info for name, info in matches.items() if info["type"] == "file"}
 
 
 def _choose_formats(files: Sequence[InputFile], text_format: str, storage_options: StorageOptions) -> list[str]:

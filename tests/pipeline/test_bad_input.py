@@ -38,6 +38,28 @@ def test_empty_input(run, tmp_path):
     assert_refused(run("build", "--input", tmp_path / "empty.txt", "--output", output), output, "empty.txt")
 
 
+@pytest.mark.parametrize("flag", ["--output", "--tokens"])
+def test_output_in_the_input(run, texts, vocab_file, tmp_path, flag):
+    (tmp_path / "a.txt").write_text(texts[0])
+    output = tmp_path.parent / f"{tmp_path.name}-data" if flag == "--tokens" else tmp_path / "data"
+    flags = ("--vocab", vocab_file, "--output", output, *((flag, tmp_path / "t") if flag == "--tokens" else ()))
+    assert_refused(run("build", "--input", tmp_path, *flags), output, f"{flag} {tmp_path}/", "lies in the input")
+
+
+def test_what_a_folder_leaves_out_is_said(texts, vocab_file, tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(texts[number])
+    (folder / "README.md").write_text("What these texts are.")
+    flags = ("--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true")
+    words = [str(word) for word in ("build", "--input", folder, *flags)]
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 0
+    printed = capsys.readouterr().out
+    assert f"input: 1 file(s) of the folders speak of the data and are left out: {folder}/README.md; name" in printed
+    assert "about 4 documents" in printed
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_malformed_input_names_file_and_line(run, corpus, vocab_file, tmp_path, workers):
     bad = tmp_path / "bad.jsonl"

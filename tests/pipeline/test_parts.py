@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.documents.files import FileRange
+from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 
@@ -47,6 +48,78 @@ def test_object_stores_are_listed_with_their_urls():
     expected = [InputFile("memory:///listed/below/two.txt", 2), InputFile("memory:///listed/one.txt", 1)]
     assert find_inputs(["memory://listed"]) == expected
     assert find_inputs(["memory://listed/**/*.txt", "memory://listed/one.txt"]) == expected
+
+
+def test_a_folder_leaves_out_what_only_speaks_of_the_data(tmp_path):
+    about = ["README.md", "SOURCE.md", "LICENSE", "sub/Readme.txt.gz", "SHA256SUMS", "a.txt.sha256", "_SUCCESS"]
+    texts = ["a.txt", "notes.md", "readme-of-a-ship.txt", "sub/source.jsonl"]
+    write(tmp_path, sub__x="x", _git__config="hidden")
+    for name in [*about, *texts]:
+        (tmp_path / name).write_text("x")
+    left_out: list[str] = []
+    found = find_inputs([str(tmp_path)], None, left_out)
+    assert [file.url.removeprefix(f"{tmp_path}/") for file in found] == [*texts, "sub/x"]
+    assert sorted(url.removeprefix(f"{tmp_path}/") for url in left_out) == sorted(about)
+    assert names(find_inputs([f"{tmp_path}/*.md"], None, left_out)) == ["README.md", "SOURCE.md", "notes.md"]
+    assert len(left_out) == len(about)
+
+
+def test_a_folder_of_nothing_else_names_what_it_left_out(tmp_path):
+    write(tmp_path, README_md="x", SOURCE_md="x")
+    with pytest.raises(FileNotFoundError, match=r"found no file but README\.md, SOURCE\.md, which a folder does not"):
+        find_inputs([str(tmp_path)])
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A folder of links: to a file, to a folder, and from that folder back up."""
+    write(tmp_path, elsewhere__deep__b_txt="bb", elsewhere__c_txt="ccc", corpus__a_txt="a")
+    (tmp_path / "corpus/folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus/file.txt").symlink_to(tmp_path / "elsewhere/c.txt")
+    (tmp_path / "elsewhere/deep/up").symlink_to(tmp_path / "elsewhere")
+    return tmp_path / "corpus"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", {"a.txt": 1, "file.txt": 3, "folder/c.txt": 3, "folder/deep/b.txt": 2}),
+        ("/*.txt", {"a.txt": 1, "file.txt": 3}),
+        ("/**/*.txt", {"a.txt": 1, "file.txt": 3, "folder/c.txt": 3, "folder/deep/b.txt": 2}),
+        ("/folder", {"folder/c.txt": 3, "folder/deep/b.txt": 2}),
+        ("/f*/c.txt", {"folder/c.txt": 3}),
+    ],
+)
+def test_links_to_files_and_folders_are_followed(linked, pattern, expected):
+    found = find_inputs([f"{linked}{pattern}"])
+    assert {file.url.removeprefix(f"{linked}/"): file.size for file in found} == expected
+
+
+def test_a_link_to_nothing_is_named(linked):
+    (linked / "gone.txt").symlink_to(linked / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"gone\.txt: a link to .*nowhere, which does not exist; mend the link"):
+        find_inputs([str(linked)])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder", "expected"),
+    [
+        ("corpus", "corpus/data", True),
+        ("corpus", "corpus", True),
+        ("corpus", "corpus-data", False),
+        ("corpus/folder", "elsewhere/data", True),
+        ("corpus/**", "corpus/data", True),
+        ("corpus/**/*.txt", "corpus/data", True),
+        ("corpus/**/*.jsonl.zst", "corpus/data", False),
+        ("corpus/*.txt", "corpus/data", False),
+        ("corpus/a.txt", "corpus/data", False),
+        ("missing", "missing/data", False),
+    ],
+)
+def test_a_folder_that_a_build_writes_into_is_seen_in_the_input(linked, pattern, folder, expected):
+    top = linked.parent
+    assert would_list(f"{top}/{pattern}", f"{top}/{folder}") == expected
+    assert not would_list(f"{top}/{pattern}", f"memory://{top}/{folder}")
 
 
 def test_nothing_found_names_the_pattern(tmp_path):

@@ -1,0 +1,143 @@
+"""The files that a path, a folder or a glob stands for.
+
+Links are followed; in a folder files that only speak of the data are left out.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from fsspec.utils import glob_translate
+
+from pipeline.documents.compression import plain_name
+from pipeline.documents.files import StorageOptions
+from pipeline.shards.storage import call_patiently, is_local, open_filesystem
+
+# What lies beside the texts of published corpora: described in docs/input.md.
+_ABOUT_THE_DATA = re.compile(
+    r"(?:readme|source|licen[cs]e|copying|notice|changelog|citation)(?:\.(?:md|rst|txt|html|cff))?"
+    r"|(?:md5|sha1|sha256|sha512)sums?(?:\.txt)?|.*\.(?:md5|sha1|sha256|sha512)|_success",
+    re.IGNORECASE,
+)
+_MAGIC = re.compile(r"[*?\[]")
+_WRITTEN_BY_A_BUILD = (
+    "vocab.txt", "tokenizer.json", "vocab.json", "word_counts.parquet", "tokens.json", "index.parquet", "manifest.json",
+    "report.html", "tokens/0-00000.tokens", "train/L128/pass-00/shard-00000.tar",
+)  # fmt: skip
+
+
+@dataclass
+class Listing:
+    """Files found, and files of folders that are no text of the corpus.
+
+    Attributes:
+        sizes: Bytes as stored by path, or by URL where the files are elsewhere.
+        left_out: Paths or URLs.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listing:
+    """What a pattern stands for; what exists under the very name is no glob.
+
+    Raises:
+        FileNotFoundError: A link leads nowhere.
+    """
+    filesystem, path = open_filesystem(pattern, storage_options)
+    filesystem.invalidate_cache()
+    found: Listing = call_patiently(pattern, lambda: _list(filesystem, path))
+    if is_local(filesystem):
+        return found
+    name = filesystem.unstrip_protocol
+    return Listing({name(each): size for each, size in found.sizes.items()}, [name(each) for each in found.left_out])
+
+
+def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:
+    """Whether a pattern stands for files that a build would write into a folder."""
+    filesystem, path = open_filesystem(pattern, storage_options)
+    other, below = open_filesystem(folder, storage_options)
+    if filesystem.unstrip_protocol("") != other.unstrip_protocol(""):
+        return False
+    if is_local(filesystem):
+        path, below = (_real(each) for each in (path, below))
+    if filesystem.isdir(path):
+        return f"{below}/".startswith(f"{path}/")
+    matches = re.compile(glob_translate(path)).match
+    return bool(_MAGIC.search(path)) and any(matches(f"{below}/{name}") for name in _WRITTEN_BY_A_BUILD)
+
+
+def _real(path: str) -> str:
+    """The path with the links of its folders followed, up to its first component that is a glob."""
+    fixed = _fixed_folder(path)
+    return os.path.realpath(fixed) + path.removeprefix(fixed)
+
+
+def _fixed_folder(path: str) -> str:
+    found = _MAGIC.search(path)
+    return path[: found.start()].rpartition("/")[0] if found and not os.path.lexists(path) else path
+
+
+def _list(filesystem: Any, path: str) -> Listing:
+    if filesystem.isfile(path):
+        return Listing({path: int(filesystem.info(path)["size"])})
+    if not filesystem.isdir(path):
+        return Listing(_sizes_of_glob(filesystem, path))
+    found = Listing()
+    for name, size in sorted(_sizes_below(filesystem, path).items()):
+        parts = PurePosixPath(name).relative_to(path).parts
+        if any(part.startswith(".") for part in parts):
+            continue
+        if _ABOUT_THE_DATA.fullmatch(plain_name(parts[-1])):
+            found.left_out.append(name)
+        else:
+            found.sizes[name] = size
+    return found
+
+
+def _sizes_below(filesystem: Any, folder: str) -> dict[str, int]:
+    if is_local(filesystem):
+        return dict(_walk(folder))
+    return _sizes(filesystem.find(folder, detail=True))
+
+
+def _sizes_of_glob(filesystem: Any, path: str) -> dict[str, int]:
+    """On local disks by a walk of our own, with the same meaning: fsspec's knows no links."""
+    if not is_local(filesystem):
+        return _sizes(filesystem.glob(path, detail=True))
+    if not _MAGIC.search(path):
+        return {}
+    folder = _fixed_folder(path)
+    most = None if "**" in path else path.removeprefix(folder).count("/")
+    matches = re.compile(glob_translate(path)).match
+    return {name: size for name, size in _walk(folder, most) if matches(name)}
+
+
+def _sizes(found: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(info["size"]) for name, info in found.items() if info["type"] == "file"}
+
+
+def _walk(
+    folder: str, most_levels: int | None = None, above: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, int]]:
+    """Regular files below a local folder, through links but for those to a folder above."""
+    real = os.path.realpath(folder)
+    if real in above or not os.path.isdir(folder):
+        return
+    with os.scandir(folder or "/") as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        path = f"{folder}/{entry.name}"
+        if entry.is_file():
+            yield path, entry.stat().st_size
+        elif entry.is_dir():
+            if most_levels is None or most_levels > 1:
+                yield from _walk(path, most_levels and most_levels - 1, above | {real})
+        elif entry.is_symlink() and not entry.name.startswith("."):
+            raise FileNotFoundError(
+                f"{path}: a link to {os.readlink(path)}, which does not exist; mend the link or remove it"
+            )
