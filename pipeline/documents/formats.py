@@ -38,6 +38,7 @@ from pipeline.documents.wrapping import unwrap
 from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.documents.zip_archive import Member, read_members
 
+_COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress the first two bytes
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
 _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] = {
     "text-blank-lines": split_blank_lines,
@@ -62,17 +63,20 @@ def read_records(
         return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
     if file_range.format == "parquet":
         return read_rows(file_range, text_field, storage_options)
-    if file_range.format == "mediawiki":
-        return read_pages(file_range, storage_options)
     if file_range.format == "warc":
         return read_warc(file_range, storage_options)
-    if file_range.num_bytes < file_range.size and is_utf16(
-        read_head(file_range.url, file_range.size, storage_options, MARK_BYTES)
-    ):
+    if file_range.num_bytes < file_range.size and _is_utf16(file_range, storage_options):
         if file_range.start > 0:
             return iter(())
         file_range = replace(file_range, end=file_range.size)
+    if file_range.format == "mediawiki":
+        return read_pages(file_range, storage_options)
     return _SPLITTERS[file_range.format](read_lines(file_range, storage_options), file_range)
+
+
+def _is_utf16(file_range: FileRange, storage_options: StorageOptions) -> bool:
+    num_bytes = _COMPRESSED_MARK_BYTES if is_compressed(file_range.url) else MARK_BYTES
+    return is_utf16(read_head(file_range.url, file_range.size, storage_options, num_bytes))
 
 
 def _read_member(member: Member, text_format: str) -> Iterator[Record]:
@@ -105,7 +109,7 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     if text_format == "jsonl":
         return parse_jsonl(text, text_field)
     if text_format == "mediawiki":
-        return parse_wikitext(text)
+        return parse_wikitext(text, record.hidden_prefixes)
     if text_format == HTML:
         return extract_text(text)
     return parse_wikiextractor(text) if text_format == "wikiextractor" else text

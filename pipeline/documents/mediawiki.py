@@ -13,11 +13,14 @@ from xml.parsers import expat
 from pipeline.documents import records
 from pipeline.documents.bzip2_streams import read_streams
 from pipeline.documents.compression import is_compressed
+from pipeline.documents.encoding import to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
 from pipeline.documents.records import BadDocumentError, Record, too_long
+from pipeline.documents.wiki_site import hidden_prefixes, take_head
 
 ROOT_TAG = b"<mediawiki"
 _TAG = re.compile(rb"</?page>")
+_HEAD_BYTES = 64 * 2**10  # read of every range's file for its siteinfo, which takes some 3 kB
 _OPEN, _CLOSE = b"<page>", b"</page>"
 _DECLARATION = re.compile(rb"<!(DOCTYPE|ENTITY)")
 _FIELDS = {"page/title", "page/ns", "page/id", "page/revision/text", "page/revision/model"}
@@ -31,13 +34,28 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
     Raises:
         ValueError: The dump declares entities, or is broken.
     """
+    hidden = _read_hidden_prefixes(file_range, storage_options)
     for offset, data, error in split_pages(_read_range(file_range, storage_options), file_range.url):
         place = f"page at byte {offset} of the text from byte {file_range.start} on"
-        yield Record(1, offset, b"", error, place) if error else make_record(data, offset, place)
+        yield Record(1, offset, b"", error, place) if error else make_record(data, offset, place, hidden)
+
+
+def _read_hidden_prefixes(file_range: FileRange, storage_options: StorageOptions) -> frozenset[str]:
+    """Of the file's head, wherever the range begins."""
+    url, size = file_range.url, file_range.size
+    head = FileRange(url, 0, min(size, _HEAD_BYTES), size, file_range.format)
+    return hidden_prefixes(take_head(to_utf8(read_blocks(head, storage_options), url)))
 
 
 def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
-    """Text from the start of a range, and whether what starts in it belongs to the range."""
+    """Text from the start of a range in UTF-8, and whether what starts in it belongs to the range."""
+    blocks = _read_stored_range(file_range, storage_options)
+    if file_range.start or file_range.end < file_range.size:
+        return blocks
+    return ((text, True) for text in to_utf8((block for block, _ in blocks), file_range.url))
+
+
+def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
     if file_range.url.endswith(".bz2"):
         stored = _without_first(read_stored(file_range, storage_options), file_range.start)
         yield from read_streams(stored, file_range.start, file_range.end, file_range.url)
@@ -118,8 +136,8 @@ def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
         )
 
 
-def make_record(data: bytes, offset: int, place: str) -> Record:
-    """The record of one page."""
+def make_record(data: bytes, offset: int, place: str, hidden: frozenset[str] = frozenset()) -> Record:
+    """The record of one page, in whose text links of hidden prefixes are not shown."""
     try:
         page = parse_page(data)
     except BadDocumentError as error:
@@ -130,7 +148,8 @@ def make_record(data: bytes, offset: int, place: str) -> Record:
         dropped = "not_an_article"
     elif "page/redirect" in page or page.get("page/revision/text", "").lstrip()[:9].upper() == "#REDIRECT":
         dropped = "redirect"
-    return Record(1, offset, page.get("page/revision/text", "").encode(), None, place, dropped)
+    text = page.get("page/revision/text", "").encode()
+    return Record(1, offset, text, None, place, dropped, hidden_prefixes=hidden)
 
 
 def parse_page(data: bytes) -> dict[str, str]:

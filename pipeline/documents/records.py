@@ -50,6 +50,7 @@ class Record:
         dropped: Why it is no document and no error either, for the counts: "redirect".
         member: Name within an archive, whose lines `number` counts.
         format: Layout of that member.
+        hidden_prefixes: Of wikitext, the prefixes of links that are not shown.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Record:
     dropped: str = ""
     member: str = ""
     format: str = ""
+    hidden_prefixes: frozenset[str] = frozenset()
 
 
 @dataclass

@@ -5,10 +5,12 @@ inside functions.
 """
 
 import re
+from collections.abc import Set
 from typing import Any
 
 from pipeline.documents.extras import import_extra
 from pipeline.documents.records import BadDocumentError
+from pipeline.documents.wiki_site import normalize_prefix
 
 _LIST_MARK = "\0"
 _NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own
@@ -32,8 +34,12 @@ _EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)")
 _LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
 
 
-def parse_wikitext(text: str) -> str:
+def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
     """Paragraphs, one a line.
+
+    Args:
+        text: Of a page.
+        hidden_prefixes: Of links that are not shown, besides the commonest names of files and categories.
 
     Raises:
         BadDocumentError: The parser gives up.
@@ -41,7 +47,7 @@ def parse_wikitext(text: str) -> str:
     """
     parser = import_extra("mwparserfromhell", "MediaWiki dumps")
     try:
-        rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes)
+        rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden_prefixes)
     except (parser.parser.ParserError, RecursionError) as error:
         raise BadDocumentError("bad_wikitext", f"found wikitext that cannot be parsed ({error})") from error
     rendered = rendered.replace(_NOTHING, "")
@@ -71,27 +77,34 @@ def _blank_out(text: str) -> str:
     return text
 
 
-def _render(code: Any, nodes: Any) -> str:
-    return "".join(_render_node(node, nodes) for node in code.nodes)
+def _render(code: Any, nodes: Any, hidden: Set[str]) -> str:
+    return "".join(_render_node(node, nodes, hidden) for node in code.nodes)
 
 
-def _render_node(node: Any, nodes: Any) -> str:
+def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
     if isinstance(node, nodes.Text):
         return str(node.value)
     if isinstance(node, nodes.Wikilink):
-        if _NOT_SHOWN.match(str(node.title)):
+        title = str(node.title)
+        if _NOT_SHOWN.match(title) or _has_prefix(title, hidden):
             return ""
-        return _render(node.text or node.title, nodes).lstrip(":")
+        return _render(node.text or node.title, nodes, hidden).lstrip(":")
     if isinstance(node, nodes.ExternalLink):
-        return _render(node.title, nodes) if node.title else ""
+        return _render(node.title, nodes, hidden) if node.title else ""
     if isinstance(node, nodes.HTMLEntity):
         return str(node.normalize())
     if isinstance(node, nodes.Heading):
         return "\n\n"
-    return _render_tag(node, nodes) if isinstance(node, nodes.Tag) else ""
+    return _render_tag(node, nodes, hidden) if isinstance(node, nodes.Tag) else ""
 
 
-def _render_tag(node: Any, nodes: Any) -> str:
+def _has_prefix(title: str, prefixes: Set[str]) -> bool:
+    """Whether a link's target begins with one of the prefixes; behind a colon a target is always shown."""
+    prefix, colon, _ = title.partition(":")
+    return bool(colon) and normalize_prefix(prefix) in prefixes
+
+
+def _render_tag(node: Any, nodes: Any, hidden: Set[str]) -> str:
     name = str(node.tag).strip().lower()
     if node.wiki_markup in {"*", "#", ":", ";"}:
         return _LIST_MARK
@@ -99,4 +112,4 @@ def _render_tag(node: Any, nodes: Any) -> str:
         return f"\n{_LIST_MARK}\n"
     if name in _DROPPED_TAGS or node.contents is None:
         return "\n" if name == "br" else ""
-    return _render(node.contents, nodes)
+    return _render(node.contents, nodes, hidden)

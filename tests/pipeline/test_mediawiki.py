@@ -15,6 +15,7 @@ from pipeline.documents.files import FileRange
 from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.documents.wiki_site import hidden_prefixes
 from pipeline.documents.wikitext import parse_wikitext
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
@@ -67,6 +68,15 @@ def read_cut(data, name, cuts):
         part = Part((FileRange(f"memory:///dump/{name}", start, end, len(data), "mediawiki"),))
         texts += [document.text for document in read_part(part, on_bad_document="skip", skipped=skipped)]
     return texts, skipped
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-8"])
+@pytest.mark.parametrize(("name", "pack"), [("w.xml", bytes), ("w.xml.bz2", bz2.compress), ("w.xml.gz", gzip.compress)])
+@pytest.mark.parametrize("cuts", [[], [40], [100, 300]])
+def test_a_dump_with_a_byte_order_mark_gives_its_articles_in_any_cut(encoding, name, pack, cuts):
+    data = pack(("\ufeff" + DUMP.decode()).encode(encoding))
+    assert read_cut(data, name, [] if name.endswith(".gz") else cuts) == (TEXTS, {"redirect": 2, "not_an_article": 2})
+    assert [document.text for document in read(data, name)] == TEXTS
 
 
 BROKEN = DUMP.replace(b"  </page>\n  <page>\n    <title>T7", b"  <page>\n    <title>T7").replace(
@@ -154,6 +164,39 @@ def test_broken_bzip2_is_named():
 )  # fmt: skip
 def test_wikitext(source, text):
     assert parse_wikitext(source) == text
+
+
+BULGARIAN = (
+    '<mediawiki xml:lang="bg"><siteinfo><dbname>bgwiki</dbname><namespaces><namespace key="6">Файл</namespace>'
+    '<namespace key="10">Шаблон</namespace><namespace key="14" case="first-letter">Категория</namespace></namespaces>'
+    "</siteinfo>\n"
+)
+LINKS = (
+    "Град[[Категория:Градове]], [[файл:a b|thumb|надпис]][[категория :X]][[Category:Y]][[de:Stadt]][[zh-min-nan:S]]"
+    " [[:de:Stadt]] [[:Категория:Градове|всички]] [[bg:Село]] [[Шаблон:Z]] [[wikt:град|дума]] [[De facto]]."
+)
+SHOWN = "Град,  de:Stadt всички bg:Село Шаблон:Z дума De facto."
+
+
+@pytest.mark.parametrize(("name", "pack"), [("b.xml", bytes), ("b.xml.bz2", bz2.compress)])
+@pytest.mark.parametrize("cuts", [[], [60], [200, 4000]])
+def test_links_follow_the_siteinfo_of_the_dump_in_every_part(name, pack, cuts):
+    text = " ".join(f"Дума {number}." for number in range(900))
+    pages = [pack(page(number, LINKS + text).encode()) for number in range(3)]
+    data = b"".join([pack(BULGARIAN.encode()), *pages, pack(b"</mediawiki>")])
+    assert read_cut(data, name, cuts) == ([SHOWN + text] * 3, {})
+
+
+def test_links_to_the_language_of_the_wiki_itself_and_to_its_own_namespaces_are_shown():
+    of_siteinfo = '<mediawiki xml:lang="nb"><siteinfo><dbname>nowiki</dbname><namespace key="100">Simple</namespace>'
+    hidden = hidden_prefixes(of_siteinfo.encode())
+    assert {"sv", "de"} <= hidden
+    assert not {"no", "nb", "simple"} & hidden
+    assert parse_wikitext("A [[no:B]] [[sv:B]][[Simple:C]] [[:sv:D]].", hidden) == "A no:B Simple:C sv:D."
+
+
+def test_a_dump_without_siteinfo_still_hides_other_languages():
+    assert [document.text for document in read(b"<mediawiki>" + page(1, "A.[[de:B]]").encode())] == ["A."]
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""What the head of a MediaWiki dump says of its wiki: which links of a page are not part of its text.
+
+A link to a file or a category is not shown where it stands, and neither is one to the same page in
+another language. The names of these namespaces stand in the dump's `<siteinfo>`; the prefixes of
+other languages do not, so they are a list here.
+"""
+
+import html
+import re
+from collections.abc import Iterable
+
+_SPACES = re.compile(r"[\s_]+")
+_HEAD_END = re.compile(rb"</siteinfo>|<page>")
+_MAX_HEAD_BYTES = 2**20
+_NAMESPACE = re.compile(r"""<namespace key=["'](-?\d+)["'][^>]*>([^<]+)</namespace>""")
+_LANGUAGE = re.compile(r"""<mediawiki\b[^>]*\bxml:lang=["']([\w-]+)["']""")
+_DATABASE = re.compile(r"<dbname>(\w+?)wik(?:i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage)</dbname>")
+_NOT_SHOWN_KEYS = {"-2", "6", "14"}  # media, files and categories
+
+_CODES = """
+aa ab ace ady af ak als alt am ami an ang anp ar arc ary arz as ast atj av avk awa ay az azb ba
+ban bar bat-smg bcl be be-tarask be-x-old bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca
+cbk-zam cdo ce ceb ch cho chr chy ckb co cr crh cs csb cu cv cy da dag de din diq dk dsb dty dv
+dz ee el eml en eo es et eu ext fa fat ff fi fiu-vro fj fo fr frp frr fur fy ga gag gan gcr gd
+gl glk gn gom gor got gpe gsw gu guc gur guw gv ha hak haw he hi hif ho hr hsb ht hu hy hyw hz
+ia id ie ig ii ik ilo inh io is it iu ja jam jbo jv ka kaa kab kbd kbp kcg kg ki kj kk kl km kn
+ko koi kr krc ks ksh ku kv kw ky la lad lb lbe lez lfn lg li lij lld lmo ln lo lrc lt ltg lv lzh
+mad mai map-bms mdf mg mh mhr mi min mk ml mn mni mnw mo mr mrj ms mt mus mwl my myv mzn na nah
+nan nap nb nds nds-nl ne new ng nia nl nn no nov nqo nrm nso nv ny oc olo om or os pa pag pam
+pap pcd pcm pdc pfl pi pih pl pms pnb pnt ps pt pwn qu rm rmy rn ro roa-rup roa-tara ru rue rup
+rw sa sah sat sc scn sco sd se sg sgs sh shi shn shy si simple sk skr sl sm smn sn so sq sr srn
+ss st stq su sv sw szl szy ta tay tcy te tet tg th ti tk tl tly tn to tpi tr trv ts tt tum tw ty
+tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo wuu xal xh xmf yi yo yue za zea zh
+zh-classical zh-cn zh-min-nan zh-tw zh-yue zu
+"""
+LANGUAGES = frozenset(_CODES.split())
+"""Languages of Wikimedia's wikis: `langlist` of its configuration, and the aliases dk, nb, zh-cn, zh-tw."""
+
+
+def take_head(blocks: Iterable[bytes]) -> bytes:
+    """What of a dump stands before its first page, from blocks of UTF-8 that are read no further."""
+    head = bytearray()
+    for block in blocks:
+        head += block
+        if _HEAD_END.search(head) or len(head) > _MAX_HEAD_BYTES:
+            break
+    return bytes(head)
+
+
+def hidden_prefixes(head: bytes) -> frozenset[str]:
+    """Prefixes of links that are not shown: its own names of files and categories, other languages.
+
+    Args:
+        head: Of a dump, to the end of `<siteinfo>` at least where it has one.
+    """
+    text = head.decode(errors="replace").partition("</siteinfo>")[0]
+    names = {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
+    own = {*_LANGUAGE.findall(text), *(name.replace("_", "-") for name in _DATABASE.findall(text))}
+    others = LANGUAGES - own - set(names.values())
+    return others | {name for key, name in names.items() if key in _NOT_SHOWN_KEYS}
+
+
+def normalize_prefix(prefix: str) -> str:
+    """A link's prefix as MediaWiki compares it: without regard to case, underscores are spaces."""
+    return _SPACES.sub(" ", prefix).strip().lower()
