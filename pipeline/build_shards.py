@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
+from pipeline.build_vocab import write_tokenizer
 from pipeline.dataset_ids import write_document_ids
 from pipeline.describe import describe_dataset
 from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
@@ -69,6 +70,7 @@ def make_shards(
         return open_dataset(settings.output, settings.filesystem_options())
     described = describe_dataset(settings, vocabulary, store, [])
     plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
+    write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
     publish_plan(filesystem, root, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))

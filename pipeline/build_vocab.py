@@ -64,9 +64,16 @@ def prepare_vocabulary(
     _remove_counting(filesystem, root)  # a killed build may have left some
     vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, filesystem, root, beam_arguments)
     write_atomic(filesystem, f"{root}/{VOCAB}", vocabulary.to_text().encode())
-    write_atomic(filesystem, f"{root}/{TOKENIZER}", tokenizer_json(vocabulary, settings.lower_case).encode())
+    write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
     write_atomic(filesystem, f"{root}/{ORIGIN}", json_bytes(origin))
     return vocabulary
+
+
+def write_tokenizer(filesystem: Any, root: str, vocabulary: Vocabulary, lower_case: bool) -> None:
+    """Writes tokenizer.json, unless the very bytes are there: of another version of the library they may differ."""
+    data, path = tokenizer_json(vocabulary, lower_case).encode(), f"{root}/{TOKENIZER}"
+    if not file_exists(filesystem, path) or read_file(filesystem, path) != data:
+        write_atomic(filesystem, path, data)
 
 
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:

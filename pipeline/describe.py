@@ -1,5 +1,6 @@
 """manifest.json of a finished build: its settings, and what was read, dropped and kept, in all and of each source."""
 
+import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, se
 from pipeline.shards.records import Manifest, Shard
 from pipeline.sources import UNIT, Source
 from pipeline.token_index import SourceTotals, Totals
+from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
 
 
@@ -33,6 +35,7 @@ def describe_dataset(
         settings=content,
         settings_hash=settings_hash(content),
         vocab_sha256=vocabulary.sha256,
+        tokenizer_sha256=hashlib.sha256(tokenizer_json(vocabulary, settings.lower_case).encode()).hexdigest(),
         vocab_size=len(vocabulary),
         special_ids=special,
         groups=group_totals(shards),

@@ -46,6 +46,7 @@ def pack_shard(
         len(tar),
         sha256,
         content_hash(digests),
+        table.digest(),
         instances=totals["instances"],
         tokens=totals["tokens"],
         masked=totals["masked"],

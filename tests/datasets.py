@@ -1,7 +1,8 @@
 """Datasets written without the builder's jobs, from blocks that a test makes; text and vocabularies for builds."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pipeline.shard_file import pack_shard
 from pipeline.shards import block_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
-from pipeline.shards.records import Manifest
+from pipeline.shards.records import MANIFEST_HASH, Manifest, canonical_hash
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
 
@@ -76,6 +77,7 @@ def write_dataset(
         settings=settings,
         settings_hash=tables.settings_hash(settings),
         vocab_sha256=vocabulary.sha256,
+        tokenizer_sha256=hashlib.sha256(tokenizer_json(vocabulary, True).encode()).hexdigest(),
         vocab_size=vocab_size,
         special_ids={"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK},
         groups=tables.group_totals(rows),
@@ -92,4 +94,22 @@ def write_dataset(
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
     (folder / tables.BLOCKS_TABLE).write_bytes(block_tables.blocks_table([table for _, table in packed]))
     (folder / tables.MANIFEST).write_bytes(finished.to_json())
+    edit_manifest(folder)
     return folder
+
+
+def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object] = lambda _: None, **changes: Any) -> None:
+    """Changes manifest.json; the hashes in it are then those of the tables that are there and of its other fields."""
+    path = folder / tables.MANIFEST
+    fields = json.loads(path.read_bytes())
+    files = {name: (folder / name).read_bytes() for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE)}
+    fields["tables_sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    fields |= changes
+    edit(fields)
+    path.write_bytes(with_own_hash(fields))
+
+
+def with_own_hash(fields: Mapping[str, Any]) -> bytes:
+    """A manifest that says of itself what it holds."""
+    held = {name: value for name, value in fields.items() if name != MANIFEST_HASH}
+    return json.dumps({**held, MANIFEST_HASH: canonical_hash(held)}).encode()

@@ -1,6 +1,7 @@
 """A finished dataset opened for reading: its manifest, its shard table, its block tables as they are needed."""
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -101,13 +102,21 @@ class Dataset:
         return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1, reader=self._reader[0])
 
     def read_file(self, name: str) -> bytes:
-        """A small file of the dataset, such as vocab.txt.
+        """A small file of the dataset, such as vocab.txt; the very bytes that the manifest speaks of, where it does.
 
         Raises:
             FileNotFoundError: It is missing.
+            ValueError: Its sha256 is not the manifest's: it was changed, or is of another build.
         """
         with self._named_absence(name):
-            return read_file(self.filesystem, f"{self.root}/{name}")
+            data = read_file(self.filesystem, f"{self.root}/{name}")
+        expected = self.manifest.sha256_of(name)
+        if expected is not None and (found := hashlib.sha256(data).hexdigest()) != expected:
+            raise ValueError(
+                f"{self.locate(name)} is not the file that {MANIFEST} speaks of: its sha256 is {found}, expected"
+                f" {expected}. One of the two was changed, or is of another build; restore or rebuild the dataset"
+            )
+        return data
 
     def _size_of(self, name: str) -> int:
         with self._named_absence(name):
@@ -139,6 +148,8 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
             " settings to finish it, or give the folder that was its --output"
         )
     manifest = parse_manifest(read_file(filesystem, f"{root}/{MANIFEST}"), f"{url}/{MANIFEST}")
+    if unpinned := [name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256]:
+        raise ValueError(f"{url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset")
     dataset = Dataset(url, filesystem, root, manifest, [])
     shards = parse_shards_table(dataset.read_file(SHARDS_TABLE), dataset.locate(SHARDS_TABLE))
     if root_hash(shards) != manifest.root_hash:

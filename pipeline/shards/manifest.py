@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.shards.records import Group, Manifest, Shard, json_bytes
+from pipeline.shards.records import MANIFEST_HASH, Group, Manifest, Shard, canonical_hash, json_bytes
 from pipeline.shards.table_checks import check_manifest, check_parquet, check_rows, check_shards
 
 FORMAT_VERSION = 2
@@ -35,6 +35,7 @@ SHARDS_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("sha256", pa.string()),
         ("content_hash", pa.string()),
+        ("blocks_hash", pa.string()),
         ("instances", pa.int64()),
         ("tokens", pa.int64()),
         ("masked", pa.int64()),
@@ -62,6 +63,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
             f"{where}: format_version is {version}, this program reads {' and '.join(map(str, READABLE_VERSIONS))};"
             " build the dataset again, or read it with the version of this program that wrote it"
         )
+    _refuse_edited(fields, where)
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
         sources = tuple(fields.pop("sources", ()))
@@ -72,6 +74,16 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     if (found := settings_hash(manifest.settings)) != manifest.settings_hash:
         raise ValueError(f"{where}: its settings have the hash {found}, it says {manifest.settings_hash}")
     return manifest
+
+
+def _refuse_edited(fields: dict[str, Any], where: str) -> None:
+    """Takes the manifest's own hash out of its fields and compares it with theirs."""
+    said, found = fields.pop(MANIFEST_HASH, None), canonical_hash(fields)
+    if found != said:
+        raise ValueError(
+            f"{where} was edited or damaged: what it holds has the {MANIFEST_HASH} {found}, expected {said}; restore"
+            " or rebuild the dataset"
+        )
 
 
 def document_id_bytes(manifest: Manifest) -> int:
@@ -91,8 +103,7 @@ def shard_name(split: str, seq_len: int, pass_index: int, bucket: int) -> str:
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     """blake2b-256, in hex, of the settings as canonical JSON (sorted keys, no spaces, ASCII)."""
-    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.blake2b(canonical.encode(), digest_size=32).hexdigest()
+    return canonical_hash(settings)
 
 
 def pass_hash(shards: Iterable[Shard]) -> str:
@@ -111,7 +122,8 @@ def root_hash(shards: Iterable[Shard]) -> str:
 def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
     """pass.json: written when a pass is complete, so that training can follow a build that is still running."""
     rows = [shard_row(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
-    return json_bytes({"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "shards": rows})
+    hashes = {"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "rows_hash": canonical_hash(rows)}
+    return json_bytes({**hashes, "shards": rows})
 
 
 def parse_pass_json(data: bytes, folder: str, where: str) -> tuple[str, list[Shard]]:
@@ -128,14 +140,14 @@ def parse_pass_json(data: bytes, folder: str, where: str) -> tuple[str, list[Sha
     try:
         fields = json.loads(data)
         shards = [parse_shard_row(row) for row in fields["shards"]]
-        found, told = str(fields["settings_hash"]), fields["pass_hash"]
+        found = str(fields["settings_hash"])
         check_rows(shards)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{where}: not a list of shards: {error!r}; run the build again") from error
     if foreign := [shard.name for shard in shards if shard.name.rpartition("/")[0] != folder]:
         raise ValueError(f"{where}: tells of {foreign[0]}, expected shards of {folder}; run the build again")
-    if not shards or pass_hash(shards) != told:
-        raise ValueError(f"{where} is damaged: its pass_hash is not that of its shards; run the build again")
+    if not shards or pass_json(shards, found) != data:
+        raise ValueError(f"{where} is damaged: its hashes are not those of its shards; run the build again")
     return found, shards
 
 

@@ -1,6 +1,7 @@
 """What a dataset's manifest and tables hold, as plain records (docs/format.md, section 3). Imports stdlib and numpy."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+MANIFEST_HASH = "manifest_hash"
+"""Key in manifest.json of the hash of all its other keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One row of shards.parquet.
 
-    `name` is relative to the dataset, `num_bytes` counts the whole tar file. Of the `masked` positions,
-    `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens. `source_tokens` are the
-    tokens of each source, by its number; there are none where a dataset has one source.
+    `name` is relative to the dataset, `num_bytes` counts the whole tar file, `blocks_hash` is its block table's digest.
+    Of the `masked` positions, `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens.
+    `source_tokens` are the tokens of each source, by its number; there are none where a dataset has one source.
     """
 
     split: str
@@ -26,6 +30,7 @@ class Shard:
     num_bytes: int
     sha256: str
     content_hash: str
+    blocks_hash: str
     instances: int
     tokens: int
     masked: int
@@ -56,6 +61,12 @@ class BlockTable:
     def __len__(self) -> int:
         return len(self.offset)
 
+    def digest(self) -> str:
+        """blake2b-128, in hex, of these rows (docs/format.md, section 4): the table a shard's row speaks of, or not."""
+        numbers = np.stack([self.offset, self.size, self.instances, self.tokens]).astype("<i8")
+        rows = len(self).to_bytes(8, "little") + numbers.tobytes() + self.crc32.astype("<u4").tobytes()
+        return hashlib.blake2b(rows, digest_size=16).hexdigest()
+
 
 @dataclass(frozen=True)
 class Group:
@@ -83,6 +94,7 @@ class Manifest:
         settings: Every setting that changes content.
         settings_hash: blake2b-256 of the settings.
         vocab_sha256: Of vocab.txt.
+        tokenizer_sha256: Of tokenizer.json.
         vocab_size: Entries of vocab.txt.
         special_ids: Ids of pad, unk, cls, sep and mask.
         groups: Totals per split and length.
@@ -97,6 +109,7 @@ class Manifest:
     settings: Mapping[str, Any]
     settings_hash: str
     vocab_sha256: str
+    tokenizer_sha256: str
     vocab_size: int
     special_ids: Mapping[str, int]
     groups: tuple[Group, ...]
@@ -105,9 +118,21 @@ class Manifest:
     sources: tuple[Mapping[str, Any], ...] = ()
     tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def sha256_of(self, name: str) -> str | None:
+        """sha256 of a file of the dataset, by its name; None of files that the manifest does not pin."""
+        pinned = {"vocab.txt": self.vocab_sha256, "tokenizer.json": self.tokenizer_sha256, **self.tables_sha256}
+        return pinned.get(name)
+
     def to_json(self) -> bytes:
-        """What manifest.json holds."""
-        return json_bytes(dataclasses.asdict(self))
+        """What manifest.json holds: these fields and their hash."""
+        fields = dataclasses.asdict(self)
+        return json_bytes({**fields, MANIFEST_HASH: canonical_hash(fields)})
+
+
+def canonical_hash(value: Any) -> str:
+    """blake2b-256, in hex, of a value as canonical JSON: sorted keys, no spaces, ASCII."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(canonical.encode(), digest_size=32).hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:

@@ -23,6 +23,7 @@ MAX_PASSES = 1000
 MAX_BLOCK_BYTES = 64 * TOKENS_PER_BLOCK  # compressed columns of that many tokens are a twentieth of it
 _MAX_NUMBER = 2**62
 _HASH = re.compile(r"[0-9a-f]{64}")
+_BLOCKS_HASH = re.compile(r"[0-9a-f]{32}")
 _SHARD_NAME = re.compile(r"shard-[0-9]{5,9}\.tar")
 
 
@@ -32,7 +33,7 @@ def check_manifest(manifest: Manifest) -> None:
     Raises:
         ValueError: A field cannot be what it says; the message names it.
     """
-    for name in ("settings_hash", "vocab_sha256", "root_hash"):
+    for name in ("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"):
         _check_hash(name, getattr(manifest, name))
     for name in ("software", "settings", "special_ids", "counters", "tables_sha256"):
         _expect(isinstance(getattr(manifest, name), Mapping), name, getattr(manifest, name), "an object")
@@ -75,6 +76,8 @@ def check_rows(shards: Sequence[Shard]) -> None:
         _expect(is_own, f"{where}, name", shard.name, f"{expected}/shard-NNNNN.tar")
         for field in ("sha256", "content_hash"):
             _check_hash(f"{where}, {field}", getattr(shard, field))
+        is_digest = _BLOCKS_HASH.fullmatch(shard.blocks_hash) is not None
+        _expect(is_digest, f"{where}, blocks_hash", shard.blocks_hash, "32 hex digits")
     names = {shard.name for shard in shards}
     _expect(len(names) == len(shards), "names", f"{len(names)} names", f"one for each of {len(shards)} shards")
 
@@ -99,6 +102,8 @@ def check_blocks(table: BlockTable, shard: Shard) -> None:
     _expect(
         bool(np.all(table.instances[:-1] == full)), "instances", "a short block", f"{full} in every one but the last"
     )
+    found = table.digest()
+    _expect(found == shard.blocks_hash, "blocks_hash", found, f"{shard.blocks_hash}, as the shard table says")
 
 
 def check_parquet(file: pq.ParquetFile, num_bytes: int) -> None:
@@ -169,6 +174,8 @@ def _is_named_well(shard: Shard) -> bool:
         and shard.name.startswith(folder)
         and _SHARD_NAME.fullmatch(shard.name, len(folder)) is not None
         and all(isinstance(each, str) and _HASH.fullmatch(each) for each in (shard.sha256, shard.content_hash))
+        and isinstance(shard.blocks_hash, str)
+        and _BLOCKS_HASH.fullmatch(shard.blocks_hash) is not None
     )
 
 

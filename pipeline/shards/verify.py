@@ -18,11 +18,11 @@ from pipeline.shards.block import (
     decode_block,
 )
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import DOCUMENT_IDS, group_totals, pass_folder, pass_json
+from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, group_totals, pass_folder, pass_json
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.storage import file_exists, file_size, list_files, read_range
 
-VOCAB = "vocab.txt"
+VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _BYTES_AT_ONCE = 1 << 20
 CheckBlock = Callable[[Shard, Block], Iterable[str]]
 
@@ -56,10 +56,10 @@ def verify_dataset(
     Returns:
         Everything wrong, in the shards' order; empty for a sound dataset.
     """
-    findings = [*_check_vocabulary(dataset), *_check_document_ids(dataset)]
-    findings += [*_check_tables(dataset), *_check_files(dataset), *_check_passes(dataset)]
+    findings = [*_check_pinned(dataset), *_check_counters(dataset), *_check_document_ids(dataset)]
+    findings += [*_check_files(dataset), *_check_passes(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
-        findings.append(Finding(dataset.locate("manifest.json"), "its totals are not those of the shard table"))
+        findings.append(Finding(dataset.locate(MANIFEST), "its totals are not those of the shard table"))
     with ThreadPoolExecutor(threads) as pool:
         checks = pool.map(lambda shard: list(_check_shard(dataset, shard, check_block)), dataset.all_shards)
         for shard, found in zip(dataset.all_shards, checks, strict=True):
@@ -68,21 +68,43 @@ def verify_dataset(
     return findings
 
 
-def _check_vocabulary(dataset: Dataset) -> Iterator[Finding]:
-    try:
-        found = hashlib.sha256(dataset.read_file(VOCAB)).hexdigest()
-    except FileNotFoundError:
-        yield Finding(dataset.locate(VOCAB), "missing")
+def _check_pinned(dataset: Dataset) -> Iterator[Finding]:
+    """The files of which the manifest has the sha256: bits that no value depends on may be damaged too."""
+    for name in (VOCAB, TOKENIZER, *dataset.manifest.tables_sha256):
+        try:
+            data = dataset.read_file(name)
+        except FileNotFoundError:
+            yield Finding(dataset.locate(name), "missing")
+        except ValueError as error:
+            yield Finding(dataset.locate(name), str(error).removeprefix(f"{dataset.locate(name)} "))
+        else:
+            yield from _check_vocabulary(dataset, data) if name == VOCAB else ()
+
+
+def _check_vocabulary(dataset: Dataset, vocab: bytes) -> Iterator[Finding]:
+    """What the manifest says of vocab.txt besides its sha256."""
+    tokens, manifest = vocab.split(b"\n")[:-1], dataset.manifest
+    if len(tokens) != manifest.vocab_size:
+        yield Finding(dataset.locate(VOCAB), f"{len(tokens)} entries, the manifest says {manifest.vocab_size}")
         return
-    if found != dataset.manifest.vocab_sha256:
-        yield Finding(dataset.locate(VOCAB), f"sha256 is {found}, the manifest says {dataset.manifest.vocab_sha256}")
+    for name, number in manifest.special_ids.items():
+        if tokens[number] != f"[{name.upper()}]".encode():
+            found = tokens[number].decode(errors="replace")
+            yield Finding(dataset.locate(VOCAB), f"id {number} is {found}, the manifest says it is [{name.upper()}]")
 
 
-def _check_tables(dataset: Dataset) -> Iterator[Finding]:
-    """Bits of a table that no value depends on may be damaged too: a sign of more."""
-    for name, expected in dataset.manifest.tables_sha256.items():
-        if (found := hashlib.sha256(dataset.read_file(name)).hexdigest()) != expected:
-            yield Finding(dataset.locate(name), f"sha256 is {found}, the manifest says {expected}")
+def _check_counters(dataset: Dataset) -> Iterator[Finding]:
+    """The counters of all sources add up to the dataset's."""
+    manifest = dataset.manifest
+    if not manifest.sources:
+        return
+    sums: Counter[str] = Counter()
+    for source in manifest.sources:
+        sums.update(source["counters"])
+    for name in sorted({*sums, *manifest.counters}):
+        if sums[name] != manifest.counters.get(name, 0):
+            what = f"{name}: {manifest.counters.get(name, 0)} in all, {sums[name]} of its sources together"
+            yield Finding(dataset.locate(MANIFEST), what)
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:

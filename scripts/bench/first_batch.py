@@ -102,7 +102,7 @@ def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
 
     shards = parse_shards_table((folder / SHARDS_TABLE).read_bytes(), SHARDS_TABLE)
     digest = root_hash(shards)
-    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", 30_522, {}, group_totals(shards), {}, digest)
+    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, group_totals(shards), {}, digest)
     blocks = os.open(folder / BLOCKS_TABLE, os.O_RDONLY)  # not mapped: its pages would count as ours
     dataset = Dataset(str(folder), None, str(folder), manifest, shards)
     tables = BlockTables(read, lambda: os.fstat(blocks).st_size, shards, BLOCKS_TABLE)

@@ -103,7 +103,7 @@ def read_window(dataset: Dataset, num_shards: int, table: BlockTable, settings: 
     per_read = settings.max_read_bytes // BLOCK_BYTES
     reads: list[Read] = []
     for number in range(num_shards):
-        shard = Shard("train", 128, 0, f"shard-{number}.tar", SHARD_BYTES, "", "", 0, 0, 0, 0, 0, 0)
+        shard = Shard("train", 128, 0, f"shard-{number}.tar", SHARD_BYTES, "", "", "", 0, 0, 0, 0, 0, 0)
         for first in range(0, len(table), per_read):
             blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
             reads.append(Read(blocks, first, Future()))

@@ -129,11 +129,23 @@ def make_target(name: str, folder: str) -> Callable[[bytes], object]:
 
     codecs: dict[str, Callable[[bytes], object]] = {
         "block": lambda data: block.block_digest(block.decode_block(data, PLACE)),
-        "manifest": lambda data: manifest.parse_manifest(data, PLACE),
+        "manifest": lambda data: manifest.parse_manifest(_with_own_hash(data), PLACE),
         "shards.parquet": lambda data: manifest.parse_shards_table(data, PLACE),
         "blocks.parquet": read_tables,
     }
     return codecs.get(name) or reader_of(name, Path(folder))
+
+
+def _with_own_hash(data: bytes) -> bytes:
+    """A manifest whose hash is that of what it holds, so that what it holds is looked at; other bytes as they are."""
+    from pipeline.shards.records import MANIFEST_HASH, canonical_hash
+
+    try:
+        fields = json.loads(data)
+        fields.pop(MANIFEST_HASH, None)
+        return json.dumps({**fields, MANIFEST_HASH: canonical_hash(fields)}).encode()
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return data
 
 
 def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:

@@ -45,7 +45,7 @@ class Target:
 
     def __init__(self, draws: Draws, seq_len: int, dtype: Any) -> None:
         self._draws, self._seq_len, self._dtype = draws, seq_len, np.dtype(dtype)
-        self._shard = Shard("train", seq_len, 0, PLACE, 0, "", "", 0, 0, 0, 0, 0, 0)
+        self._shard = Shard("train", seq_len, 0, PLACE, 0, "", "", "", 0, 0, 0, 0, 0, 0)
         self._arena = arena.Arena(block_instances(seq_len))
         for slot in [self._arena.put(_all_masked(seq_len, dtype)) for _ in range(5)]:
             self._arena.free(slot)  # which leaves room for any block

@@ -69,6 +69,7 @@ def codec_seeds() -> dict[str, list[bytes]]:
         settings=settings,
         settings_hash=manifest.settings_hash(settings),
         vocab_sha256="0" * 64,
+        tokenizer_sha256="0" * 64,
         vocab_size=100,
         special_ids={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
         groups=manifest.group_totals(rows),

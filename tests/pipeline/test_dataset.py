@@ -18,6 +18,7 @@ from pipeline.shards.block import block_digest, concatenate_blocks, content_hash
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.verify import verify_dataset
+from tests.datasets import edit_manifest, with_own_hash
 
 TRAIN = ((20, 9), (13, 17))
 FIRST_SHARD = "train/L8192/pass-00/shard-00000.tar"
@@ -28,9 +29,10 @@ def folder(tmp_path: Path, make_dataset) -> Path:
     return make_dataset(tmp_path / "dataset", TRAIN, validation=(5,))
 
 
-def rewrite_manifest(folder: Path, **changes) -> None:
-    path = folder / tables.MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def write_table(folder: Path, name: str, data: bytes) -> None:
+    """One table, and a manifest that speaks of it."""
+    (folder / name).write_bytes(data)
+    edit_manifest(folder)
 
 
 def shard_rows(folder: Path) -> list[Shard]:
@@ -129,7 +131,7 @@ def test_a_dataset_of_version_1_is_read(folder, monkeypatch):
     expected = [table.offset.tolist() for table in block_tables(folder)]
     monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 1)  # one row group a shard
     (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(block_tables(folder)))
-    rewrite_manifest(folder, format_version=1)
+    edit_manifest(folder, format_version=1)
     dataset = open_dataset(str(folder))
     assert [dataset.blocks(shard).offset.tolist() for shard in dataset.all_shards] == expected
 
@@ -188,7 +190,8 @@ def test_a_missing_file_is_named(folder, name):
         (b"[]", "not a dataset manifest"),
         (b"{}", "not a dataset manifest: KeyError"),
         (b'{"format_version": 3}', "format_version is 3, this program reads 1 and 2; build the dataset again"),
-        (b'{"format_version": 2, "groups": []}', "not a dataset manifest: .*missing"),
+        (b'{"format_version": 2, "groups": []}', "was edited or damaged: what it holds has the manifest_hash "),
+        (with_own_hash({"format_version": 2, "groups": []}), "not a dataset manifest: .*missing"),
     ],
 )
 def test_what_is_not_a_manifest_is_refused(folder, content, message):
@@ -200,13 +203,13 @@ def test_what_is_not_a_manifest_is_refused(folder, content, message):
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
 @pytest.mark.parametrize("spoil", [lambda _: b"", lambda data: data[:-20], lambda data: b"PAR1" + data[:40]])
 def test_damaged_tables_are_refused(folder, name, spoil):
-    (folder / name).write_bytes(spoil((folder / name).read_bytes()))
+    write_table(folder, name, spoil((folder / name).read_bytes()))
     with pytest.raises(ValueError, match=rf"{name}: a damaged Parquet table: .*; restore or rebuild"):
         (dataset := open_dataset(str(folder))).blocks(dataset.all_shards[0])
 
 
 def test_tables_of_another_kind_are_refused(folder):
-    (folder / tables.SHARDS_TABLE).write_bytes((folder / tables.BLOCKS_TABLE).read_bytes())
+    write_table(folder, tables.SHARDS_TABLE, (folder / tables.BLOCKS_TABLE).read_bytes())
     with pytest.raises(ValueError, match=r"shards.parquet: columns are \['shard', 'offset', .* expected \['split', "):
         open_dataset(str(folder))
 
@@ -222,7 +225,7 @@ def test_tables_of_another_kind_are_refused(folder):
 def test_a_shard_table_that_is_not_the_manifests_is_refused(folder, change):
     rows = shard_rows(folder)
     rows[0] = dataclasses.replace(rows[0], **change)
-    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
+    write_table(folder, tables.SHARDS_TABLE, tables.shards_table(rows))
     with pytest.raises(
         ValueError, match=r"shards.parquet does not belong to manifest.json: its root hash is \w{64}, the"
     ):
@@ -261,6 +264,112 @@ def test_block_tables_of_another_dataset_are_refused(folder):
         dataset.blocks(dataset.all_shards[0])
 
 
+@pytest.mark.parametrize("whole_bytes", [100, 2**20])
+def test_blocks_and_shards_of_another_build_are_refused(folder, monkeypatch, whole_bytes):
+    """Their rows have the places, sizes and sums that they should have, and the crc32 of the blocks that are there."""
+    monkeypatch.setattr(block_table_files, "WHOLE_BYTES", whole_bytes)
+    first, *others = block_tables(folder)
+    foreign = dataclasses.replace(first, crc32=first.crc32 ^ np.array([0, 1, 0], np.uint32))
+    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table([foreign, *others]))
+    dataset = open_dataset(str(folder))
+    assert dataset.blocks(dataset.all_shards[1]).crc32.tolist() == others[0].crc32.tolist()
+    expected = (
+        rf"rows of {FIRST_SHARD} do not describe it: blocks_hash: found '\w{{32}}', expected \w{{32}}, as the shard"
+    )
+    with pytest.raises(ValueError, match=expected):
+        dataset.blocks(dataset.all_shards[0])
+
+
+def test_the_digest_of_a_block_table_by_hand():
+    table = BlockTable(*(np.array([n, n + 4], np.int64) for n in (1, 2, 3, 4)), np.array([5, 9], np.uint32))
+    numbers = b"".join(n.to_bytes(8, "little") for n in (2, 1, 5, 2, 6, 3, 7, 4, 8)) + bytes([5, 0, 0, 0, 9, 0, 0, 0])
+    assert table.digest() == hashlib.blake2b(numbers, digest_size=16).hexdigest()
+
+
+def test_a_shard_table_of_another_build_is_refused(folder):
+    """Its root hash is that of the manifest, as a root hash covers content alone."""
+    rows = shard_rows(folder)
+    rows[0] = dataclasses.replace(rows[0], masked_kept=rows[0].masked_kept + 1)
+    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
+    with pytest.raises(ValueError, match=r"shards.parquet is not the file that manifest.json speaks of: its sha256 is"):
+        open_dataset(str(folder))
+
+
+@pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
+def test_a_manifest_that_does_not_speak_of_a_table_is_refused(folder, name):
+    edit_manifest(folder, lambda fields: fields["tables_sha256"].pop(name))
+    with pytest.raises(ValueError, match=rf"manifest.json: tables_sha256 lacks {name}; restore or rebuild"):
+        open_dataset(str(folder))
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+def test_a_changed_vocabulary_is_refused_where_it_is_read_and_found_by_verify(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes().replace(b"w11", b"w1x"))
+    dataset = open_dataset(str(folder))
+    with pytest.raises(
+        ValueError, match=rf"{name} is not the file that manifest.json speaks of: its sha256 is \w{{64}}"
+    ):
+        dataset.read_file(name)
+    [finding] = map(str, verify_dataset(dataset))
+    assert finding.startswith(f"{path}: is not the file that manifest.json speaks of")
+    path.unlink()
+    assert [str(finding) for finding in verify_dataset(dataset)] == [f"{path}: missing"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda fields: fields.update(vocab_size=fields["vocab_size"] + 1),
+        lambda fields: fields.update(counters={"documents": 5}),
+        lambda fields: fields["special_ids"].update(mask=7),
+        lambda fields: fields["groups"][0].update(masked=1),
+        lambda fields: fields["software"].update(numpy="9"),
+        lambda fields: fields.pop("counters"),
+        lambda fields: fields.pop("manifest_hash"),
+    ],
+)
+def test_an_edited_manifest_is_refused(folder, edit):
+    path = folder / tables.MANIFEST
+    fields = json.loads(path.read_bytes())
+    edit(fields)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(
+        ValueError, match=r"manifest.json was edited or damaged: what it holds has the manifest_hash \w{64}"
+    ):
+        open_dataset(str(folder))
+
+
+def test_a_manifest_may_be_laid_out_otherwise(folder):
+    expected, path = open_dataset(str(folder)).manifest, folder / tables.MANIFEST
+    path.write_text(json.dumps(dict(reversed(json.loads(path.read_bytes()).items()))))
+    assert open_dataset(str(folder)).manifest == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"vocab_size": 99}, "vocab.txt: 100 entries, the manifest says 99"),
+        ({"vocab_size": 101}, "vocab.txt: 100 entries, the manifest says 101"),
+        (
+            {"special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 4, "mask": 3}},
+            "vocab.txt: id 4 is [MASK], the manifest says it is [SEP]",
+        ),
+        (
+            {"counters": {"documents": 7}, "sources": [{"counters": {"documents": n}} for n in (2, 4)]},
+            "manifest.json: documents: 7 in all, 6 of its sources together",
+        ),
+        (
+            {"counters": {}, "sources": [{"counters": {"documents": 1, "tokens": 0}}]},
+            "manifest.json: documents: 0 in all, 1 of its sources together",
+        ),
+    ],
+)
+def test_verify_compares_what_the_manifest_says_twice(folder, changes, found):
+    edit_manifest(folder, **changes)
+    assert f"{folder}/{found}" in [str(finding) for finding in verify_dataset(open_dataset(str(folder)))]
+
+
 def test_tables_come_back_as_written(folder):
     rows, blocks = shard_rows(folder), block_tables(folder)
     assert tables.parse_shards_table(tables.shards_table(rows), "here") == rows
@@ -293,7 +402,7 @@ def test_settings_are_hashed_as_canonical_json():
 def test_the_manifest_comes_back_as_written(folder):
     manifest = open_dataset(str(folder)).manifest
     assert tables.parse_manifest(manifest.to_json(), "here") == manifest
-    rewrite_manifest(folder, surprise=1)
+    edit_manifest(folder, surprise=1)
     with pytest.raises(ValueError, match=r"not a dataset manifest: .*surprise"):
         open_dataset(str(folder))
 
@@ -310,7 +419,7 @@ def test_verify_counts_what_the_shard_table_says(folder, name):
     rows = shard_rows(folder)
     rows[1] = dataclasses.replace(rows[1], **{name: getattr(rows[1], name) + 1})
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
-    rewrite_manifest(folder, groups=[dataclasses.asdict(group) for group in tables.group_totals(rows)])
+    edit_manifest(folder, groups=[dataclasses.asdict(group) for group in tables.group_totals(rows)])
     findings = [str(finding) for finding in verify_dataset(open_dataset(str(folder)))]
     expected = getattr(rows[1], name)
     assert [each for each in findings if rows[1].name in each] == [

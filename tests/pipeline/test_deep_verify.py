@@ -1,7 +1,6 @@
 """`verify --deep true`: each of BERT's rules broken where checksums, counts and hashes are all in order."""
 
 import dataclasses
-import json
 from random import Random
 
 import numpy as np
@@ -15,7 +14,7 @@ from pipeline.masking import MaskingRule, mask_run
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
-from tests.datasets import CLS, MASK, PAD, SEP, UNK, write_dataset
+from tests.datasets import CLS, MASK, PAD, SEP, UNK, edit_manifest, write_dataset
 
 SEQ_LEN, VOCAB_SIZE = 64, 300
 SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking": False}
@@ -256,7 +255,6 @@ def test_settings_that_say_nothing_of_masks_are_refused(make_dataset, tmp_path, 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, capsys):
     write(tmp_path, sound_block(30))
-    path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": VOCAB_SIZE - 1}))
+    edit_manifest(tmp_path, vocab_size=VOCAB_SIZE - 1)
     assert run("verify", tmp_path, "--deep", "true") == 2
     assert "vocab.txt: 300 entries, the manifest says 299" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def run(*arguments):
 
 
 def shard(name, instances, seq_len=128):
-    return Shard("train", seq_len, 0, name, 1, "", "", instances, 1, 1, 0, 1, 0)
+    return Shard("train", seq_len, 0, name, 1, "", "", "", instances, 1, 1, 0, 1, 0)
 
 
 def one_length_block(lengths, masked, shown=5, label=9):

@@ -21,6 +21,7 @@ from pipeline.shards import block_tables as block_table_files
 from pipeline.shards import manifest as tables
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
+from tests.datasets import edit_manifest
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ((20, 9), (13, 17))
@@ -43,20 +44,18 @@ def block_tables(folder):
 
 
 def write_tables(folder, rows, blocks):
-    """Both tables, every pass.json and a manifest whose totals and root hash are theirs."""
+    """Both tables, and a manifest whose totals and hashes are theirs."""
+    rows = [dataclasses.replace(row, blocks_hash=table.digest()) for row, table in zip(rows, blocks, strict=True)]
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
     (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(blocks))
-    path = folder / tables.MANIFEST
-    manifest = json.loads(path.read_text())
     groups = [dataclasses.asdict(group) for group in tables.group_totals(rows)]
-    path.write_text(json.dumps(manifest | {"groups": groups, "root_hash": tables.root_hash(rows)}))
+    edit_manifest(folder, groups=groups, root_hash=tables.root_hash(rows))
 
 
-def edit_manifest(folder, edit):
-    path = folder / tables.MANIFEST
-    fields = json.loads(path.read_text())
-    edit(fields)
-    path.write_text(json.dumps(fields))
+def write_table(folder, name, data):
+    """One table, and a manifest that speaks of it."""
+    (folder / name).write_bytes(data)
+    edit_manifest(folder)
 
 
 def set_group(name, value):
@@ -140,7 +139,7 @@ SHARDS = {
 def test_a_shard_row_that_cannot_be_is_refused(folder, change, said):
     rows = shard_rows(folder)
     rows[0] = dataclasses.replace(rows[0], **change)
-    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
+    write_table(folder, tables.SHARDS_TABLE, tables.shards_table(rows))
     with pytest.raises(ValueError, match=r"shards\.parquet: row 0, ") as caught:
         open_dataset(str(folder))
     assert said in str(caught.value)
@@ -148,10 +147,10 @@ def test_a_shard_row_that_cannot_be_is_refused(folder, change, said):
 
 def test_a_shard_row_twice_or_a_pass_too_few_is_refused(folder):
     rows = shard_rows(folder)
-    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table([*rows, rows[0]]))
+    write_table(folder, tables.SHARDS_TABLE, tables.shards_table([*rows, rows[0]]))
     with pytest.raises(ValueError, match=r"shards\.parquet: names: found '5 names', expected one for each of 6"):
         open_dataset(str(folder))
-    (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table([row for row in rows if row.pass_index]))
+    write_table(folder, tables.SHARDS_TABLE, tables.shards_table([row for row in rows if row.pass_index]))
     with pytest.raises(ValueError, match=r"shards\.parquet: passes of train L8192: found '\[1\]'"):
         open_dataset(str(folder))
 
@@ -256,7 +255,7 @@ def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
     data = parquet_of(columns, schema)
     assert len(data) < 200_000
     del columns
-    (folder / name).write_bytes(data)
+    write_table(folder, name, data)
     said, grown = read_in_a_process(folder)
     assert re.search(rf"{name}: .*(rows|columns): found", said)
     assert grown < 30  # 10; reading the table takes 96 and more
@@ -269,7 +268,7 @@ def test_strings_that_are_no_text_are_refused(folder):
     buffers = names.buffers()
     spoilt = pa.Array.from_buffers(pa.string(), len(names), buffers)
     table = file.set_column(file.schema.get_field_index("name"), "name", spoilt)
-    (folder / tables.SHARDS_TABLE).write_bytes(parquet_of(table.columns, tables.SHARDS_SCHEMA))
+    write_table(folder, tables.SHARDS_TABLE, parquet_of(table.columns, tables.SHARDS_SCHEMA))
     with pytest.raises(ValueError, match=r"shards\.parquet: a damaged Parquet table"):
         open_dataset(str(folder))
 
@@ -319,7 +318,7 @@ def test_a_shard_that_is_a_copy_of_another_is_found_where_the_tables_say_so_too(
     copy = dataclasses.replace(rows[0], name=rows[1].name)
     shutil.copy(folder / rows[0].name, folder / rows[1].name)
     write_tables(folder, [rows[0], copy, *rows[2:]], [blocks[0], blocks[0], *blocks[2:]])
-    members = [rows[0], copy]
+    members = shard_rows(folder)[:2]
     manifest = json.loads((folder / tables.MANIFEST).read_text())
     (folder / "train/L8192/pass-00/pass.json").write_bytes(tables.pass_json(members, manifest["settings_hash"]))
     assert verify(folder) == [f"{folder}/{copy.name}: its content is that of {FIRST}: a copy; rebuild the dataset"]
@@ -336,7 +335,7 @@ def test_a_shard_of_any_size_is_not_read(folder):
 def test_a_changed_vocabulary_is_found(folder):
     flip(folder / "vocab.txt", 30)
     [finding] = verify(folder)
-    assert finding.startswith(f"{folder}/vocab.txt: sha256 is ")
+    assert finding.startswith(f"{folder}/vocab.txt: is not the file that manifest.json speaks of: its sha256 is ")
 
 
 def test_totals_of_the_manifest_are_compared_with_the_tables(folder):

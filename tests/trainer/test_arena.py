@@ -177,7 +177,7 @@ def changed(block: Block, name: str, place: int, value: int) -> Block:
 
 
 VOCAB_SIZE = 70_200  # above every id that `widen` makes
-SHARD = Shard("train", 8192, 0, "here", 0, "", "", 0, 0, 0, 0, 0, 0)
+SHARD = Shard("train", 8192, 0, "here", 0, "", "", "", 0, 0, 0, 0, 0, 0)
 
 
 def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:

@@ -1,5 +1,6 @@
 """Training while the build runs: the same batches as afterwards, and plain words where the build does not go on."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,10 +20,11 @@ import torch
 
 from pipeline.shards import growing
 from pipeline.shards import manifest as tables
+from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, open_growing, publish_pass
 from pipeline.shards.patience import Patience
-from tests.datasets import write_corpus
+from tests.datasets import with_own_hash, write_corpus
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.known import KnownPasses
 from trainer.stream.source import WeightedDataset, open_mixture
@@ -53,7 +55,8 @@ class Build:
             {key: group[key] if key in kept else 0 for key in group} | {"passes": passes}
             for group in manifest["groups"]
         ]
-        self.write(PLAN, json.dumps({**manifest, "groups": groups, "root_hash": growing.UNKNOWN_HASH}).encode())
+        plan = {**manifest, "groups": groups, "root_hash": growing.UNKNOWN_HASH, "tables_sha256": {}}
+        self.write(PLAN, with_own_hash(plan))
         for name in ("vocab.txt", "tokenizer.json"):
             self.write(name, (self.source / name).read_bytes())
 
@@ -187,6 +190,37 @@ def test_a_pass_of_another_build_is_refused(build):
     build.plan()
     build.finish_pass(0, settings_hash="0" * 64)
     with pytest.raises(ValueError, match=r"pass-00/pass.json belongs to a build of other settings"):
+        open_growing(str(build.folder)).find_pass("train", 8192, 0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: data[:-30], "not a list of shards: JSONDecodeError"),
+        (lambda _: b"[]", "not a list of shards: TypeError"),
+        (lambda data: data.replace(b'"shards"', b'"shard"'), "not a list of shards: KeyError"),
+        (lambda data: data.replace(b'"blocks_hash": "', b'"blocks_hash": "0'), "not a list of shards: .*blocks_hash: found"),
+        (lambda data: data.replace(b'"instances": 60', b'"instances": 61'), "is damaged: its hashes are not those of its"),
+    ],
+)
+def test_a_damaged_pass_json_is_named(build, spoil, said):
+    build.plan()
+    build.finish_pass(0)
+    path = build.folder / "train/L8192/pass-00/pass.json"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"pass-00/pass.json:? {said}.*; run the build again"):
+        open_growing(str(build.folder)).find_pass("train", 8192, 0)
+
+
+def test_blocks_of_another_build_are_refused_while_the_build_runs(build):
+    build.plan()
+    build.finish_pass(0)
+    rows = [(shard, build.whole.blocks(shard)) for shard in build.whole.shards("train", 8192, 0)]
+    foreign = [dataclasses.replace(table, crc32=table.crc32 ^ 1) for _, table in rows]
+    build.write(f"{growing.RECORDS}/train/L8192/pass-00/blocks.parquet", blocks_table(foreign))
+    with pytest.raises(
+        ValueError, match=r"rows of train/L8192/pass-00/shard-00000.tar do not describe it: blocks_hash"
+    ):
         open_growing(str(build.folder)).find_pass("train", 8192, 0)
 
 
