@@ -111,5 +111,5 @@ def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
     for text in (b"[]", b"\x00", b'{"shards": 3}', b"[" * 100_000):
         with pytest.raises(ValueError, match=r"here: not a list of shards"):
             parse_pass_json(text, folder, "here")
-    with pytest.raises(ValueError, match=r"here is damaged: its pass_hash"):
+    with pytest.raises(ValueError, match=r"here is damaged: its hashes are not those of its shards"):
         parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")

@@ -199,8 +199,14 @@ def test_a_pass_of_another_build_is_refused(build):
         (lambda data: data[:-30], "not a list of shards: JSONDecodeError"),
         (lambda _: b"[]", "not a list of shards: TypeError"),
         (lambda data: data.replace(b'"shards"', b'"shard"'), "not a list of shards: KeyError"),
-        (lambda data: data.replace(b'"blocks_hash": "', b'"blocks_hash": "0'), "not a list of shards: .*blocks_hash: found"),
-        (lambda data: data.replace(b'"instances": 60', b'"instances": 61'), "is damaged: its hashes are not those of its"),
+        (
+            lambda data: data.replace(b'"blocks_hash": "', b'"blocks_hash": "0'),
+            "not a list of shards: .*blocks_hash: found",
+        ),
+        (
+            lambda data: data.replace(b'"instances": 60', b'"instances": 61'),
+            "is damaged: its hashes are not those of its",
+        ),
     ],
 )
 def test_a_damaged_pass_json_is_named(build, spoil, said):
