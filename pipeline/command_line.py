@@ -1,25 +1,23 @@
 """Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one settings class and one function per command.
 
-A leaf that both `python -m pipeline` and `python -m trainer` stand on: stdlib and jsonargparse only. Files given with
-`--config` state differences from the defaults, flags win over files wherever they stand, and unknown keys fail with
-the keys that exist. A user's fault ends with one message on standard error and exit code 2.
+A leaf that both `python -m pipeline` and `python -m trainer` stand on. Files given with `--config` state differences
+from the defaults, flags win over files wherever they stand, and an unknown key fails with the nearest that exists. A
+user's fault ends with one message on standard error and exit code 2. What needs a package is imported by the function
+that needs it, so that a missing package is such a fault too.
 """
 
 import dataclasses
+import difflib
 import importlib
+import importlib.metadata
 import os
-import re
 import select
 import signal
 import sys
-import types
-import typing
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import jsonargparse
+from pipeline.missing_packages import describe_missing
 
 USER_FAULTS = (
     ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
@@ -74,22 +72,49 @@ def _has_no_reader(descriptor: int) -> bool:
 
 def _run_command(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None) -> int:
     arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
-    arguments = _join_negative_lists(arguments)
     arguments = _drop_launcher_rank(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(program, description, commands))
         return 0 if arguments else 2
+    if "--version" in arguments:
+        print(_version())
+        return 0
     name = arguments[0]
     try:
         if name not in commands:
-            raise ValueError(f"unknown command {name!r}; the commands are {', '.join(commands)}")
-        command = commands[name]
-        if remainder and not command.takes_remainder:
-            raise ValueError(f"{name} takes nothing after --, got: {' '.join(remainder)}")
-        settings = parse_settings(f"{program} {name}", command, arguments[1:])
-        return _load(command.function)(settings, remainder) or 0
+            raise ValueError(_unknown_command(name, commands))
+        return _call(f"{program} {name}", commands[name], arguments[1:], remainder)
     except USER_FAULTS as fault:
-        return report_fault(f"{program} {name}", fault)
+        return report_fault(f"{program} {name}" if name in commands else program, fault)
+    except ImportError as error:
+        if (missing := describe_missing(error)) is None:
+            raise
+        return report_fault(f"{program} {name}", ValueError(missing))
+
+
+def _call(program: str, command: Command, arguments: Sequence[str], remainder: Sequence[str]) -> int:
+    if {"-h", "--help"} & {*arguments}:
+        from pipeline.command_help import render_help
+
+        print(render_help(program, _load(command.settings), command.positionals))
+        return 0
+    if remainder and not command.takes_remainder:
+        raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
+    settings = parse_settings(program, command, arguments)
+    return _load(command.function)(settings, remainder) or 0
+
+
+def _unknown_command(name: str, commands: dict[str, Command]) -> str:
+    near = difflib.get_close_matches(name, commands, n=1)
+    question = f"; did you mean {near[0]}?" if near else "."
+    return f"unknown command {name!r}{question} The commands are {', '.join(commands)}"
+
+
+def _version() -> str:
+    try:
+        return f"beambert {importlib.metadata.version('beambert')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "beambert, run from a checkout without being installed"
 
 
 def report_fault(program: str, fault: BaseException) -> int:
@@ -112,101 +137,11 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
     """Parses flags and config files into the command's settings.
 
     Raises:
-        ValueError: An unknown key (the message shows the keys that exist), a wrong type or a missing value.
+        ValueError: An unknown flag or key (the message has the nearest), a wrong type or a missing value.
     """
-    settings_class = _load(command.settings)
-    parser = _build_parser(program, command, settings_class)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            parsed = parser.parse_args(_config_first(list(arguments)))
-            instances = parser.instantiate(parsed)
-    except (jsonargparse.ArgumentError, ValueError) as error:
-        raise ValueError(_explain(str(error), settings_class)) from error
-    fields = [field.name for field in dataclasses.fields(settings_class)]
-    return settings_class(**{name: getattr(instances, name) for name in fields})
+    from pipeline.command_flags import parse_words
 
-
-def _build_parser(program: str, command: Command, settings_class: Any) -> jsonargparse.ArgumentParser:
-    summary = (settings_class.__doc__ or command.summary).split("\n\n")[0]
-    parser = jsonargparse.ArgumentParser(prog=program, description=summary, exit_on_error=False)
-    lists = _list_fields(settings_class)
-    for name in command.positionals:
-        nargs = "+" if name in lists else None
-        parser.add_argument(name, type=lists.get(name, str), nargs=nargs, help=field_help(settings_class, name))
-    parser.add_argument("--config", action="config", help="YAML file of settings that differ from the defaults")
-    parser.add_class_arguments(settings_class, skip={*lists, *command.positionals}, sub_configs=False)
-    for field in dataclasses.fields(settings_class):
-        if field.name in lists and field.name not in command.positionals:
-            has_default = field.default_factory is not dataclasses.MISSING
-            parser.add_argument(
-                f"--{field.name}",
-                nargs="+",
-                type=lists[field.name],
-                required=not has_default,
-                default=field.default_factory() if callable(field.default_factory) else None,
-                help=field_help(settings_class, field.name),
-            )
-    return parser
-
-
-def _list_fields(settings_class: Any) -> dict[str, Callable[[str], Any]]:
-    """Fields holding a list of plain values: shells expand globs into several words, so they take one or more."""
-    found: dict[str, Callable[[str], Any]] = {}
-    for name, hint in typing.get_type_hints(settings_class).items():
-        if isinstance(hint, types.GenericAlias) and hint.__origin__ is list and hint.__args__[0] in (str, int, float):
-            found[name] = hint.__args__[0]
-    return found
-
-
-def field_help(settings_class: Any, name: str) -> str:
-    """What the class's docstring says of a field (its `Attributes:` section)."""
-    any_field = "|".join(field.name for field in dataclasses.fields(settings_class))
-    pattern = rf"^\s+{name}: (.+?)(?=^\s+(?:{any_field}): |\Z)"
-    match = re.search(pattern, settings_class.__doc__ or "", re.MULTILINE | re.DOTALL)
-    return " ".join(match.group(1).split()) if match else ""
-
-
-def _config_first(arguments: list[str]) -> list[str]:
-    """Moves `--config FILE` to the front, so that flags always win over files."""
-    files: list[str] = []
-    rest: list[str] = []
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        if word == "--config" and position + 1 < len(arguments):
-            files += [word, arguments[position + 1]]
-            position += 1
-        elif word.startswith("--config="):
-            files.append(word)
-        else:
-            rest.append(word)
-        position += 1
-    for file in files:
-        path = file.removeprefix("--config=")
-        if path != "--config" and not Path(path).is_file():
-            raise FileNotFoundError(f"no configuration file {path}")
-    return files + rest
-
-
-def _explain(message: str, settings_class: Any) -> str:
-    """Adds the keys that exist where a key was not known: the library says only which one was wrong."""
-    message = message.strip()
-    if "item assignment" in message:  # what the library says of a single value where it expects a list
-        lists = ", ".join(_list_fields(settings_class))
-        return f"a --config file gives one value where a list belongs, as [value]; lists are {lists}"
-    if not re.search("unrecognized|not accept", message):
-        return message
-    return f"{message}; the keys are {', '.join(known_keys(settings_class))}"
-
-
-def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
-    """Every key of a settings class, those of nested classes after a dot."""
-    keys: list[str] = []
-    for name, hint in typing.get_type_hints(settings_class).items():
-        inner = next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
-        keys += known_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
-    return keys
+    return parse_words(program, _load(command.settings), command.positionals, arguments)
 
 
 def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -214,17 +149,6 @@ def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     position = arguments.index("--")
     return arguments[:position], arguments[position + 1 :]
-
-
-def _join_negative_lists(arguments: list[str]) -> list[str]:
-    """`--layers -1,-2` as `--layers=-1,-2`: the parser takes a word that begins so for a flag."""
-    joined: list[str] = []
-    for word in arguments:
-        if re.fullmatch(r"-\d+(,-?\d+)+", word) and joined and re.fullmatch(r"--[\w.]+", joined[-1]):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
 
 
 def _drop_launcher_rank(arguments: list[str]) -> list[str]:

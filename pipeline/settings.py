@@ -112,31 +112,36 @@ class BuildSettings:
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        checks = {
-            "seq_lens": all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0,
-            "passes": 1 <= self.passes <= 100,
-            "training_instances": len(self.training_instances) in (0, len(self.seq_lens)),
-            "short_seq_prob": 0 <= self.short_seq_prob <= 1,
-            "masked_lm_prob": 0 < self.masked_lm_prob < 1,
-            "validation_fraction": 0 <= self.validation_fraction < 1,
-            "validation_tokens": self.validation_tokens >= 1,
-            "max_predictions": self.max_predictions is None or self.max_predictions >= 1,
-            "part_bytes": self.part_bytes >= 1024,
-            "workers": self.workers >= 1,
-            "vocab_size": self.vocab_size >= 100,
-            "num_unused": self.num_unused >= 0,
-            "min_characters": self.min_characters >= 0,
-            "max_characters": self.max_characters is None or self.max_characters >= max(1, self.min_characters),
-            "language_threshold": 0 < self.language_threshold <= 1,
-            "near_duplicates": self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1,
-            "alphabet_size": self.alphabet_size >= 1,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, holds in checks.items() if not holds]
-        if wrong:
-            raise ValueError(
-                f"out of range: {', '.join(wrong)}; `python -m pipeline build --help` says what each means"
-            )
+        self._check_ranges()
         self._check_sources()
+
+    def _check_ranges(self) -> None:
+        holds_lengths = all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0
+        most_characters = self.max_characters is None or self.max_characters >= max(1, self.min_characters)
+        checks = {
+            "seq_lens": (holds_lengths, "one or more lengths, each 8 to 65535"),
+            "passes": (1 <= self.passes <= 100, "1 to 100"),
+            "training_instances": (
+                len(self.training_instances) in (0, len(self.seq_lens)), f"one for each of seq_lens {self.seq_lens}"
+            ),
+            "short_seq_prob": (0 <= self.short_seq_prob <= 1, "0 to 1"),
+            "masked_lm_prob": (0 < self.masked_lm_prob < 1, "above 0 and below 1"),
+            "validation_fraction": (0 <= self.validation_fraction < 1, "0 or more and below 1"),
+            "validation_tokens": (self.validation_tokens >= 1, "1 or more"),
+            "max_predictions": (self.max_predictions is None or self.max_predictions >= 1, "1 or more, or null"),
+            "part_bytes": (self.part_bytes >= 1024, "1024 or more"),
+            "workers": (self.workers >= 1, "1 or more"),
+            "vocab_size": (self.vocab_size >= 100, "100 or more"),
+            "num_unused": (self.num_unused >= 0, "0 or more"),
+            "min_characters": (self.min_characters >= 0, "0 or more"),
+            "max_characters": (most_characters, f"{max(1, self.min_characters)} or more, or null"),
+            "language_threshold": (0 < self.language_threshold <= 1, "above 0 and at most 1"),
+            "near_duplicates": (self.near_duplicates is None or 0.5 <= self.near_duplicates <= 1, "0.5 to 1, or null"),
+            "alphabet_size": (self.alphabet_size >= 1, "1 or more"),
+        }  # fmt: skip
+        for name, (holds, allowed) in checks.items():
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
     def _check_sources(self) -> None:
         if not self.sources:

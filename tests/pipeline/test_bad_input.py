@@ -100,7 +100,7 @@ def test_unknown_keys_and_wrong_types(run, corpus, tmp_path):
     assert_refused(run("build", *flags, "--config", config), output, "vocab_sise", "vocab_size")
     assert_refused(run("build", *flags, "--passes", "many"), output, "passes")
     assert_refused(run("build", *flags, "--format", "pdf"), output, "wikiextractor")
-    assert_refused(run("build", *flags, "--masked_lm_prob", "1.5"), output, "masked_lm_prob=1.5")
+    assert_refused(run("build", *flags, "--masked_lm_prob", "1.5"), output, "must be above 0 and below 1")
 
 
 def test_a_vocabulary_without_mask(run, corpus, tmp_path):

@@ -1,9 +1,11 @@
 """Flags over frozen dataclasses: files, flags, unknown keys, exit codes."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pytest
 
@@ -20,6 +22,10 @@ class Schedule:
 
     peak_lr: float = 1e-4
 
+    def __post_init__(self):
+        if self.peak_lr < 0:
+            raise ValueError(f"peak_lr is {self.peak_lr}; it must be 0 or more")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,6 +38,11 @@ class Settings:
         steps: How many.
         schedule: The schedule.
         phases: One schedule a phase.
+        rates: Several.
+        dry_run: Do nothing.
+        kind: Which.
+        limit: At most so many.
+        options: Whatever.
     """
 
     output: str
@@ -39,6 +50,11 @@ class Settings:
     steps: int = 3
     schedule: Schedule = field(default_factory=Schedule)
     phases: list[Schedule] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    dry_run: bool = False
+    kind: Literal["plain", "googles", 3] = "plain"
+    limit: int | None = 5
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,9 +63,14 @@ class Look:
 
     Attributes:
         folder: At what.
+        deep: How closely.
     """
 
     folder: str
+    deep: bool = False
+
+
+ANY_FLAG = ", and every other value after its flag"
 
 
 def fail(_settings, _remainder):
@@ -96,23 +117,182 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--output", "o", "--stepz", "3"], "the keys are output, input, steps, schedule.peak_lr, phases.peak_lr"),
-        (["--output", "o", "--steps", "many"], "steps"),
-        (["--steps", "3"], "output"),
-        (["--output", "o", "--config", "missing.yaml"], "no configuration file missing.yaml"),
-        (["--output", "o", "--phases", "[{peak: 3}]"], "phases.peak_lr"),
+        (["--stepz", "3"], "unknown flag --stepz; did you mean --steps?"),
+        (["--peak_lr", "3"], "unknown flag --peak_lr; did you mean --schedule.peak_lr?"),
+        (["--step", "3"], "unknown flag --step; did you mean --steps?"),
+        (["--dry-run=SECRET"], "unknown flag --dry-run; did you mean --dry_run?"),
+        (["--quux", "3"], "unknown flag --quux; program build --help lists the flags"),
+        (["-o", "3"], "unknown flag -o; program build --help lists the flags"),
+        (["--steps", "many"], "--steps: found 'many', expected a whole number"),
+        (["--steps"], "--steps: a value is missing, expected a whole number"),
+        (["--steps", "--dry_run"], "--steps: a value is missing, expected a whole number"),
+        (["--dry_run=perhaps"], "--dry_run: found 'perhaps', expected true or false"),
+        (["--schedule.peak_lr", "nan"], "--schedule.peak_lr: found 'nan', expected a number"),
+        (["--rates", "0.1", "x"], "--rates[1]: found 'x', expected a number"),
+        (["--kind", "google"], "--kind: found 'google', expected one of plain, googles, 3; did you mean googles?"),
+        (["--limit", "3.5"], "--limit: found '3.5', expected a whole number or null"),
+        (["--config", "missing.yaml"], "no configuration file missing.yaml"),
+        (["--config"], "--config: a value is missing, expected the name of a YAML file"),
+        (["--phases", "[{peak: 3}]"], "unknown key phases[0].peak; did you mean phases[0].peak_lr?"),
+        (["--phases", "[{peak_lr: 3}"], "--phases: not YAML: expected ',' or ']', but got '<stream end>'"),
+        (["--phases", "3"], "--phases: found '3', expected a list, such as [{peak_lr: ...}]"),
+        (["--input", "a", "--input", "b"], "--input is given twice; give all its values after one: --input A B"),
+        (["--steps", "3", "4"], "unexpected word '4'; the command takes only flags"),
     ],
 )
 def test_wrong_flags_are_named(commands, capsys, arguments, said):
+    assert run_program("program", "Tests.", commands, ["build", "--output", "o", *arguments]) == 2
+    assert capsys.readouterr().err == f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
+
+
+def test_what_is_missing_is_named(commands, capsys):
+    assert run_program("program", "Tests.", commands, ["build", "--steps", "3"]) == 2
+    assert (
+        capsys.readouterr().err == "program build: error: missing: --output; program build --help says what it takes\n"
+    )
+    assert run_program("program", "Tests.", commands, ["look"]) == 2
+    assert "missing: FOLDER; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["--dry_run"], True), (["--dry_run", "false"], False), (["--dry_run=true"], True)]
+)
+def test_a_boolean_flag_alone_is_true(commands, words, expected):
+    assert parse_settings("p", commands["build"], [*words, "--output", "o"]).dry_run is expected
+    assert parse_settings("p", commands["build"], ["--output", "o", *words]).dry_run is expected
+
+
+def test_a_boolean_flag_does_not_take_what_stands_without_a_flag(commands):
+    assert parse_settings("p", commands["look"], ["--deep", "here"]) == Look("here", deep=True)
+
+
+def test_null_and_numbers_as_they_are_written(commands):
+    settings = parse_settings(
+        "p", commands["build"], ["--output", "null", "--limit", "null", "--schedule.peak_lr", "1e-4", "--steps", "-3"]
+    )
+    assert (settings.output, settings.limit, settings.schedule, settings.steps) == ("null", None, Schedule(1e-4), -3)
+
+
+def test_a_text_may_begin_with_hyphens_after_an_equals_sign(commands):
+    assert parse_settings("p", commands["look"], ["--folder=--x y"]) == Look("--x y")
+    assert parse_settings("p", commands["look"], ["- a list"]) == Look("- a list")
+
+
+def test_one_key_of_a_mapping_and_of_a_list_of_one(commands, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("options: {a: 1, b: 2}\nphases: [{peak_lr: 1}]\n")
+    settings = parse_settings(
+        "p", commands["build"],
+        ["--config", str(file), "--output", "o", "--options.b", "0.5", "--phases.peak_lr", "7"],
+    )  # fmt: skip
+    assert settings.options == {"a": 1, "b": 0.5}
+    assert settings.phases == [Schedule(7.0)]
+
+
+def test_one_key_of_several_items_is_refused(commands, capsys):
+    arguments = ["--output", "o", "--phases", "[{peak_lr: 1}, {peak_lr: 2}]", "--phases.peak_lr", "7"]
     assert run_program("program", "Tests.", commands, ["build", *arguments]) == 2
+    said = "--phases.peak_lr names one of phases, and there are 2; write it in the --config file"
     assert said in capsys.readouterr().err
 
 
-def test_an_unknown_key_of_a_file_shows_the_choices(commands, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("steps: 3\nstepz: 3\n", "2: unknown key stepz; did you mean steps?"),
+        ("schedule:\n  warmup: 3\n", "2: unknown key schedule.warmup; the keys there are peak_lr"),
+        ("schedule:\n  peak: 3\n", "2: unknown key schedule.peak; did you mean schedule.peak_lr?"),
+        ("quux: 3\n", "1: unknown key quux; program build --help lists the keys"),
+        ("\nsteps: many\n", "2: steps: found 'many', expected a whole number"),
+        ("steps: [3]\n", "1: steps: found a list, expected a whole number"),
+        ("steps:\n", "1: steps: found nothing, expected a whole number"),
+        ("schedule: 3\n", "1: schedule: found '3', expected keys and values; keys are peak_lr"),
+        ("input: a\n", "1: input: found 'a', expected a list, such as [a, b]"),
+        ("phases:\n- peak_lr: 1\n- peak_lr: high\n", "3: phases[1].peak_lr: found 'high', expected a number"),
+        ("phases:\n- {}\n- {peak: 1}\n", "3: unknown key phases[1].peak; did you mean phases[1].peak_lr?"),
+        ("phases:\n- {}\n- {peak_lr: -1}\n", "3: peak_lr is -1.0; it must be 0 or more"),
+        ("schedule:\n  peak_lr: -1\n", "2: peak_lr is -1.0; it must be 0 or more"),
+        ("steps: 3\nsteps: 4\n", "2: steps stands there twice; leave one out"),
+        ("options: {a: 1,\n a: 2}\n", "2: options.a stands there twice; leave one out"),
+        ("steps: 3\n  input: [a]\n", "2: not YAML: mapping values are not allowed here"),
+        ("- steps\n", "1: settings: found a list, expected keys and values; keys are dry_run, input, kind and others"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(commands, capsys, tmp_path, text, said):
     file = tmp_path / "run.yaml"
-    file.write_text("schedule:\n  warmup: 3\n")
+    file.write_text(text)
     assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]) == 2
-    assert "schedule.peak_lr" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"program build: error: {file}:{said}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "options:\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in ("ab", "bc", "cd", "de", "ef")),
+        "options: &a\n  b: *a\n",
+    ],
+)
+def test_aliases_that_stand_for_too_much_are_refused(commands, capsys, tmp_path, text):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]) == 2
+    assert "its aliases stand for more than 100,000 values" in capsys.readouterr().err
+
+
+def test_brackets_nested_deeply_are_refused(commands, capsys, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("input: " + "[" * 5_000 + "]" * 5_000)
+    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]) == 2
+    assert "brackets are nested too deeply" in capsys.readouterr().err
+
+
+def test_anchors_merges_and_several_files(commands, tmp_path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("options: {c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n")
+    second.write_text("schedule: {}\nsteps: 8\nkind: 3\ninput: [no, 3]\n")
+    words = ["--config", str(first), f"--config={second}", "--output", "o"]
+    settings = parse_settings("p", commands["build"], words)
+    assert settings.options == {"c": {"x": 1, "y": 2}, "d": {"x": 1, "y": 3}}
+    assert (settings.schedule, settings.steps, settings.kind) == (Schedule(3.0), 8, 3)
+    assert settings.input == ["no", "3"]
+
+
+def test_an_empty_file_changes_nothing(commands, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("# steps: 9\n")
+    assert parse_settings("p", commands["build"], ["--config", str(file), "--output", "o"]) == Settings("o")
+
+
+def test_help_says_types_meanings_and_defaults(commands, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_program("program", "Tests.", commands, ["look", "--help"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+usage: program look FOLDER [flags]
+
+Looks at something.
+
+  FOLDER                At what.
+
+flags:
+  --help                Prints this.
+  --config FILE         YAML file of settings that differ from the defaults;
+                        flags win over it.
+  --deep [true|false]   How closely. (default: false)
+"""
+    )
+    assert run_program("program", "Tests.", commands, ["build", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "usage: program build --output TEXT [flags]\n" in out
+    assert "  --kind {plain,googles,3}\n" in out
+    assert "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n" in out
+
+
+def test_the_version(commands, capsys):
+    assert run_program("program", "Tests.", commands, ["--version"]) == 0
+    assert re.fullmatch(r"beambert \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 def test_what_follows_the_separator_is_passed_on(commands, capsys):
@@ -123,7 +303,7 @@ def test_what_follows_the_separator_is_passed_on(commands, capsys):
 
 def test_the_launchers_rank_is_ignored(commands, capsys):
     assert run_program("program", "Tests.", commands, ["--local_rank=1", "look", "here"]) == 0
-    assert "Look(folder='here')" in capsys.readouterr().out
+    assert "Look(folder='here', deep=False)" in capsys.readouterr().out
 
 
 def test_a_users_fault_is_one_line_from_rank_zero_only(commands, capsys, monkeypatch):
@@ -138,7 +318,7 @@ def test_help_lists_the_commands(commands, capsys):
     assert run_program("program", "Tests.", commands, ["--help"]) == 0
     assert "look   looks" in capsys.readouterr().out
     assert run_program("program", "Tests.", commands, ["dance"]) == 2
-    assert "the commands are build, look, fail" in capsys.readouterr().err
+    assert "unknown command 'dance'. The commands are build, look, fail" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])

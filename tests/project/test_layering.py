@@ -15,10 +15,14 @@ ALLOWED = {
     "tokenizer": {"numpy", "tokenizers"},
     "pipeline": {
         "tokenizer", "apache_beam", "numpy", "pyarrow", "fsspec", "sentencex", "zstandard",
-        "jsonargparse", "tqdm",
+        "yaml", "tqdm",
     },
-    "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore"},
-    "pipeline.command_line": {"jsonargparse"},
+    "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore", "pipeline.missing_packages"},
+    "pipeline.command_line": {"pipeline.command_flags", "pipeline.command_help", "pipeline.missing_packages"},
+    "pipeline.command_flags": {"pipeline.command_values", "yaml"},
+    "pipeline.command_help": {"pipeline.command_values"},
+    "pipeline.command_values": {"yaml"},
+    "pipeline.missing_packages": set(),
     "pipeline.compiled_instances": {"numpy", "tokenizer.compiled"},
     "pipeline.pairs": {"numpy", "pipeline.seeds", "pipeline.compiled_instances"},
     "pipeline.gather": {"numpy", "pipeline.pairs", "pipeline.compiled_instances"},
@@ -26,7 +30,7 @@ ALLOWED = {
     "pipeline.look": {"pipeline.look"},
     "trainer": {
         "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.look", "torch", "deepspeed",
-        "numpy", "pyarrow", "safetensors", "tqdm", "jsonargparse", "yaml", "fsspec", "tensorboard", "wandb",
+        "numpy", "pyarrow", "safetensors", "tqdm", "yaml", "fsspec", "tensorboard", "wandb",
         "google_crc32c",
     },
     "trainer.checkpoints": {
