@@ -23,7 +23,7 @@ import yaml
 from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.storage import replace_local
 from trainer.model.config import BertConfig
-from trainer.settings import PretrainSettings
+from trainer.settings import OF_PHASES, PretrainSettings
 from trainer.settings_changes import changes
 from trainer.stream.source import Mixture, WeightedDataset
 
@@ -127,7 +127,7 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
 
 def to_yaml(settings: PretrainSettings) -> str:
     """The settings as a file that `--config` reads."""
-    left_out = ("steps", "storage_options")  # the latter may hold secrets
+    left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out}
     return str(yaml.safe_dump(fields, sort_keys=False))
 

@@ -8,13 +8,16 @@ Files in configs/pretrain state what differs from these defaults, and flags what
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.model.config import BertConfig, preset
 from trainer.model_settings import ModelSettings, OptimizerSettings
 from trainer.optim.schedule import Schedule
 from trainer.safety_settings import CheckpointSettings, SafetySettings
 from trainer.stream.read_settings import ReadingSettings
+
+OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
+"""Fields of a phase that PretrainSettings can give for all phases, or for each."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ class Phase:
         if self.warmup_fraction is not None and self.warmup_steps is not None:
             raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
         if not 0 <= self.num_warmup_steps <= self.steps:
-            raise ValueError(f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps")
+            raise ValueError(
+                f"a phase warms up for {self.num_warmup_steps} of its {self.steps} steps; give warmup_steps of 0 to "
+                f"{self.steps}, or warmup_fraction of 0 to 1"
+            )
         if self.peak_lr <= 0 or not 0 <= self.end_lr <= self.peak_lr:
             raise ValueError(f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr} in 0 to peak_lr")
 
@@ -96,7 +102,11 @@ class PretrainSettings:
             shares of the instances.
         output: The run's folder: settings, metrics and checkpoints.
         phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
-        steps: Optimizer steps of each phase, in place of the phases' own `steps`.
+        steps: Optimizer steps in place of the phases' own `steps`: one number for all phases, or one for each.
+        global_batch: Instances of a step in place of the phases' own, in the same way.
+        peak_lr: Learning rates in place of the phases' own, in the same way.
+        warmup_fraction: Shares of the steps to warm up in, in place of the phases' own warm-up, in the same way.
+        warmup_steps: Steps to warm up in, in place of the phases' own warm-up, in the same way.
         objective: mlm+nsp as in BERT, mlm alone, or left-to-right: causal attention, every token predicted from those
             before it, no NSP. What trains no head leaves it as it was.
         init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a released Google
@@ -140,6 +150,10 @@ class PretrainSettings:
     output: str
     phases: list[Phase]
     steps: list[int] = field(default_factory=list)
+    global_batch: list[int] = field(default_factory=list)
+    peak_lr: list[float] = field(default_factory=list)
+    warmup_fraction: list[float] = field(default_factory=list)
+    warmup_steps: list[int] = field(default_factory=list)
     objective: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp"
     init_from: str | None = None
     init_from_pickle: bool = False
@@ -206,18 +220,14 @@ class PretrainSettings:
 
 
 def resolve(settings: PretrainSettings) -> PretrainSettings:
-    """The settings with `steps` written into the phases and everything that can be checked alone checked.
+    """The settings with all that is given for phases written into them, and with everything checked that can be alone.
 
     Raises:
         ValueError: Numbers that do not fit each other.
     """
     if not settings.phases:
         raise ValueError("phases is empty; give at least one phase (see configs/pretrain)")
-    phases = settings.phases
-    if settings.steps:
-        if len(settings.steps) != len(phases):
-            raise ValueError(f"--steps has {len(settings.steps)} numbers for {len(phases)} phases; give one for each")
-        phases = [dataclasses.replace(phase, steps=steps) for phase, steps in zip(phases, settings.steps, strict=True)]
+    phases = [_change_phase(settings, index) for index in range(len(settings.phases))]
     longest = max(phase.seq_len for phase in phases)
     if settings.micro_tokens < longest:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
@@ -229,7 +239,23 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     saving = settings.checkpoint
     if min(saving.interval, saving.keep, saving.keep_every) < 0:
         raise ValueError(f"checkpoint.interval, keep and keep_every must be at least 0, got {saving}")
-    return dataclasses.replace(settings, phases=phases, steps=[])
+    none_given: dict[str, Any] = {name: [] for name in OF_PHASES}
+    return dataclasses.replace(settings, phases=phases, **none_given)
+
+
+def _change_phase(settings: PretrainSettings, index: int) -> Phase:
+    """A phase with what is given for all phases or for each of them."""
+    changed: dict[str, Any] = {}
+    for name in OF_PHASES:
+        values, phases = getattr(settings, name), len(settings.phases)
+        if len(values) not in (0, 1, phases):
+            there = "there is 1 phase" if phases == 1 else f"there are {phases} phases"
+            raise ValueError(f"--{name} has {len(values)} values and {there}; give one for all, or {phases}")
+        if values:
+            changed[name] = values[index if len(values) > 1 else 0]
+    if changed.keys() & {"warmup_fraction", "warmup_steps"}:
+        changed = {"warmup_fraction": None, "warmup_steps": None} | changed
+    return dataclasses.replace(settings.phases[index], **changed)
 
 
 def _check_training(settings: PretrainSettings) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainer.settings import PretrainSettings
+from trainer.settings import Phase, PretrainSettings
 from trainer.stream.read_settings import ReadingSettings
 
 
@@ -82,36 +82,25 @@ class EvaluateSettings:
     storage_options: str | None = None
 
 
-@dataclass(frozen=True)
-class UploadSettings:
-    """Where checkpoints are to go besides the run's folder.
-
-    Attributes:
-        url: As pretrain's; every rank then writes and removes a small object there, and every node may have a run
-            folder of its own.
-    """
-
-    url: str | None = None
-
-
-@dataclass(frozen=True)
-class DoctorSettings:
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings(PretrainSettings):
     """Examines every rank of a job before it trains: start it as pretrain is started. Exit code 1 if one is unfit.
+
+    Takes every setting of `pretrain` besides its own, so that `doctor` can stand in the place of `pretrain`. Where
+    checkpoint.url is given, every rank writes and removes a small object there, and every node may have a run folder
+    of its own.
 
     Attributes:
         data: Datasets as pretrain takes them, to be read from on every rank; none are read where it is left out.
         output: The run's folder that is planned, to be looked at but not made.
-        checkpoint: Where checkpoints are to be uploaded to.
-        storage_options: Options of the filesystems of the data and of the URL for checkpoints as JSON or @FILE, besides
-            their environment variables.
+        phases: Not looked at.
         read_mb: What every rank reads of the data, MB, within 10 seconds.
         min_free_gb: Space wanted for the output, GB; `trainer plan` says what checkpoints take.
     """
 
     data: list[str] = field(default_factory=list)
     output: str = "."
-    checkpoint: UploadSettings = field(default_factory=UploadSettings)
-    storage_options: str | None = None
+    phases: list[Phase] = field(default_factory=list)
     read_mb: int = 64
     min_free_gb: float = 10.0
 

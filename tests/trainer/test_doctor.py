@@ -17,7 +17,8 @@ from trainer.doctor.examine import format_findings, format_table
 from trainer.doctor.facts import LocalFacts, SharedFacts
 from trainer.doctor.judge import judge
 from trainer.doctor.shared import find_shared_facts
-from trainer.tool_settings import DoctorSettings, UploadSettings
+from trainer.safety_settings import CheckpointSettings
+from trainer.tool_settings import DoctorSettings
 
 WELL = LocalFacts(
     rank=0, host="node0", local_ranks=2, device="NVIDIA H200", versions={"torch": "2.13.0"}, gpu_free_share=0.99,
@@ -92,7 +93,7 @@ def test_nodes_with_folders_of_their_own_are_well_where_checkpoints_meet_at_a_ur
 
 def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, monkeypatch):
     def faults(url, **options):
-        return find_shared_facts(ranks, DoctorSettings(checkpoint=UploadSettings(url), **options)).url_faults
+        return find_shared_facts(ranks, DoctorSettings(checkpoint=CheckpointSettings(url=url), **options)).url_faults
 
     assert faults(None) is None
     assert faults("memory://bucket/run") == ("",)

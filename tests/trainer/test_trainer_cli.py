@@ -4,10 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from pipeline.command_line import parse_settings
 from trainer.cli import COMMANDS, main
-from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.run_folder import to_yaml
+from trainer.settings import OF_PHASES, Phase, PretrainSettings, resolve
 
 
 def pretrain_settings(*arguments):
@@ -49,6 +51,45 @@ def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
     assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (60, 3, 69)
 
 
+@pytest.mark.parametrize(
+    ("flags", "values"),
+    [
+        (["--peak_lr", "1e-3", "2e-4"], {"peak_lr": [1e-3, 2e-4]}),
+        (["--peak_lr", "1e-3", "--end_lr", "0", "--global_batch", "16"], None),
+        (["--global_batch", "16", "8", "--steps", "40000"], {"global_batch": [16, 8], "steps": [40_000, 40_000]}),
+        (["--steps", "40", "--warmup_steps", "7", "4"], {"num_warmup_steps": [7, 4], "warmup_fraction": [None, None]}),
+        (["--steps", "40", "--warmup_fraction", "0.25"], {"num_warmup_steps": [10, 10], "warmup_steps": [None, None]}),
+    ],
+)
+def test_flags_for_all_phases_or_for_each(flags, values):
+    arguments = ("--config", "configs/pretrain/bert-base.yaml", *flags)
+    if values is None:
+        with pytest.raises(ValueError, match="unknown flag --end_lr"):
+            pretrain_settings(*arguments)
+        return
+    phases = pretrain_settings(*arguments).phases
+    assert {name: [getattr(phase, name) for phase in phases] for name in values} == values
+
+
+def test_what_is_given_for_phases_is_written_into_them_alone():
+    settings = pretrain_settings("--config", "configs/pretrain/bert-base.yaml", "--peak_lr", "3e-4", "--seed", "7")
+    assert "peak_lr: 0.0003" in to_yaml(settings)
+    assert yaml.safe_load(to_yaml(settings)).keys().isdisjoint(OF_PHASES)
+
+
+def test_the_dotted_form_is_refused_where_there_are_several_phases():
+    expected = "--phases.peak_lr names one of phases, and there are 2; give --peak_lr A B: one value for all, or one"
+    with pytest.raises(ValueError, match=expected):
+        pretrain_settings("--config", "configs/pretrain/bert-base.yaml", "--phases.peak_lr", "1")
+
+
+def test_doctor_takes_the_place_of_pretrain():
+    words = ["--config", "configs/pretrain/bert-large.yaml", "--data", "s3://bucket/data", "--output", "/shared/run"]
+    settings = parse_settings("trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4", "--read_mb", "8"])
+    assert (settings.data, settings.output, settings.read_mb) == (["s3://bucket/data"], "/shared/run", 8)
+    assert parse_settings("trainer doctor", COMMANDS["doctor"], []).phases == []
+
+
 def test_flags_win_over_files_wherever_they_stand():
     settings = pretrain_settings("--seed", "7", "--config", "configs/pretrain/bert-base.yaml", "--precision", "fp32")
     assert (settings.seed, settings.precision, settings.zero_stage) == (7, "fp32", 1)
@@ -77,7 +118,7 @@ def test_phases_that_make_no_sense(changed, message):
     ("changed", "message"),
     [
         ({"phases": []}, "phases is empty"),
-        ({"steps": [1, 2]}, "--steps has 2 numbers for 1 phases"),
+        ({"steps": [1, 2]}, "--steps has 2 values and there is 1 phase; give one for all, or 1"),
         ({"skip": ["0:9-9"]}, "skip: '0:9-9' is not PHASE:START-STOP with a phase below 1"),
         ({"skip": ["1:3-9"]}, "skip: '1:3-9' is not PHASE:START-STOP with a phase below 1"),
         ({"skip": ["3-9"]}, "skip: '3-9' is not"),
@@ -93,8 +134,8 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretend"], "unknown command 'pretend'; the commands are pretrain, finetune, plan, doctor, stream, report,"),
-        (["pretrain", "--data", "D", "--output", "R"], "phases"),
+        (["pretend"], "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune, plan,"),
+        (["pretrain", "--data", "D", "--output", "R"], "missing: --phases; python -m trainer pretrain --help says"),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),
     ],
@@ -106,11 +147,11 @@ def test_a_mistake_gives_one_message_and_code_2(capsys, arguments, message):
     assert "Traceback" not in printed.err
 
 
-def test_a_misspelled_key_shows_the_keys(tmp_path, capsys):
+def test_a_misspelled_key_is_named_with_its_line(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text("phases: [{seq_len: 128, global_batch: 8, steps: 1, peak_lr: 0.1}]\nmicro_token: 5\n")
     assert main(["pretrain", "--config", str(path), "--data", "D", "--output", "R"]) == 2
     printed = capsys.readouterr().err
-    assert "micro_token" in printed
-    assert "micro_tokens" in printed
-    assert "optimizer.weight_decay" in printed
+    assert printed == (
+        f"python -m trainer pretrain: error: {path}:2: unknown key micro_token; did you mean micro_tokens?\n"
+    )
