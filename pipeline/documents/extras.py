@@ -1,7 +1,9 @@
-"""Parsers of the optional extra `sources`: imported only by the function that needs them. Stdlib only."""
+"""Parsers of the optional extra `sources`: imported only by the function that needs them."""
 
 import importlib
 from typing import Any
+
+from pipeline.missing_packages import install_line
 
 
 def import_extra(name: str, what: str) -> Any:
@@ -13,4 +15,4 @@ def import_extra(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"{what} need {name}, which is not installed: pip install 'beambert[sources]'") from error
+        raise ValueError(f"{what} need {name}, which is not installed: {install_line('sources')}") from error

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.missing_packages import describe_missing
 from pipeline.shards.names import stays_below
 
 TEMPORARY_MARK = ".partial-"
@@ -82,7 +83,7 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **(storage_options or {}))
     except (ImportError, ValueError) as error:
-        raise ValueError(f"{url}: cannot be opened: {error}") from error
+        raise ValueError(f"{url}: cannot be opened: {describe_missing(error) or error}") from error
     return filesystem, str(path).rstrip("/")
 
 

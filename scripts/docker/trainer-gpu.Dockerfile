@@ -18,4 +18,4 @@ COPY tokenizer tokenizer
 COPY trainer trainer
 COPY configs configs
 # The wheel of torch on PyPI is the one with CUDA; the drivers of the stores are for --data s3:// and gs://.
-RUN pip install --constraint constraints.txt '.[trainer]' s3fs gcsfs
+RUN pip install --constraint constraints.txt '.[trainer]'

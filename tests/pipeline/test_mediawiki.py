@@ -211,7 +211,7 @@ def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeyp
 
 
 def test_a_missing_parser_names_the_extra():
-    with pytest.raises(ValueError, match=r"dumps need nothing_of_that_name, .*: pip install 'beambert\[sources\]'"):
+    with pytest.raises(ValueError, match=r"dumps need nothing_of_that_name, .* pip install -e '\.\[sources\]'"):
         import_extra("nothing_of_that_name", "MediaWiki dumps")
 
 

@@ -1,0 +1,89 @@
+"""What a person reads who runs a program before everything is installed."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipeline.missing_packages import CORE, EXTRAS_OF, describe_missing
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORTED_AS = {"apache_beam": "apache_beam", "pyyaml": "yaml"}
+WITHOUT = """
+import sys
+for name in {packages!r}:
+    sys.modules[name] = None
+sys.argv = [{program!r}, *{arguments!r}]
+from {program}.cli import main
+sys.exit(main())
+"""
+
+
+def run_without(packages, program, *arguments):
+    code = WITHOUT.format(packages=packages, program=program, arguments=arguments)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("packages", "program", "arguments", "extras"),
+    [
+        (["apache_beam"], "pipeline", ["build", "--input", "README.md", "--output", "OUT"], "pipeline"),
+        (["yaml"], "pipeline", ["build", "--input", "x", "--output", "OUT"], "pipeline,trainer"),
+        (["yaml"], "trainer", ["stream", "data"], "pipeline,trainer"),
+        (["torch"], "trainer", ["export", "RUN", "--output", "OUT"], "trainer"),
+        (
+            ["deepspeed"], "trainer",
+            ["pretrain", "--config", "configs/pretrain/bert-tiny.yaml", "--data", "D", "--output", "OUT"], "trainer",
+        ),
+    ],
+)  # fmt: skip
+def test_a_missing_package_is_one_line_that_says_what_to_run(tmp_path, packages, program, arguments, extras):
+    arguments = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
+    ran = run_without(packages, program, *arguments)
+    assert ran.stderr == (
+        f"python -m {program} {arguments[0]}: error: the package {packages[0]} is not installed here: in the checkout "
+        f"run `. scripts/environment.sh`, or pip install -e '.[{extras}]'\n"
+    )
+    assert ran.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"), [("pipeline", ["verify", "s3://b/data"]), ("trainer", ["stream", "s3://b/data"])]
+)
+def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, arguments):
+    ran = run_without(["s3fs"], program, *arguments)
+    assert ran.stderr == (
+        f"python -m {program} {arguments[0]}: error: s3://b/data: cannot be opened: the package s3fs is not installed "
+        "here: in the checkout run `. scripts/environment.sh`, or pip install -e '.[pipeline]' or pip install -e "
+        "'.[trainer]'\n"
+    )
+    assert ran.returncode == 2
+
+
+@pytest.mark.parametrize("program", ["pipeline", "trainer"])
+def test_the_list_of_commands_needs_no_package(program):
+    ran = run_without([*CORE, *EXTRAS_OF], program, "--help")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"usage: python -m {program} COMMAND" in ran.stdout
+
+
+def test_a_module_that_is_none_of_our_packages_is_not_explained_away():
+    assert describe_missing(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
+    assert describe_missing(ImportError("cannot import name 'x' from 'torch'", name="torch")) is None
+
+
+def test_every_package_has_the_extra_that_pyproject_gives_it():
+    """Distributions are spelled with hyphens and dots, what they are imported as with underscores."""
+    extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
+    for package, its_extras in EXTRAS_OF.items():
+        assert {extra for extra in ("pipeline", "sources", "trainer") if package in extras[extra]} == {*its_extras}
+    assert set(CORE) == names(PROJECT["dependencies"])
+
+
+def names(requirements):
+    found = {re.split(r"[\[<>=]", requirement)[0].lower().replace("-", "_") for requirement in requirements}
+    return {IMPORTED_AS.get(name, name) for name in found}
