@@ -70,4 +70,4 @@ def finish_at_accuracy(position: Position, mlm_accuracy: float, settings: Pretra
     target = settings.validation.stop_at_mlm_accuracy
     if target is None or mlm_accuracy < target:
         return position
-    return dataclasses.replace(position, phase=len(settings.phases), phase_step=0, stream=None, phase_seconds=0.0)
+    return dataclasses.replace(position, phase=len(settings.phases), phase_step=0, phase_seconds=0.0)

@@ -107,6 +107,7 @@ def train_phase(run: Run) -> None:
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
     """This rank's share of every step that is left of the phase, the seconds it was waited for, its source."""
     phase_index, is_first = run.position.phase, True
+    same_stream = run.settings.phases_of(phase.seq_len)
     with StepLoader(
         run.mixture,
         "train",
@@ -116,9 +117,9 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         global_batch=phase.global_batch,
         micro_tokens=run.settings.micro_tokens,
         seed=run.settings.seed,
-        state=run.position.stream,
+        state=run.position.streams.get(str(phase.seq_len)),
         first_step=run.position.phase_step,
-        skip=[*run.settings.skipped(phase_index), *run.guard.skipped(phase_index)],
+        skip=[*run.settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
         patience=run.patience,
         reading=run.settings.reading.with_cache(run.settings.cache_dir, run.settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
@@ -156,7 +157,7 @@ def _advance(position: Position, ends: bool, counts: StepCounts, stream: dict[st
         tokens=position.tokens + counts.tokens,
         instances=position.instances + counts.instances,
         drawn=_add_drawn(position.drawn, counts.drawn),
-        stream=None if ends else stream,
+        streams={**position.streams, str(stream["seq_len"]): stream},
         phase_seconds=0.0 if ends else counts.elapsed_seconds,
     )
 
@@ -200,7 +201,7 @@ def _log_step(
     if run.position.phase_step == 0:
         for name, counted in row["drawn"].items():
             run.progress.say(
-                f"{name}: {row['epochs'][name]:.2f} epochs in phase {phase_index};"
+                f"{name}: {row['epochs'][name]:.2f} epochs of length {run.settings.phases[phase_index].seq_len};"
                 f" {counted['instances']:,} instances and {counted['tokens']:,} tokens in all"
             )
 

@@ -29,6 +29,7 @@ from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
 from trainer.stream.source import Mixture, open_mixture
+from trainer.stream.state import parse_state
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile
 from trainer.watch.recorder import Recorder, open_recorder
@@ -46,7 +47,7 @@ class Position:
         tokens: Real tokens read by all ranks, over the whole run.
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
-        stream: State of the phase's stream; None at its beginning.
+        streams: State of the stream of every length read so far, by the length in digits, as JSON's keys are text.
         phase_seconds: Spent on the phase, where time decides how long it is.
         guard: State of the spike guard, in checkpoints only.
     """
@@ -57,7 +58,7 @@ class Position:
     tokens: int = 0
     instances: int = 0
     drawn: Sequence[Sequence[int]] = ()
-    stream: dict[str, Any] | None = None
+    streams: dict[str, dict[str, Any]] = field(default_factory=dict)
     phase_seconds: float = 0.0
     guard: dict[str, Any] = field(default_factory=dict)
 
@@ -147,6 +148,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     if checkpoint is not None:
         with together(ranks):
             position = read_position(checkpoint)
+            refuse_consumed(settings, position)
     progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
     if position.phase == len(settings.phases):
         progress.say(f"{folder.path}: this run is finished, all {position.step} steps are made")
@@ -193,6 +195,16 @@ def read_position(checkpoint: Path) -> Position:
     state = read_state(checkpoint)
     names = [each.name for each in dataclasses.fields(Position)]
     return Position(**{name: state[name] for name in names if name in state})
+
+
+def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
+    """Looks at `skip` for every stream that was begun, also those of phases that are over.
+
+    Raises:
+        ValueError: It leaves out what was consumed already.
+    """
+    for seq_len, state in position.streams.items():
+        parse_state(state).skipping(settings.skipped(*settings.phases_of(int(seq_len))))
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:

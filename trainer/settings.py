@@ -22,7 +22,7 @@ OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_step
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one sequence length; its stream of instances starts at the beginning.
+    """A stretch of training with one sequence length, whose instances go on where an earlier phase of it ended.
 
     Attributes:
         seq_len: Longest instance in tokens; the dataset must hold this length.
@@ -129,7 +129,8 @@ class PretrainSettings:
         compile: Compile what surrounds attention with torch.compile, once for all lengths; not with zero_stage 3.
         seed: Of weights, dropout and the order of instances.
         skip: Stream positions never to train on, `PHASE:START-STOP` each, such as 0:51200-51456: from START up to
-            before STOP. For bad data: go back to a checkpoint before it, then continue with this.
+            before STOP, of the stream that the phase reads with all others of its length. For bad data: go back to a
+            checkpoint before it, then continue with this.
         follow: Also take a dataset whose build is still running: begin when its first pass is there, wait for others.
         follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
         storage_options: Options of the filesystem of the data and of checkpoint.url as JSON or @FILE, besides its
@@ -205,8 +206,12 @@ class PretrainSettings:
         is_causal = self.objective == "left-to-right"
         return preset(self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides)
 
-    def skipped(self, phase: int) -> list[tuple[int, int]]:
-        """Stretches of positions of one phase's stream to leave out.
+    def phases_of(self, seq_len: int) -> list[int]:
+        """Indices of the phases of one length, which read one stream, each going on where the one before ended."""
+        return [index for index, phase in enumerate(self.phases) if phase.seq_len == seq_len]
+
+    def skipped(self, *phases: int) -> list[tuple[int, int]]:
+        """Stretches of positions to leave out of the stream that these phases read.
 
         Raises:
             ValueError: An entry of `skip` is not PHASE:START-STOP.
@@ -216,7 +221,7 @@ class PretrainSettings:
             if match is None or int(match[1]) >= len(self.phases) or int(match[2]) >= int(match[3]):
                 raise ValueError(f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}")
         rows = [tuple(map(int, match.groups())) for match in matches.values() if match]
-        return [(start, stop) for index, start, stop in rows if index == phase]
+        return [(start, stop) for index, start, stop in rows if index in phases]
 
 
 def resolve(settings: PretrainSettings) -> PretrainSettings:
@@ -231,7 +236,7 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     longest = max(phase.seq_len for phase in phases)
     if settings.micro_tokens < longest:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
-    settings.skipped(0)
+    settings.skipped()
     _check_training(settings)
     for name in ("interval", "num_instances"):
         if getattr(settings.validation, name) < 0:

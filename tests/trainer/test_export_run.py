@@ -23,7 +23,7 @@ from trainer.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
 URL = "memory://bucket/run"
-STATE = {"format": 1, "tokens": 1234, "instances": 56}
+STATE = {"format": 2, "tokens": 1234, "instances": 56}
 DATASET = {"name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True}
 
 

@@ -273,6 +273,9 @@ def test_the_first_passes_alone_give_the_order_of_their_epochs(sizes, num_lanes,
 def test_the_word_of_a_mixture_by_hand():
     assert mixture_word([1]) == [0]
     assert mixture_word([1, 1]) == [0, 1]
+    assert mixture_word([1, 1, 1]) == [0, 1, 2]
+    assert mixture_word([10, 1]) == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert mixture_word([1, 10]) == [1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
     assert mixture_word([3, 1]) == [0, 0, 1, 0]
     assert mixture_word([1, 3]) == [1, 0, 1, 1]
     assert mixture_word([5, 2, 1]) == [0, 1, 0, 0, 2, 0, 1, 0]

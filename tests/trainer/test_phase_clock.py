@@ -51,9 +51,9 @@ def test_an_accuracy_finishes_the_run():
     settings = PretrainSettings(
         data=["d"], output="o", phases=[PHASE, PHASE], validation=ValidationSettings(stop_at_mlm_accuracy=0.5)
     )
-    position = Position(step=7, phase=0, phase_step=7, stream={"position": 28})
+    position = Position(step=7, phase=0, phase_step=7, streams={"16": {"position": 28}})
     assert finish_at_accuracy(position, 0.49, settings) is position
-    assert finish_at_accuracy(position, 0.5, settings) == Position(step=7, phase=2)
+    assert finish_at_accuracy(position, 0.5, settings) == Position(step=7, phase=2, streams=position.streams)
 
 
 @pytest.mark.parametrize(

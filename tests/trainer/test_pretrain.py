@@ -175,7 +175,7 @@ def test_messages_for_people(runs):
     assert f" {platform.node()} step 1/13: loss " in printed["calm"]
     assert " tok/s, data wait " in printed["calm"]
     assert "MFU is left out: no data sheet is known for this CPU, give --peak_tflops" in printed["calm"]
-    assert " epochs in phase 1; " in printed["calm"]
+    assert " epochs of length 32; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
     assert "stopped by a signal and saved after step 10; the same command continues" in printed["stopped"]
     assert "continuing after step 10" in printed["continued"]

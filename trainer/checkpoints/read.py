@@ -25,7 +25,7 @@ from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import refresh_weights
 from trainer.ranks import Ranks, together
 
-FORMAT = 1
+FORMAT = 2
 MODEL = "model.safetensors"
 STATE = "state.json"
 COMMITTED = "COMMITTED"

@@ -101,9 +101,9 @@ class SpikeGuard:
         then.num_rollbacks, then.num_skipped = self.num_rollbacks + 1, self.num_skipped
         return then
 
-    def skipped(self, phase: int) -> list[Stretch]:
-        """Positions of a phase's stream that no step takes."""
-        return [(start, stop) for index, start, stop in self.left_out if index == phase]
+    def skipped(self, *phases: int) -> list[Stretch]:
+        """Positions that no step takes of the stream that these phases read, one after the other."""
+        return [(start, stop) for index, start, stop in self.left_out if index in phases]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""

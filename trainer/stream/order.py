@@ -41,7 +41,7 @@ class StreamOrder:
         datasets: The passes of each. Runs name a dataset, and a shard, by its place in here.
         weights: Of each dataset, at least 1.
         seed: Of the shard order.
-        num_lanes: K; fixed for a whole training phase.
+        num_lanes: K; fixed for a whole stream.
         skipped: Positions that no batch takes; ascending, apart from each other.
     """
 
@@ -121,11 +121,11 @@ def locate(pass_instances: Sequence[int], num_lanes: int, position: int) -> Plac
 
 
 def mixture_word(weights: Sequence[int]) -> list[int]:
-    """Rule 7: the dataset of each position of one period: the one furthest behind its share, of equals the first."""
+    """Rule 7: the dataset of each place of one period: with it given, the one furthest behind; of equals the first."""
     period, drawn = sum(weights), [0] * len(weights)
     word = []
-    for length in range(1, period + 1):
-        behind = [weight * length - period * count for weight, count in zip(weights, drawn, strict=True)]
+    for places in range(1, period + 1):
+        behind = [weight * places - period * count for weight, count in zip(weights, drawn, strict=True)]
         word.append(behind.index(max(behind)))
         drawn[word[-1]] += 1
     return word

@@ -145,5 +145,5 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
     if changed:
         raise ValueError(
             f"this training cannot continue the stream it began: {'; '.join(changed)}. The order of the data depends"
-            " on it: put it back, or begin a new phase or run"
+            " on it: put it back, or begin a new run"
         )

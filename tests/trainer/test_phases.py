@@ -1,0 +1,159 @@
+"""Phases of one length read one stream, each going on where the one before it ended (docs/order.md, rule 6)."""
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.shards.patience import Patience
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from trainer.engine import StepCounts
+from trainer.guards.spike_guard import SpikeGuard
+from trainer.pretrain import _advance, _steps_of_phase
+from trainer.run import Position, refuse_consumed
+from trainer.settings import Phase, PretrainSettings
+from trainer.stream.source import Mixture, open_mixture
+from trainer.stream.state import parse_state
+
+COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, False, 0.0, 0, ((6, 60),))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory) -> Mixture:
+    """450 instances a pass of two lengths, in two datasets of weights 3 and 1."""
+    folder = tmp_path_factory.mktemp("mixture")
+    write_tiny_dataset(folder / "a", seq_lens=(16, 32))
+    write_tiny_dataset(folder / "b", seq_lens=(16, 32), instances=100, seed=5)
+    return open_mixture([f"a={folder}/a:3", f"b={folder}/b"])
+
+
+@pytest.fixture(autouse=True)
+def as_many_lanes_as_instances(monkeypatch):
+    """As in large datasets; these here would have one, and then any order of lanes is the same."""
+    monkeypatch.setattr("trainer.stream.step.default_num_lanes", lambda global_batch, *_: global_batch)
+
+
+def phases(*sizes: tuple[int, int, int]) -> list[Phase]:
+    """Of (length, global batch, steps)."""
+    return [Phase(*size, peak_lr=1e-3) for size in sizes]
+
+
+def make_run(
+    mixture: Mixture,
+    phases: Sequence[Phase],
+    position: Position,
+    skip: Sequence[str] = (),
+    left_out: Sequence[Sequence[int]] = (),
+) -> SimpleNamespace:
+    """What the loop needs of a run to read its data."""
+    settings = PretrainSettings(data=[], output="", phases=list(phases), seed=3, skip=list(skip))
+    return SimpleNamespace(
+        mixture=mixture,
+        settings=settings,
+        ranks=SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu")),
+        guard=SpikeGuard(settings.safety, {"left_out": left_out}),
+        watchdog=SimpleNamespace(beat=lambda *_: None),
+        patience=Patience(),
+        position=position,
+        must_stop=False,
+        step_started=0.0,
+    )
+
+
+def train(run: SimpleNamespace, stop_after: int = 10**9) -> list[tuple[int, torch.Tensor]]:
+    """First position and tokens of each step up to `stop_after`; the run's position is where it came to."""
+    read = []
+    while run.position.phase < len(run.settings.phases) and not run.must_stop:
+        phase = run.settings.phases[run.position.phase]
+        for rank_step, _, _ in _steps_of_phase(run, phase):
+            ends = run.position.phase_step + 1 == phase.steps
+            run.position = _advance(run.position, ends, COUNTS, rank_step.state)
+            tokens = torch.cat([batch.input_ids for batch in rank_step.micro_batches])
+            read.append((rank_step.first_position, tokens))
+            run.must_stop = run.position.step == stop_after
+    return read
+
+
+def read_all(mixture: Mixture, phases: Sequence[Phase], **changed) -> list[tuple[int, torch.Tensor]]:
+    return train(make_run(mixture, phases, Position(), **changed))
+
+
+def assert_same(found, expected) -> None:
+    assert [start for start, _ in found] == [start for start, _ in expected]
+    assert all(torch.equal(*pair) for pair in zip((ids for _, ids in found), (ids for _, ids in expected), strict=True))
+
+
+def test_two_phases_of_100_steps_read_what_one_of_200_reads(mixture):
+    """Through two passes of each dataset and more: 200 steps of 6 are 900 positions of a and 300 of b."""
+    whole = read_all(mixture, phases((16, 6, 200)))
+    assert [start for start, _ in whole] == list(range(0, 1200, 6))
+    assert_same(read_all(mixture, phases((16, 6, 100), (16, 6, 100))), whole)
+
+
+def test_another_length_in_between_changes_nothing(mixture):
+    between = read_all(mixture, phases((16, 12, 9), (32, 6, 5), (16, 12, 8), (32, 6, 4)))
+    assert_same(between[:9] + between[14:22], read_all(mixture, phases((16, 12, 17))))
+    assert_same(between[9:14] + between[22:], read_all(mixture, phases((32, 6, 9))))
+
+
+def test_a_phase_with_another_global_batch_goes_on_over_the_lanes_of_the_first(mixture):
+    """Three times 12 and then 4 instances are positions 0 to 35 and 36 to 55, over 12 lanes."""
+    run = make_run(mixture, phases((16, 12, 3), (16, 4, 5)), Position())
+    found = train(run)
+    assert [start for start, _ in found] == [0, 12, 24, 36, 40, 44, 48, 52]
+    assert run.position.streams["16"]["num_lanes"] == 12
+    [*first, (_, last)] = read_all(mixture, phases((16, 12, 3), (16, 20, 1)))
+    assert_same(found[:3], first)
+    assert torch.cat([ids for _, ids in found[3:]]).sort().values.tolist() == last.sort().values.tolist()
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 7, 11, 13])
+def test_a_run_that_was_stopped_goes_on_with_every_stream(mixture, step):
+    plan = phases((16, 12, 6), (32, 6, 5), (16, 8, 4))
+    first = make_run(mixture, plan, Position())
+    before = train(first, stop_after=step)
+    saved = json.loads(json.dumps(vars(first.position)))  # as a checkpoint keeps it
+    after = train(make_run(mixture, plan, Position(**saved)))
+    assert_same(before + after, read_all(mixture, plan))
+
+
+@pytest.mark.parametrize("named", [0, 2])
+def test_what_is_skipped_is_left_out_whichever_phase_of_the_length_is_named(mixture, named):
+    """Positions 66 to 89 lie behind the end of phase 0, which is 72 without them."""
+    plan = phases((16, 12, 6), (32, 6, 2), (16, 12, 4))
+    found = [start for start, _ in read_all(mixture, plan, skip=[f"{named}:66-90"])]
+    assert found == [0, 12, 24, 36, 48, 60, 0, 6, 96, 108, 120, 132]
+    assert found == [start for start, _ in read_all(mixture, plan, left_out=[[named, 66, 90]])]
+    both = read_all(mixture, plan, skip=["0:66-90"], left_out=[[2, 100, 112], [1, 3, 4]])
+    assert [start for start, _ in both][6:] == [0, 7, 96, 120, 132, 144]
+
+
+def test_what_was_skipped_in_an_earlier_phase_stays_known(mixture):
+    plan = phases((16, 12, 6), (32, 6, 2), (16, 12, 4))
+    run = make_run(mixture, plan, Position(), skip=["0:66-90"])
+    train(run, stop_after=9)
+    assert parse_state(run.position.streams["16"]).skipped == ((66, 90),)
+    again = make_run(mixture, plan, run.position)
+    assert [start for start, _ in train(again)] == [108, 120, 132]
+
+
+def test_what_a_finished_phase_consumed_cannot_be_skipped_any_more(mixture):
+    plan = phases((16, 12, 6), (32, 6, 4))
+    run = make_run(mixture, plan, Position())
+    train(run, stop_after=8)
+    for skip, last in ((["0:12-24"], 72), (["1:11-13"], 12)):
+        with pytest.raises(ValueError, match=f"cannot be skipped any more: training has come to position {last}"):
+            refuse_consumed(make_run(mixture, plan, run.position, skip=skip).settings, run.position)
+    refuse_consumed(make_run(mixture, plan, run.position, skip=["0:72-90", "1:12-18"]).settings, run.position)
+
+
+def test_every_instance_comes_once_an_epoch_over_all_phases(mixture):
+    """600 positions are one pass of a; the two phases cut it at no border of a lane."""
+    plan = phases((16, 7, 40), (16, 20, 16))
+    found = list(chain.from_iterable(ids.tolist() for _, ids in read_all(mixture, plan)))
+    assert sorted(found) == sorted(
+        chain.from_iterable(ids.tolist() for _, ids in read_all(mixture, phases((16, 60, 10))))
+    )
