@@ -58,6 +58,7 @@ class BucketDocuments:
         sentence_lengths: [S] uint16, tokens of each sentence.
         tokens: [T] uint16 or uint32.
         sources: [D] uint8, number of each one's source.
+        rows: How many came, copies included.
     """
 
     ids: list[bytes]
@@ -65,6 +66,7 @@ class BucketDocuments:
     sentence_lengths: npt.NDArray[np.unsignedinteger]
     tokens: npt.NDArray[np.unsignedinteger]
     sources: npt.NDArray[np.uint8]
+    rows: int
 
 
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
@@ -74,7 +76,9 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
+    rows = 0
     for document in documents:
+        rows += 1
         if document.source < source_of.get(document.id, MAX_SOURCES):
             by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
@@ -89,7 +93,7 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
         tokens[start : start + len(own)] = own
         start += len(own)
     sources = np.array([source_of[each] for each in ids], np.uint8)
-    return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources)
+    return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources, rows)
 
 
 def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Iterator[Block]:

@@ -4,21 +4,32 @@ manifest.json comes after everything it speaks of; lengths and passes may be add
 """
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 
+from pipeline.bucket_seals import BucketContents, BucketSums, total_seal
 from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
 from pipeline.build_vocab import write_tokenizer
 from pipeline.dataset_ids import write_document_ids
 from pipeline.describe import describe_dataset
-from pipeline.exchange import ExchangeByBucket, ExchangeMode, ShardTask, TokenFolder, plan_tasks
-from pipeline.index_rows import iterate_kept_ids
+from pipeline.exchange import (
+    ExchangeByBucket,
+    ExchangeMode,
+    RefuseRepeats,
+    ShardTask,
+    TokenFolder,
+    plan_names,
+    plan_tasks,
+)
+from pipeline.index_rows import iterate_kept, pack_ids
 from pipeline.masking import MaskingRule
 from pipeline.publish import (
     SETTINGS,
@@ -27,10 +38,12 @@ from pipeline.publish import (
     planned_groups,
     publish_dataset,
     publish_plan,
+    read_records,
     remove_leftovers,
 )
 from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
+from pipeline.shard_records import record_name
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
@@ -43,7 +56,7 @@ from pipeline.shards.storage import (
     remove_files,
     write_atomic,
 )
-from pipeline.shards_job import BuildShards, ShardBuilder, parse_record, record_name
+from pipeline.shards_job import BuildShards, ShardBuilder
 from pipeline.sources import apply_weights
 from pipeline.token_index import Totals
 from tokenizer.vocab import CONTINUATION, Vocabulary
@@ -55,45 +68,93 @@ def make_shards(
     """Builds every shard that is missing and publishes the dataset.
 
     Raises:
-        ValueError: The folder holds a dataset of other settings or documents, or there are too few documents.
+        ValueError: The folder holds a dataset of other settings or documents, there are too few documents, or a runner
+            or store did not deliver every document of every bucket once.
     """
     filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
-    tasks = plan_tasks(choose_buckets(settings, store.totals), settings.seq_lens, settings.passes)
-    built = _claim_folder(filesystem, root, settings, content)
-    built = _without_lost(filesystem, root, built, tasks)
-    built |= _read_records(filesystem, root, [task for task in tasks if task.name not in built])
-    missing = [task for task in tasks if task.name not in built]
-    if not missing and file_exists(filesystem, f"{root}/{MANIFEST}"):
-        _write_document_ids(settings, filesystem, root, store)
+    buckets = choose_buckets(settings, store.totals)
+    names = plan_names(buckets, settings.seq_lens, settings.passes)
+    built = _without_lost(filesystem, root, _claim_folder(filesystem, root, settings, content), names)
+    if file_exists(filesystem, f"{root}/{MANIFEST}") and built.keys() >= set(names):
+        if not file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+            _seal_buckets(settings, store, buckets, filesystem, root)
         remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
-    described = describe_dataset(settings, vocabulary, store, [])
+    contents = _seal_buckets(settings, store, buckets, filesystem, root)
+    tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
+    described = describe_dataset(settings, vocabulary, store, [], total_seal(contents))
+    settings_hash = described.settings_hash
+    built = _without_others(built, tasks)
+    built |= read_records(filesystem, root, _not_in(built, tasks), settings_hash)
+    missing = _not_in(built, tasks)
     plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
     write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
     publish_plan(filesystem, root, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
-    publisher = PassPublisher(filesystem, root, tasks, built, plan.settings_hash)
-    _run_job(settings, vocabulary, store, missing, publisher.look, beam_arguments)
+    publisher = PassPublisher(filesystem, root, tasks, built, settings_hash)
+    _run_job(settings, vocabulary, store, missing, settings_hash, publisher.look, beam_arguments)
     built |= publisher.built
-    built |= _read_records(filesystem, root, [task for task in missing if task.name not in built])
-    lost = [task.name for task in tasks if task.name not in built]
-    assert not lost, f"the job ended without an error but {len(lost)} shards are missing, such as {lost[:1]}"
-    _write_document_ids(settings, filesystem, root, store)
+    built |= read_records(filesystem, root, _not_in(built, missing), settings_hash)
+    built = _without_lost(filesystem, root, built, names)
+    _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
-    publish_dataset(filesystem, root, built, describe_dataset(settings, vocabulary, store, shards))
+    publish_dataset(
+        filesystem, root, built, describe_dataset(settings, vocabulary, store, shards, total_seal(contents))
+    )
     return open_dataset(settings.output, settings.filesystem_options())
 
 
-def _write_document_ids(settings: BuildSettings, filesystem: Any, root: str, store: TokenStore) -> None:
-    """Writes documents.ids, unless it is there."""
-    if file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
-        return
+def _seal_buckets(
+    settings: BuildSettings, store: TokenStore, buckets: Sequence[Bucket], filesystem: Any, root: str
+) -> dict[str, BucketContents]:
+    """What each bucket must hold, by its name; the same walk over the index writes documents.ids where it is not there.
+
+    Raises:
+        ValueError: The index is not that of the documents which tokens.json counts.
+    """
     tokens, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
-    num_sources = len(settings.corpus)
-    ids = iterate_kept_ids(tokens, folder, store.part_names, num_sources, has_dropped=store.has_dropped)
-    write_document_ids(filesystem, root, ids)
+    sums, digest = BucketSums(buckets), hashlib.blake2b(digest_size=32)
+
+    def walk() -> Iterator[bytes]:
+        for documents, num_rows in iterate_kept(tokens, folder, store.part_names, has_dropped=store.has_dropped):
+            sums.add(documents, num_rows)
+            ids = pack_ids(documents, len(settings.corpus))
+            digest.update(ids)
+            yield ids
+        found = digest.hexdigest(), total_seal(sums.contents()).tokens
+        if found != (expected := (store.totals.documents_hash, store.totals.tokens)):
+            raise ValueError(
+                f"{settings.tokens_folder}: the index of its parts tells of documents of hash {found[0]} with"
+                f" {found[1]:,} tokens, tokens.json of {expected[0]} with {expected[1]:,}: they are of different runs,"
+                " or damaged; delete that folder and run again"
+            )
+
+    if file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+        deque(walk(), maxlen=0)
+    else:
+        write_document_ids(filesystem, root, walk())
+    return sums.contents()
+
+
+def _not_in(built: Built, tasks: Sequence[ShardTask]) -> list[ShardTask]:
+    return [task for task in tasks if task.name not in built]
+
+
+def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
+    """Refuses the end of a job that left out shards.
+
+    Raises:
+        ValueError: A shard or its record is not there; the message names one, and its bucket.
+    """
+    if lost:
+        raise ValueError(
+            f"the job ended without an error, but {len(lost)} of {num_tasks} shards are not there, such as"
+            f" {lost[0].name}: the runner did not deliver bucket {lost[0].bucket.name}, expected {lost[0].contents}, or"
+            " the store lost what was written; run again, and if it happens again, with --exchange files or on another"
+            " runner"
+        )
 
 
 def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
@@ -127,19 +188,17 @@ def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: 
     return built
 
 
-def _without_lost(filesystem: Any, root: str, built: Built, tasks: Sequence[ShardTask]) -> Built:
-    """Leaves out the shards of a finished dataset that are gone or of another size, where a task can build them."""
+def _without_lost(filesystem: Any, root: str, built: Built, names: Iterable[str]) -> Built:
+    """Leaves out those of these shards that are gone or of another size; others are left as they are."""
     files = list_files(filesystem, root) if built else {}
-    lost = {task.name for task in tasks if task.name in built and files.get(task.name) != built[task.name][0].num_bytes}
+    lost = {name for name in names if name in built and files.get(name) != built[name][0].num_bytes}
     return {name: rows for name, rows in built.items() if name not in lost}
 
 
-def _read_records(filesystem: Any, root: str, tasks: Sequence[ShardTask]) -> Built:
-    """The finished ones among the tasks: those whose record is there and whose shard has its size."""
-    files = list_files(filesystem, root)
-    names = [task.name for task in tasks if record_name(task.name) in files]
-    records = [parse_record(read_file(filesystem, f"{root}/{record_name(name)}")) for name in names]
-    return {shard.name: (shard, table) for shard, table in records if files.get(shard.name) == shard.num_bytes}
+def _without_others(built: Built, tasks: Sequence[ShardTask]) -> Built:
+    """Leaves out those of these shards that were built of other documents."""
+    others = {task.name for task in tasks if task.name in built and built[task.name][0].seal != task.contents.seal}
+    return {name: rows for name, rows in built.items() if name not in others}
 
 
 def _run_job(
@@ -147,6 +206,7 @@ def _run_job(
     vocabulary: Vocabulary,
     store: TokenStore,
     missing: Sequence[ShardTask],
+    settings_hash: str,
     count_finished: Callable[[], int],
     beam_arguments: Sequence[str],
 ) -> None:
@@ -154,7 +214,16 @@ def _run_job(
     mode = choose_exchange(settings.exchange, options)
 
     def build(pipeline: beam.Pipeline) -> None:
-        add_shards_graph(pipeline, settings, vocabulary, store.part_names, missing, mode, has_dropped=store.has_dropped)
+        add_shards_graph(
+            pipeline,
+            settings,
+            vocabulary,
+            store.part_names,
+            missing,
+            mode,
+            settings_hash,
+            has_dropped=store.has_dropped,
+        )
 
     run_graph("shards", build, options, len(missing), count_finished)
 
@@ -166,6 +235,7 @@ def add_shards_graph(
     part_names: Sequence[str],
     tasks: Sequence[ShardTask],
     mode: ExchangeMode,
+    settings_hash: str,
     *,
     has_dropped: bool = False,
 ) -> None:
@@ -173,8 +243,10 @@ def add_shards_graph(
     options = settings.filesystem_options()
     folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options, has_dropped)
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    builder = ShardBuilder(settings.output, rules, len(settings.corpus), options)
-    _ = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
+    builder = ShardBuilder(settings.output, rules, len(settings.corpus), settings_hash, options)
+    finished = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
+    if mode == "shuffle":
+        _ = finished | RefuseRepeats()
 
 
 def _records_of(tasks: Sequence[ShardTask]) -> set[str]:

@@ -130,6 +130,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     from tqdm import tqdm
 
     from pipeline.deep_verify import DeepCheck
+    from pipeline.shards.coverage import describe_coverage
     from pipeline.shards.verify import verify_dataset
 
     dataset = _open(settings)
@@ -149,6 +150,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
         return 2
     instances = sum(shard.instances for shard in dataset.all_shards)
     print(f"{settings.dataset}: sound, {len(dataset.all_shards)} shards, {instances:,} instances")
+    print(describe_coverage(dataset.manifest, dataset.all_shards))
     print(f"root hash {dataset.manifest.root_hash}")
     return 0
 

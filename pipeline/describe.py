@@ -13,6 +13,7 @@ from pipeline.build_tokens import TokenStore
 from pipeline.settings import BuildSettings
 from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, settings_hash
 from pipeline.shards.records import Manifest, Shard
+from pipeline.shards.seal import Seal
 from pipeline.sources import UNIT, Source
 from pipeline.token_index import SourceTotals, Totals
 from tokenizer.export import tokenizer_json
@@ -20,9 +21,9 @@ from tokenizer.vocab import Vocabulary
 
 
 def describe_dataset(
-    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, shards: Sequence[Shard]
+    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, shards: Sequence[Shard], seal: Seal
 ) -> Manifest:
-    """The manifest of a dataset of all these shards."""
+    """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
     special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
     totals = store.totals
@@ -41,6 +42,7 @@ def describe_dataset(
         groups=group_totals(shards),
         counters=counters,
         root_hash=root_hash(shards),
+        seal=seal,
         sources=tuple(
             _describe_source(*each) for each in zip(settings.corpus, store.source_counters, totals.sources, strict=True)
         ),

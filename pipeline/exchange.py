@@ -2,7 +2,8 @@
 
 `files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read once and cut at the
 buckets' bounds, and Beam's GroupByKey moves the pieces. A value of the shuffle is the bytes of all documents that one
-part holds of one bucket, each behind its own checksum: few elements, explicit coders, nothing pickled.
+part holds of one bucket, behind the part's name, each document behind its own checksum: few elements, explicit coders,
+nothing pickled. What a bucket must hold travels in its tasks (pipeline.bucket_seals).
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import apache_beam as beam
 import numpy as np
 
+from pipeline.bucket_seals import BucketContents
 from pipeline.buckets import Bucket
 from pipeline.dropped_ids import read_dropped_ids
 from pipeline.index_rows import part_ids
@@ -23,6 +25,8 @@ from pipeline.token_index import read_bucket
 from pipeline.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]
+_NAME_BYTES = 2
+_RUNNER_ADVICE = "the runner loses or repeats what it shuffles: run again with --exchange files, or on another runner"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class ShardTask:
     seq_len: int
     pass_index: int
     bucket: Bucket
+    contents: BucketContents
 
     @property
     def name(self) -> str:
@@ -92,15 +97,54 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
         )
 
 
-def plan_tasks(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[ShardTask]:
-    """Every shard of the dataset, passes in order; validation has pass 0 only."""
-    return [
-        ShardTask(seq_len, pass_index, bucket)
-        for pass_index in range(passes)
-        for seq_len in seq_lens
-        for bucket in buckets
-        if bucket.split == "train" or pass_index == 0
-    ]
+class RefuseRepeats(beam.PTransform):  # type: ignore[misc]
+    """The end of a graph that shuffles: refuses that something was finished twice, as no retry of a runner shows it."""
+
+    def expand(self, names: beam.PCollection) -> beam.PCollection:
+        return (
+            names
+            | "Name" >> beam.Map(lambda name: (name.encode(), b"")).with_output_types(tuple[bytes, bytes])
+            | beam.GroupByKey()
+            | "RefuseRepeats" >> beam.MapTuple(refuse_repeats)
+        )
+
+
+def refuse_repeats(name: bytes, found: Iterable[bytes]) -> None:
+    """Refuses a shard that two groups were delivered for.
+
+    Raises:
+        ValueError: There is more than one of that name.
+    """
+    if (number := sum(1 for _ in found)) != 1:
+        raise ValueError(
+            f"the runner delivered the bucket of {name.decode()} {number} times, expected once; {_RUNNER_ADVICE}"
+        )
+
+
+def plan_tasks(
+    buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int, contents: Mapping[str, BucketContents]
+) -> list[ShardTask]:
+    """Every shard of the dataset, passes in order; validation has pass 0 only.
+
+    Args:
+        buckets: All of them.
+        seq_lens: Lengths of the instances.
+        passes: Of the train split.
+        contents: What each bucket must hold, by its name.
+    """
+    return [ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)]
+
+
+def plan_names(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[str]:
+    """The names of the shards that `plan_tasks` plans."""
+    places = _places(buckets, seq_lens, passes)
+    return [shard_name(bucket.split, seq_len, index, bucket.number) for seq_len, index, bucket in places]
+
+
+def _places(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> Iterator[tuple[int, int, Bucket]]:
+    for pass_index in range(passes):
+        for seq_len in seq_lens:
+            yield from ((seq_len, pass_index, each) for each in buckets if each.split == "train" or pass_index == 0)
 
 
 def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, list[ShardTask]]:
@@ -119,6 +163,16 @@ class StoredDocuments:
     part_names: tuple[str, ...]
     bucket: Bucket
 
+    @property
+    def origin(self) -> str:
+        """Begins the sentence that says what came."""
+        return f"the token parts in {self.folder.url} hold"
+
+    @property
+    def advice(self) -> str:
+        """What to do where that is not the bucket."""
+        return "they and their index are of different runs, or damaged: delete that folder and run again"
+
     def __iter__(self) -> Iterator[TokenizedDocument]:
         filesystem, path = self.folder.open()
         dtype, has_dropped = np.dtype(self.folder.token_dtype), self.folder.has_dropped
@@ -133,9 +187,27 @@ class GroupedDocuments:
     chunks: Iterable[bytes]
     token_dtype: str
 
+    @property
+    def origin(self) -> str:
+        """Begins the sentence that says what came."""
+        return "the runner delivered"
+
+    @property
+    def advice(self) -> str:
+        """What to do where that is not the bucket."""
+        return _RUNNER_ADVICE
+
     def __iter__(self) -> Iterator[TokenizedDocument]:
+        seen: set[str] = set()
         for chunk in self.chunks:
-            yield from unpack_documents(chunk, np.dtype(self.token_dtype), self.name)
+            part, data = unpack_chunk(chunk)
+            if part in seen:
+                raise ValueError(
+                    f"bucket {self.name}: {self.origin} what part {part} holds of it twice, expected once;"
+                    f" {self.advice}"
+                )
+            seen.add(part)
+            yield from unpack_documents(data, np.dtype(self.token_dtype), f"bucket {self.name}, part {part}")
 
 
 def find_documents(
@@ -168,7 +240,19 @@ def cut_part(name: str, folder: TokenFolder, buckets: Sequence[Bucket]) -> Itera
             )
             data = b"".join(data[first:last] for first, last in kept)
         if data:
-            yield bucket.name.encode(), data
+            yield bucket.name.encode(), pack_chunk(name, data)
+
+
+def pack_chunk(part: str, data: bytes) -> bytes:
+    """What a part holds of a bucket, behind the part's name."""
+    name = part.encode()
+    return len(name).to_bytes(_NAME_BYTES, "little") + name + data
+
+
+def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
+    """The part's name and the documents that `pack_chunk` packed, which are not copied."""
+    end = _NAME_BYTES + int.from_bytes(chunk[:_NAME_BYTES], "little")
+    return chunk[_NAME_BYTES:end].decode(errors="replace"), memoryview(chunk)[end:]
 
 
 def unpack_group(
@@ -176,4 +260,6 @@ def unpack_group(
 ) -> tuple[list[ShardTask], GroupedDocuments]:
     """The tasks of a bucket and its documents; nothing is unpacked yet."""
     name, chunks = group
+    if name not in tasks:
+        raise ValueError(f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}")
     return tasks[name], GroupedDocuments(name.decode(), chunks, token_dtype)

@@ -52,9 +52,13 @@ def _plan_reads(bounds: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 def distinct_rows(rows: Rows) -> Rows:
     """The first row of each id, of rows sorted by id: that of its first source."""
-    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
-    distinct: Rows = rows[np.concatenate([[True], ~is_copy])[: len(rows)]]
+    distinct: Rows = rows[_first_rows(rows)]
     return distinct
+
+
+def _first_rows(rows: Rows) -> npt.NDArray[np.int64]:
+    is_copy = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
+    return np.flatnonzero(np.concatenate([[True], ~is_copy])[: len(rows)])
 
 
 def iterate_reasons(filesystem: Any, folder: str, *, has_dropped: bool) -> Iterator[Rows]:
@@ -62,14 +66,16 @@ def iterate_reasons(filesystem: Any, folder: str, *, has_dropped: bool) -> Itera
     return iterate_dropped(filesystem, folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
 
 
-def iterate_kept_ids(
-    filesystem: Any, folder: str, names: Sequence[str], num_sources: int, *, has_dropped: bool
-) -> Iterator[bytes]:
-    """The bytes that documents_hash covers, in 256 pieces: the ids of all kept documents, as documents.ids has them."""
+def iterate_kept(
+    filesystem: Any, folder: str, names: Sequence[str], *, has_dropped: bool
+) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
+    """The first row of each kept document, in 256 groups, and how many rows hold that document or a copy."""
     dropped = iterate_reasons(filesystem, folder, has_dropped=has_dropped)
     for rows, *_ in iterate_index(filesystem, folder, names):
-        distinct = distinct_rows(rows)
-        yield pack_ids(distinct[reason_numbers(distinct, next(dropped)) == len(REASONS)], num_sources)
+        starts = _first_rows(rows)
+        documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
+        is_kept = reason_numbers(documents, next(dropped)) == len(REASONS)
+        yield documents[is_kept], num_rows[is_kept]
 
 
 def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:

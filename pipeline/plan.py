@@ -21,6 +21,7 @@ from pipeline.provenance import pack_places
 from pipeline.settings import BuildSettings
 from pipeline.shard_file import pack_shard
 from pipeline.shards.block import block_instances
+from pipeline.shards.seal import seal_documents
 from pipeline.sources import UNIT, Source, apply_weights
 from pipeline.token_parts import pack_documents
 from tokenizer.vocab import Vocabulary
@@ -192,7 +193,8 @@ def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) ->
     start = time.perf_counter()
     documents = gather_documents(sample.documents)
     blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
-    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id)
+    seal = seal_documents(documents.ids, len(documents.tokens))
+    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal)
     seconds = time.perf_counter() - start
     source_of = {
         int.from_bytes(key[:8], "big"): source for key, source in zip(documents.ids, documents.sources, strict=True)

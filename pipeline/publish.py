@@ -1,6 +1,6 @@
 """Making shards readable: each pass as it is complete, while the job runs, and in the end the whole dataset.
 
-May import pipeline.shards and shards_job.
+A record counts only for its own task, and only while its shard has its size.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.exchange import ShardTask
+from pipeline.shard_records import ShardRecord, format_record, read_record, record_name
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.growing import PLAN, RECORDS, publish_pass, withdraw_passes
 from pipeline.shards.manifest import (
@@ -20,8 +21,7 @@ from pipeline.shards.manifest import (
     shards_table,
 )
 from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
-from pipeline.shards.storage import file_exists, find_temporaries, list_files, read_file, remove_files, write_atomic
-from pipeline.shards_job import format_record, parse_record, record_name
+from pipeline.shards.storage import file_exists, find_temporaries, list_files, remove_files, write_atomic
 
 SETTINGS = f"{RECORDS}/settings.json"
 Built = dict[str, tuple[Shard, BlockTable]]
@@ -46,6 +46,7 @@ class PassPublisher:
         self._filesystem, self._root, self._settings_hash = filesystem, root, settings_hash
         self._unfinished = {task.name for task in tasks if task.name not in built}
         self._num_missing = len(self._unfinished)
+        self._tasks = {task.name: task for task in tasks}
         self._waiting: dict[str, set[str]] = {}
         for task in tasks:
             folder = pass_folder(task.bucket.split, task.seq_len, task.pass_index)
@@ -60,16 +61,34 @@ class PassPublisher:
             name for name in self._unfinished if record_name(name).removeprefix(f"{RECORDS}/") in files
         }
         for folder in [folder for folder, names in self._waiting.items() if not names & self._unfinished]:
-            self._publish(sorted(self._waiting[folder]))
-            del self._waiting[folder]
+            names = sorted(self._waiting[folder])
+            tasks = [self._tasks[name] for name in names if name not in self.built]
+            self.built |= read_records(self._filesystem, self._root, tasks, self._settings_hash, folder)
+            if self.built.keys() >= set(names):
+                rows = [self.built[name] for name in names]
+                publish_pass(self._filesystem, self._root, rows, self._settings_hash)
+                del self._waiting[folder]
         return self._num_missing - len(self._unfinished)
 
-    def _publish(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self.built:
-                record = read_file(self._filesystem, f"{self._root}/{record_name(name)}")
-                self.built[name] = parse_record(record)
-        publish_pass(self._filesystem, self._root, [self.built[name] for name in names], self._settings_hash)
+
+def read_records(filesystem: Any, root: str, tasks: Sequence[ShardTask], settings_hash: str, folder: str = "") -> Built:
+    """The finished ones among the tasks: those with a record that counts, and a shard of its size.
+
+    Args:
+        filesystem: Of the dataset.
+        root: Of the dataset.
+        tasks: All of them have their shards in the folder.
+        settings_hash: Of the dataset.
+        folder: Relative to the dataset; by default the dataset itself.
+    """
+    inside = f"{folder}/" if folder else ""
+    files = list_files(filesystem, f"{root}/{folder}" if folder else root)
+    sizes = {f"{inside}{name}": size for name, size in files.items()}
+    records = (read_record(filesystem, root, task, settings_hash) for task in tasks if task.name in sizes)
+    found = [record for record in records if record is not None]
+    return {
+        each.shard.name: (each.shard, each.blocks) for each in found if sizes[each.shard.name] == each.shard.num_bytes
+    }
 
 
 def publish_plan(filesystem: Any, root: str, manifest: Manifest) -> None:
@@ -96,7 +115,8 @@ def publish_dataset(filesystem: Any, root: str, built: Built, manifest: Manifest
     if file_exists(filesystem, f"{root}/{MANIFEST}"):
         write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(manifest.settings))
         for shard, table in ordered:
-            write_atomic(filesystem, f"{root}/{record_name(shard.name)}", format_record(shard, table))
+            record = format_record(ShardRecord(manifest.settings_hash, shard, table))
+            write_atomic(filesystem, f"{root}/{record_name(shard.name)}", record)
         remove_files(filesystem, root, [MANIFEST])
     passes: dict[str, list[Shard]] = {}
     for shard, _ in ordered:

@@ -14,10 +14,11 @@ import numpy as np
 
 from pipeline.shards.block import Block, block_digest, checksum, content_hash, count_block, encode_block
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import Seal
 
 
 def pack_shard(
-    blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str, mask_id: int
+    blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str, mask_id: int, seal: Seal
 ) -> tuple[bytes, Shard, BlockTable]:
     """The tar file's bytes, the shard's row and its block table: same blocks, same bytes within one lock file."""
     stream = io.BytesIO()
@@ -53,6 +54,7 @@ def pack_shard(
         random_next=totals["random_next"],
         masked_as_mask=totals["masked_as_mask"],
         masked_kept=totals["masked_kept"],
+        seal=seal,
     )
     return tar, shard, table
 

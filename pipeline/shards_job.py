@@ -2,12 +2,12 @@
 
     ExchangeByBucket | BuildShards
 
-A finished shard leaves, last, a small record under _tasks/; running again skips shards that have both.
+Documents of a bucket that are not those which its tasks must hold end the job. A finished shard leaves, last, a small
+record under _tasks/; running again skips shards that have both.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,13 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline import worker_guard
+from pipeline.bucket_seals import BucketContents, DeliveredDocuments, refuse_others
 from pipeline.build_bucket import BucketDocuments, InstanceRule, build_bucket, count_source_tokens, gather_documents
 from pipeline.exchange import ShardTask
 from pipeline.shard_file import pack_shard
-from pipeline.shards.growing import RECORDS
-from pipeline.shards.manifest import parse_shard_row, shard_row
-from pipeline.shards.records import BlockTable, Shard
-from pipeline.shards.storage import file_exists, open_filesystem, write_atomic
-from pipeline.token_parts import TokenizedDocument
+from pipeline.shard_records import ShardRecord, format_record, read_record, record_name
+from pipeline.shards.seal import seal_documents
+from pipeline.shards.storage import file_exists, file_size, open_filesystem, write_atomic
 
 worker_guard.watch_in_workers()
 
@@ -35,27 +34,45 @@ class ShardBuilder:
         output: Folder or URL of the dataset.
         rules: How instances are made, by length.
         num_sources: Of the corpus; the tokens of several are counted.
+        settings_hash: Of the dataset.
         storage_options: Of the output's filesystem.
     """
 
     output: str
     rules: Mapping[int, InstanceRule]
     num_sources: int
+    settings_hash: str
     storage_options: Mapping[str, Any] | None = None
 
-    def build(self, tasks: Sequence[ShardTask], documents: Iterable[TokenizedDocument]) -> Iterator[str]:
-        """Writes those of a bucket's shards that have no record yet; yields the names of their records.
+    def build(self, tasks: Sequence[ShardTask], documents: DeliveredDocuments) -> Iterator[str]:
+        """Writes those of a bucket's shards that are not finished yet; yields the names of the records of all.
 
-        A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice.
+        A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice, but
+        what was handed over is looked at again.
+
+        Raises:
+            ValueError: The documents are not those that the tasks must hold.
         """
-        filesystem, root = open_filesystem(self.output, self.storage_options)
-        missing = [each for each in tasks if not file_exists(filesystem, f"{root}/{record_name(each.name)}")]
-        if missing:
-            gathered = gather_documents(documents)
-            for task in missing:
-                yield self._write_shard(task, gathered)
+        gathered = gather_documents(documents)
+        found = BucketContents(seal_documents(gathered.ids, len(gathered.tokens)), gathered.rows)
+        for task in tasks:
+            refuse_others(task.bucket.name, task.contents, found, documents)
+        for task in tasks:
+            if not self._is_finished(task):
+                self._write_shard(task, gathered)
+            yield record_name(task.name)
 
-    def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> str:
+    def _is_finished(self, task: ShardTask) -> bool:
+        filesystem, root = open_filesystem(self.output, self.storage_options)
+        record = read_record(filesystem, root, task, self.settings_hash)
+        shard = f"{root}/{task.name}"
+        return (
+            record is not None
+            and file_exists(filesystem, shard)
+            and file_size(filesystem, shard) == record.shard.num_bytes
+        )
+
+    def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
         rule = self.rules[task.seq_len]
         if task.bucket.split == "validation":  # measured on each document once, whatever the mixture
             rule = dataclasses.replace(rule, weights=())
@@ -63,15 +80,14 @@ class ShardBuilder:
         tokens = np.zeros(self.num_sources, np.int64)
         if self.num_sources > 1:
             blocks = count_source_tokens(blocks, documents, tokens)
-        tar, shard, table = pack_shard(
-            blocks, task.bucket.split, task.seq_len, task.pass_index, task.name, rule.masking.mask_id
-        )
+        place = task.bucket.split, task.seq_len, task.pass_index, task.name
+        tar, shard, table = pack_shard(blocks, *place, rule.masking.mask_id, task.contents.seal)
         if self.num_sources > 1:
             shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
         filesystem, root = open_filesystem(self.output, self.storage_options)
         write_atomic(filesystem, f"{root}/{task.name}", tar)
-        write_atomic(filesystem, f"{root}/{record_name(task.name)}", format_record(shard, table))
-        return record_name(task.name)
+        record = format_record(ShardRecord(self.settings_hash, shard, table))
+        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)
 
 
 class BuildShards(beam.PTransform):  # type: ignore[misc]
@@ -83,23 +99,3 @@ class BuildShards(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, buckets: beam.PCollection) -> beam.PCollection:
         return buckets | beam.FlatMapTuple(self._builder.build)
-
-
-def record_name(name: str) -> str:
-    """Where the record of a shard lies, relative to the dataset."""
-    return f"{RECORDS}/{name}.json"
-
-
-def format_record(shard: Shard, table: BlockTable) -> bytes:
-    """A shard's row and block table as JSON."""
-    blocks = {field.name: getattr(table, field.name).tolist() for field in dataclasses.fields(BlockTable)}
-    return json.dumps({"shard": shard_row(shard), "blocks": blocks}).encode()
-
-
-def parse_record(data: bytes) -> tuple[Shard, BlockTable]:
-    """What `format_record` formatted."""
-    fields = json.loads(data)
-    blocks = fields["blocks"]
-    offset, size, instances, tokens = (np.array(blocks[name], np.int64) for name in list(blocks)[:4])
-    table = BlockTable(offset, size, instances, tokens, np.array(blocks["crc32"], np.uint32))
-    return parse_shard_row(fields["shard"]), table

@@ -79,7 +79,7 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
     return b"".join(chunks), pack_rows(index, index["high"] >> np.uint64(56))
 
 
-def unpack_documents(data: bytes, token_dtype: Any, where: str) -> Iterable[TokenizedDocument]:
+def unpack_documents(data: bytes | memoryview, token_dtype: Any, where: str) -> Iterable[TokenizedDocument]:
     """The documents of a range of a `.tokens` file that starts and ends between documents.
 
     Raises:

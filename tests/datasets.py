@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from pipeline.shards import block_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
 from pipeline.shards.records import MANIFEST_HASH, Manifest, canonical_hash
+from pipeline.shards.seal import Seal, add_seals
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
 
+Place = tuple[str, int, int, int]
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(5)
 
@@ -55,17 +57,35 @@ def write_vocab(path: Path, words: Sequence[str]) -> Path:
     return path
 
 
+CORPUS = Seal(100_000, 9_000_000, "0123456789abcdef" * 2)
+"""What the documents of datasets made here are said to be; the blocks that a test makes know nothing of it."""
+
+
+def deal_seals(places: Iterable[Place]) -> dict[Place, Seal]:
+    """Seals of all shards, by which every pass holds CORPUS: the last train shard of a pass holds what others leave."""
+    seals = {place: Seal(10, 900 + place[-1], f"{1 + place[-1]:032x}") for place in places}
+    for last in {place[:3]: place for place in sorted(seals) if place[0] == "train"}.values():
+        shared = [each for each in seals if each[1] == last[1] and each[0] != "train"]
+        others = [seals[each] for each in (*shared, *(each for each in seals if each[:3] == last[:3])) if each != last]
+        taken = add_seals(others)
+        ids_xor = (taken + CORPUS).ids_xor  # what is there twice goes out of an exclusive or
+        seals[last] = Seal(CORPUS.documents - taken.documents, CORPUS.tokens - taken.tokens, ids_xor)
+    return seals
+
+
 def write_dataset(
     folder: Path,
-    shards: Mapping[tuple[str, int, int, int], Sequence[Block]],
+    shards: Mapping[Place, Sequence[Block]],
     vocab_size: int,
     settings: Mapping[str, Any],
 ) -> Path:
     """A finished dataset of the blocks given for each (split, seq_len, pass, bucket); words are w0, w1 ..."""
     packed = []
+    seals = deal_seals(shards)
     for (split, seq_len, pass_index, bucket), blocks in shards.items():
         name = tables.shard_name(split, seq_len, pass_index, bucket)
-        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name, MASK)
+        seal = seals[split, seq_len, pass_index, bucket]
+        tar, shard, table = pack_shard(blocks, split, seq_len, pass_index, name, MASK, seal)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(tar)
         packed.append((shard, table))
@@ -83,6 +103,7 @@ def write_dataset(
         groups=tables.group_totals(rows),
         counters={},
         root_hash=tables.root_hash(rows),
+        seal=CORPUS,
     )
     for place in {(shard.split, shard.seq_len, shard.pass_index) for shard in rows}:
         members = [shard for shard in rows if (shard.split, shard.seq_len, shard.pass_index) == place]

@@ -71,6 +71,7 @@ def _checks(dataset: Mapping[str, Any]) -> list[str]:
         shares = " / ".join(f"{100 * kinds['shares'][kind]:.1f}" for kind in MASK_KINDS)
         lines.append(_check(kinds["p"], f"{title}: masks against 80 / 10 / 10", f"{shares} %"))
         lines.append(_check(positions["p"], f"{title}: masks evenly over positions", ""))
+    lines.append(_line(dataset["coverage"]["is_whole"], "Coverage", dataset["coverage"]["said"]))
     rate = dataset["unknown_rate"]
     lines.append(_line(rate < 0.01, "Unknown pieces", f"{rate:.3%} of all tokens"))
     return lines

@@ -14,14 +14,16 @@ import pyarrow.parquet as pq
 from pipeline.provenance import find_tokens
 from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.report.mixture import format_mixture, measure_mixture
+from pipeline.shards.coverage import describe_coverage, find_uncovered
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import pass_folder
 from pipeline.shards.records import Group, json_bytes
 from pipeline.shards.storage import file_exists, write_atomic
 
 REPORT = "report.json"
 SOURCES = "sources.parquet"
 STAGES = ("vocabulary", "tokens", "shards")
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 _NUM_SOURCES = 50
 
 
@@ -50,6 +52,7 @@ def summarize_dataset(
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
         "sources": _summarize_sources(dataset),
         "mixture": measure_mixture(dataset, _licences(dataset)),
+        "coverage": _measure_coverage(dataset),
         "documents": measure_documents(find_tokens(dataset, tokens, options), manifest.vocab_size),
         "groups": [asdict(group) | _summarize_group(dataset, group) for group in manifest.groups],
     }
@@ -65,6 +68,7 @@ def format_report(report: dict[str, Any]) -> str:
     lines.append("documents")
     lines += [f"  {name.replace('_', ' '):<22} {count:>14,}" for name, count in dataset["counters"].items()]
     lines.append(f"  {'unknown tokens':<22} {dataset['unknown_rate']:>14.4%}")
+    lines.append(f"coverage    {dataset['coverage']['said']}")
     for group in dataset["groups"]:
         lines += _format_group(group)
     if seconds := build.get("seconds"):
@@ -111,6 +115,14 @@ def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
         "masked_share": _share(group.masked, group.tokens),
         **measure_group(dataset, group),
     }
+
+
+def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
+    """Whether every document is in one bucket of every pass, and a sentence that says so, or which pass lacks some."""
+    manifest, shards = dataset.manifest, dataset.all_shards
+    for (seq_len, pass_index), what in find_uncovered(manifest, shards):
+        return {"is_whole": False, "said": f"{pass_folder('train', seq_len, pass_index)}: {what}"}
+    return {"is_whole": True, "said": describe_coverage(manifest, shards)}
 
 
 def _summarize_sources(dataset: Dataset) -> dict[str, Any] | None:

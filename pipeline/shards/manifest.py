@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.shards.records import MANIFEST_HASH, Group, Manifest, Shard, canonical_hash, json_bytes
+from pipeline.shards.seal import Seal
 from pipeline.shards.table_checks import check_manifest, check_parquet, check_rows, check_shards
 
-FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-"""In version 1 every row group of blocks.parquet is one shard, which readers of 2 need not know."""
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 SHARDS_TABLE = "shards.parquet"
 BLOCKS_TABLE = "blocks.parquet"
@@ -42,8 +41,13 @@ SHARDS_SCHEMA = pa.schema(
         ("random_next", pa.int64()),
         ("masked_as_mask", pa.int64()),
         ("masked_kept", pa.int64()),
+        ("documents", pa.int64()),
+        ("document_tokens", pa.int64()),
+        ("documents_xor", pa.string()),
     ]
 )
+_SEAL_COLUMNS = 3
+"""The last columns of SHARDS_SCHEMA, which together are a shard's seal."""
 SHARDS_SCHEMA_OF_SOURCES = SHARDS_SCHEMA.append(pa.field("source_tokens", pa.list_(pa.int64())))
 
 
@@ -58,16 +62,17 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         version = fields["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error!r}") from error
-    if version not in READABLE_VERSIONS:
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"{where}: format_version is {version}, this program reads {' and '.join(map(str, READABLE_VERSIONS))};"
-            " build the dataset again, or read it with the version of this program that wrote it"
+            f"{where}: format_version is {version}, this program reads {FORMAT_VERSION}; build the dataset again into"
+            " another folder, or read it with the version of this program that wrote it"
         )
     _refuse_edited(fields, where)
     try:
         groups = tuple(Group(**group) for group in fields.pop("groups"))
         sources = tuple(fields.pop("sources", ()))
-        manifest = Manifest(groups=groups, sources=sources, **fields)
+        seal = Seal(**fields.pop("seal"))
+        manifest = Manifest(groups=groups, sources=sources, seal=seal, **fields)
         check_manifest(manifest)
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{where}: not a dataset manifest: {error}; restore or rebuild the dataset") from error
@@ -159,7 +164,7 @@ def shard_row(shard: Shard) -> dict[str, Any]:
 
 def parse_shard_row(row: Mapping[str, Any]) -> Shard:
     """What `shard_row` returned, out of JSON."""
-    return Shard(**{**row, "source_tokens": tuple(row.get("source_tokens", ()))})
+    return Shard(**{**row, "seal": Seal(**row["seal"]), "source_tokens": tuple(row.get("source_tokens", ()))})
 
 
 def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
@@ -187,11 +192,17 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
 def shards_table(shards: Sequence[Shard]) -> bytes:
     """shards.parquet, one row a shard."""
     schema = SHARDS_SCHEMA_OF_SOURCES if any(shard.source_tokens for shard in shards) else SHARDS_SCHEMA
-    columns = zip(*(dataclasses.astuple(shard)[: len(schema)] for shard in shards), strict=True)
+    columns = zip(*(_table_row(shard)[: len(schema)] for shard in shards), strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = io.BytesIO()
     pq.write_table(pa.table(arrays, schema=schema), sink, compression="zstd")
     return sink.getvalue()
+
+
+def _table_row(shard: Shard) -> tuple[Any, ...]:
+    values = [getattr(shard, field.name) for field in dataclasses.fields(Shard)]
+    *counts, seal, source_tokens = values
+    return *counts, seal.documents, seal.tokens, seal.ids_xor, source_tokens
 
 
 def parse_shards_table(data: bytes, where: str) -> list[Shard]:
@@ -207,6 +218,7 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
         split = SHARDS_SCHEMA.names.index("split")
         names: dict[str, str] = {}  # a few objects, not one for each of 80,000 shards
         columns[split] = [names.setdefault(each, each) for each in columns[split]]
+        columns[-_SEAL_COLUMNS:] = [_join_seals(*columns[-_SEAL_COLUMNS:])]
         if table.num_columns > len(SHARDS_SCHEMA):
             columns.append([tuple(own or ()) for own in table["source_tokens"].to_pylist()])
     del file, table
@@ -217,6 +229,12 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
     except ValueError as error:
         raise ValueError(f"{where}: {error}; restore or rebuild the dataset") from error
     return shards
+
+
+def _join_seals(*columns: Sequence[Any]) -> list[Seal]:
+    """[N] seals out of their columns; one object for all shards of a bucket."""
+    seals: dict[tuple[Any, ...], Seal] = {}
+    return [seals.get(row) or seals.setdefault(row, Seal(*row)) for row in zip(*columns, strict=True)]
 
 
 def _hash_lines(lines: Iterable[str]) -> str:

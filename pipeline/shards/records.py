@@ -1,4 +1,4 @@
-"""What a dataset's manifest and tables hold, as plain records (docs/format.md, section 3). Imports stdlib and numpy."""
+"""What a dataset's manifest and tables hold, as plain records (docs/format.md, section 3)."""
 
 import dataclasses
 import hashlib
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.shards.seal import Seal
+
 MANIFEST_HASH = "manifest_hash"
 """Key in manifest.json of the hash of all its other keys."""
 
@@ -20,7 +22,8 @@ class Shard:
 
     `name` is relative to the dataset, `num_bytes` counts the whole tar file, `blocks_hash` is its block table's digest.
     Of the `masked` positions, `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens.
-    `source_tokens` are the tokens of each source, by its number; there are none where a dataset has one source.
+    `seal` is of the documents of its bucket, whether or not weights use them in its pass. `source_tokens` are the
+    tokens of each source, by its number; there are none where a dataset has one source.
     """
 
     split: str
@@ -37,6 +40,7 @@ class Shard:
     random_next: int
     masked_as_mask: int
     masked_kept: int
+    seal: Seal
     source_tokens: tuple[int, ...] = ()
 
 
@@ -89,7 +93,7 @@ class Manifest:
     """manifest.json.
 
     Attributes:
-        format_version: 1 or 2.
+        format_version: Of the shards and tables.
         software: Names and versions of what wrote the dataset.
         settings: Every setting that changes content.
         settings_hash: blake2b-256 of the settings.
@@ -100,6 +104,7 @@ class Manifest:
         groups: Totals per split and length.
         counters: Documents and characters read, dropped by reason, kept.
         root_hash: blake2b-256 over all passes' hashes.
+        seal: Of all documents that were kept.
         sources: Name, language, weight and counters of each source, by its number.
         tables_sha256: Of shards.parquet and blocks.parquet as they are stored, by name; of a build in progress none.
     """
@@ -115,6 +120,7 @@ class Manifest:
     groups: tuple[Group, ...]
     counters: Mapping[str, Any]
     root_hash: str
+    seal: Seal
     sources: tuple[Mapping[str, Any], ...] = ()
     tables_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.shards.block import TOKENS_PER_BLOCK, block_instances
 from pipeline.shards.records import BlockTable, Group, Manifest, Shard
+from pipeline.shards.seal import Seal
 
 SPLITS = ("train", "validation")
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
@@ -23,7 +24,7 @@ MAX_PASSES = 1000
 MAX_BLOCK_BYTES = 64 * TOKENS_PER_BLOCK  # compressed columns of that many tokens are a twentieth of it
 _MAX_NUMBER = 2**62
 _HASH = re.compile(r"[0-9a-f]{64}")
-_BLOCKS_HASH = re.compile(r"[0-9a-f]{32}")
+_HALF_HASH = re.compile(r"[0-9a-f]{32}")
 _SHARD_NAME = re.compile(r"shard-[0-9]{5,9}\.tar")
 
 
@@ -38,6 +39,7 @@ def check_manifest(manifest: Manifest) -> None:
     for name in ("software", "settings", "special_ids", "counters", "tables_sha256"):
         _expect(isinstance(getattr(manifest, name), Mapping), name, getattr(manifest, name), "an object")
     _check_number("vocab_size", manifest.vocab_size, 1, 2**32)
+    _check_seal("seal", manifest.seal)
     special = manifest.special_ids
     _expect(set(special) == set(SPECIAL_NAMES), "special_ids", sorted(special), f"the names {SPECIAL_NAMES}")
     for name, value in special.items():
@@ -76,8 +78,10 @@ def check_rows(shards: Sequence[Shard]) -> None:
         _expect(is_own, f"{where}, name", shard.name, f"{expected}/shard-NNNNN.tar")
         for field in ("sha256", "content_hash"):
             _check_hash(f"{where}, {field}", getattr(shard, field))
-        is_digest = _BLOCKS_HASH.fullmatch(shard.blocks_hash) is not None
+        is_digest = _HALF_HASH.fullmatch(shard.blocks_hash) is not None
         _expect(is_digest, f"{where}, blocks_hash", shard.blocks_hash, "32 hex digits")
+    for seal in {id(shard.seal): shard.seal for shard in shards}.values():  # a bucket's shards share one
+        _check_seal("the seal of a shard", seal)
     names = {shard.name for shard in shards}
     _expect(len(names) == len(shards), "names", f"{len(names)} names", f"one for each of {len(shards)} shards")
 
@@ -175,7 +179,7 @@ def _is_named_well(shard: Shard) -> bool:
         and _SHARD_NAME.fullmatch(shard.name, len(folder)) is not None
         and all(isinstance(each, str) and _HASH.fullmatch(each) for each in (shard.sha256, shard.content_hash))
         and isinstance(shard.blocks_hash, str)
-        and _BLOCKS_HASH.fullmatch(shard.blocks_hash) is not None
+        and _HALF_HASH.fullmatch(shard.blocks_hash) is not None
     )
 
 
@@ -186,6 +190,8 @@ def _check_row(row: "Shard | Group", where: str) -> None:
         value = getattr(row, field.name)
         if field.type in (str, "str"):
             _expect(isinstance(value, str), f"{where}, {field.name}", value, "text")
+        elif field.name == "seal":
+            _check_seal(f"{where}, seal", value)
         elif field.name == "source_tokens":
             for tokens in value:
                 _check_number(f"{where}, {field.name}", tokens, 0, row.tokens)
@@ -195,6 +201,13 @@ def _check_row(row: "Shard | Group", where: str) -> None:
     _check_number(f"{where}, tokens", row.tokens, 0, row.instances * row.seq_len)
     _check_number(f"{where}, masked", row.masked, 0, row.tokens)
     _check_number(f"{where}, random_next", row.random_next, 0, row.instances)
+
+
+def _check_seal(name: str, seal: Seal) -> None:
+    _check_number(f"{name}, documents", seal.documents, 0, _MAX_NUMBER)
+    _check_number(f"{name}, tokens", seal.tokens, 0, _MAX_NUMBER)
+    is_xor = isinstance(seal.ids_xor, str) and _HALF_HASH.fullmatch(seal.ids_xor) is not None
+    _expect(is_xor, f"{name}, ids_xor", seal.ids_xor, "32 hex digits")
 
 
 def _check_number(name: str, value: Any, least: int, most: int) -> None:

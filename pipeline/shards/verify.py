@@ -17,13 +17,15 @@ from pipeline.shards.block import (
     count_block,
     decode_block,
 )
+from pipeline.shards.coverage import find_uncovered
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, group_totals, pass_folder, pass_json
+from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, document_id_bytes, group_totals, pass_folder, pass_json
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import ID_BYTES
 from pipeline.shards.storage import file_exists, file_size, list_files, read_range
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
-_BYTES_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 16
 CheckBlock = Callable[[Shard, Block], Iterable[str]]
 
 
@@ -57,7 +59,7 @@ def verify_dataset(
         Everything wrong, in the shards' order; empty for a sound dataset.
     """
     findings = [*_check_pinned(dataset), *_check_counters(dataset), *_check_document_ids(dataset)]
-    findings += [*_check_files(dataset), *_check_passes(dataset)]
+    findings += [*_check_files(dataset), *_check_passes(dataset), *_check_coverage(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
         findings.append(Finding(dataset.locate(MANIFEST), "its totals are not those of the shard table"))
     with ThreadPoolExecutor(threads) as pool:
@@ -108,16 +110,22 @@ def _check_counters(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
-    """documents.ids, which may be deleted, holds the very bytes that documents_hash covers."""
+    """documents.ids, which may be deleted, holds the bytes that documents_hash covers and the documents of the seal."""
     path, expected = f"{dataset.root}/{DOCUMENT_IDS}", dataset.manifest.settings.get("documents_hash")
     if expected is None or not file_exists(dataset.filesystem, path):
         return
-    digest = hashlib.blake2b(digest_size=32)
-    size = file_size(dataset.filesystem, path)
-    for start in range(0, size, _BYTES_AT_ONCE):
-        digest.update(read_range(dataset.filesystem, path, start, min(size, start + _BYTES_AT_ONCE)))
+    digest, row_bytes = hashlib.blake2b(digest_size=32), document_id_bytes(dataset.manifest)
+    size, ids_xor = file_size(dataset.filesystem, path), np.zeros(row_bytes, np.uint8)
+    for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
+        data = read_range(dataset.filesystem, path, start, min(size, start + _ROWS_AT_ONCE * row_bytes))
+        digest.update(data)
+        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes).reshape(-1, row_bytes)
+        ids_xor ^= np.bitwise_xor.reduce(rows, axis=0)
+    where, seal = dataset.locate(DOCUMENT_IDS), dataset.manifest.seal
     if digest.hexdigest() != expected:
-        yield Finding(dataset.locate(DOCUMENT_IDS), f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
+        yield Finding(where, f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
+    elif (found := (size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex())) != (seal.documents, seal.ids_xor):
+        yield Finding(where, f"{found[0]:,} documents (xor of ids {found[1]}), the manifest's seal is of {seal}")
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
@@ -147,6 +155,11 @@ def _check_passes(dataset: Dataset) -> Iterator[Finding]:
             continue
         if not is_own:
             yield Finding(dataset.locate(name), "does not say what the shard table and the manifest say")
+
+
+def _check_coverage(dataset: Dataset) -> Iterator[Finding]:
+    for (seq_len, pass_index), what in find_uncovered(dataset.manifest, dataset.all_shards):
+        yield Finding(dataset.locate(pass_folder("train", seq_len, pass_index)), what)
 
 
 def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Iterator[Finding]:
@@ -205,8 +218,11 @@ def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, 
     if len(data) != size or checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
     block = decode_block(data, where)
-    if (block.num_instances, block.num_tokens) != (int(table.instances[number]), int(table.tokens[number])):
-        raise ValueError(f"{where}: {block.num_instances} instances, the block table says {table.instances[number]}")
+    found, expected = (block.num_instances, block.num_tokens), (int(table.instances[number]), int(table.tokens[number]))
+    if found != expected:
+        raise ValueError(
+            f"{where}: {found[0]} instances of {found[1]} tokens, the block table says {expected[0]} of {expected[1]}"
+        )
     full = block_instances(shard.seq_len)
     if number < len(table) - 1 and block.num_instances != full:
         raise ValueError(f"{where}: {block.num_instances} instances, every block but the last has {full}")

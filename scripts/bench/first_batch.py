@@ -35,6 +35,7 @@ from pipeline.shards.manifest import (
     shards_table,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
+from pipeline.shards.seal import NOTHING
 from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import default_num_lanes, rank_runs
@@ -59,7 +60,7 @@ def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
         document_a=np.arange(size, dtype=np.uint64),
         document_b=np.arange(size, dtype=np.uint64),
     )
-    return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0), mask_id=4)
+    return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0), 4, NOTHING)
 
 
 def write_tables(folder: Path, shard: Shard, table: BlockTable, num_shards: int) -> None:
@@ -102,7 +103,7 @@ def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
 
     shards = parse_shards_table((folder / SHARDS_TABLE).read_bytes(), SHARDS_TABLE)
     digest = root_hash(shards)
-    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, group_totals(shards), {}, digest)
+    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, group_totals(shards), {}, digest, NOTHING)
     blocks = os.open(folder / BLOCKS_TABLE, os.O_RDONLY)  # not mapped: its pages would count as ours
     dataset = Dataset(str(folder), None, str(folder), manifest, shards)
     tables = BlockTables(read, lambda: os.fstat(blocks).st_size, shards, BLOCKS_TABLE)

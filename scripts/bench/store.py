@@ -23,6 +23,7 @@ import numpy as np
 from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import NOTHING
 from trainer.allocator import keep_freed_memory
 from trainer.stream.ranged_read import BlockRange
 from trainer.stream.read_settings import ReadSettings
@@ -103,7 +104,7 @@ def read_window(dataset: Dataset, num_shards: int, table: BlockTable, settings: 
     per_read = settings.max_read_bytes // BLOCK_BYTES
     reads: list[Read] = []
     for number in range(num_shards):
-        shard = Shard("train", 128, 0, f"shard-{number}.tar", SHARD_BYTES, "", "", "", 0, 0, 0, 0, 0, 0)
+        shard = Shard("train", 128, 0, f"shard-{number}.tar", SHARD_BYTES, "", "", "", 0, 0, 0, 0, 0, 0, NOTHING)
         for first in range(0, len(table), per_read):
             blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
             reads.append(Read(blocks, first, Future()))

@@ -26,6 +26,7 @@ import zstandard
 from pipeline.shards import arrow_stream
 from pipeline.shards.block import Block, block_instances, encode_block
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import NOTHING
 from scripts.soak.damaged_blocks import NUMBERS, Draws, Stored, as_it_is, template
 from scripts.soak.sanitized import run_sanitized
 from trainer.stream import arena
@@ -45,7 +46,7 @@ class Target:
 
     def __init__(self, draws: Draws, seq_len: int, dtype: Any) -> None:
         self._draws, self._seq_len, self._dtype = draws, seq_len, np.dtype(dtype)
-        self._shard = Shard("train", seq_len, 0, PLACE, 0, "", "", "", 0, 0, 0, 0, 0, 0)
+        self._shard = Shard("train", seq_len, 0, PLACE, 0, "", "", "", 0, 0, 0, 0, 0, 0, NOTHING)
         self._arena = arena.Arena(block_instances(seq_len))
         for slot in [self._arena.put(_all_masked(seq_len, dtype)) for _ in range(5)]:
             self._arena.free(slot)  # which leaves room for any block

@@ -18,6 +18,7 @@ from pipeline.shard_file import pack_shard
 from pipeline.shards import block_tables, manifest
 from pipeline.shards.block import Block, encode_block
 from pipeline.shards.records import Manifest
+from pipeline.shards.seal import NOTHING, add_seals
 
 TEXTS = ("One sentence. Another one, of words.", "Zwei Sätze. 二 Zeichen.", "A third text\nof two lines.")
 PAGE = (
@@ -58,7 +59,7 @@ def reader_seeds() -> dict[str, list[bytes]]:
 def codec_seeds() -> dict[str, list[bytes]]:
     """A block, a manifest and both tables of one dataset of two shards."""
     packed = [
-        pack_shard([_block(3 + index)], "train", 64, 0, manifest.shard_name("train", 64, 0, index), 4)
+        pack_shard([_block(3 + index)], "train", 64, 0, manifest.shard_name("train", 64, 0, index), 4, NOTHING)
         for index in range(2)
     ]
     rows = [shard for shard, _ in ((shard, table) for _, shard, table in packed)]
@@ -75,6 +76,7 @@ def codec_seeds() -> dict[str, list[bytes]]:
         groups=manifest.group_totals(rows),
         counters={"documents": 5},
         root_hash=manifest.root_hash(rows),
+        seal=add_seals(row.seal for row in rows),
     )
     return {
         "block": [encode_block(_block(3)), encode_block(_block(40)), encode_block(_block(0))],

@@ -13,6 +13,7 @@ from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.pipeline_context import PipelineContext
 
+from pipeline.bucket_seals import BucketContents
 from pipeline.buckets import plan_buckets
 from pipeline.build_shards import add_shards_graph
 from pipeline.build_tokens import add_tokens_graph
@@ -21,6 +22,7 @@ from pipeline.documents.parts import Part
 from pipeline.exchange import plan_tasks
 from pipeline.run_beam import choose_exchange, pipeline_options
 from pipeline.settings import BuildSettings
+from pipeline.shards.seal import Seal
 from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Google's clients warn of their own dependencies
@@ -64,11 +66,13 @@ def translated(request, client, vocab_file, monkeypatch):
     else:
         mode = "files" if "files" in request.param else choose_exchange("auto", options)
         assert mode in request.param
-        tasks = plan_tasks(plan_buckets(NUM_BUCKETS, bytes(16)), [128], 1)
+        buckets = plan_buckets(NUM_BUCKETS, bytes(16))
+        contents = {bucket.name: BucketContents(Seal(64, 9000, f"{7:032x}"), 70) for bucket in buckets}
+        tasks = plan_tasks(buckets, [128], 1, contents)
         names = [
             f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
         ]
-        add_shards_graph(pipeline, settings, vocabulary, names, tasks, mode)
+        add_shards_graph(pipeline, settings, vocabulary, names, tasks, mode, "0" * 64)
     result = runner.DataflowRunner().run_pipeline(pipeline, options)
     return pipeline, result.job.proto_pipeline
 

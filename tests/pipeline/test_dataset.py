@@ -127,15 +127,6 @@ def test_row_groups_hold_whole_shards(folder, monkeypatch):
     assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [5, 5, 1]
 
 
-def test_a_dataset_of_version_1_is_read(folder, monkeypatch):
-    expected = [table.offset.tolist() for table in block_tables(folder)]
-    monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 1)  # one row group a shard
-    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(block_tables(folder)))
-    edit_manifest(folder, format_version=1)
-    dataset = open_dataset(str(folder))
-    assert [dataset.blocks(shard).offset.tolist() for shard in dataset.all_shards] == expected
-
-
 def test_a_row_group_that_ends_inside_a_shard_is_refused(folder):
     path = folder / tables.BLOCKS_TABLE
     pq.write_table(pq.read_table(path), path, row_group_size=4)
@@ -189,9 +180,10 @@ def test_a_missing_file_is_named(folder, name):
         (b"", "not a dataset manifest"),
         (b"[]", "not a dataset manifest"),
         (b"{}", "not a dataset manifest: KeyError"),
-        (b'{"format_version": 3}', "format_version is 3, this program reads 1 and 2; build the dataset again"),
-        (b'{"format_version": 2, "groups": []}', "was edited or damaged: what it holds has the manifest_hash "),
-        (with_own_hash({"format_version": 2, "groups": []}), "not a dataset manifest: .*missing"),
+        (b'{"format_version": 2}', "format_version is 2, this program reads 3; build the dataset again into another"),
+        (b'{"format_version": 3, "groups": []}', "was edited or damaged: what it holds has the manifest_hash "),
+        (with_own_hash({"format_version": 3, "groups": []}), "not a dataset manifest: 'seal'"),
+        (with_own_hash({"format_version": 3, "groups": [], "seal": {}}), "not a dataset manifest: .*missing"),
     ],
 )
 def test_what_is_not_a_manifest_is_refused(folder, content, message):

@@ -14,7 +14,7 @@ from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.dropped_ids import DROPPED, choose_dropped, iterate_dropped, read_dropped_ids, reason_numbers
-from pipeline.exchange import TokenFolder, cut_part
+from pipeline.exchange import TokenFolder, cut_part, unpack_chunk
 from pipeline.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
 from pipeline.index_rows import iterate_index
 from pipeline.shards.dataset import open_dataset
@@ -84,7 +84,7 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
         document.id
         for name in names
         for _, data in cut_part(name, TokenFolder(str(folder), "uint16", has_dropped=True), [bucket])
-        for document in unpack_documents(data, np.uint16, "chunk")
+        for document in unpack_documents(unpack_chunk(data)[1], np.uint16, "chunk")
     ]
     assert sorted(set(cut)) == expected
     assert len(cut) == 276 - 4 - 1  # 110 was in both

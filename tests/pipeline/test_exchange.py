@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections import defaultdict
 
 import apache_beam as beam
 import numpy as np
@@ -9,13 +10,16 @@ import pytest
 from apache_beam.coders import BytesCoder, TupleCoder
 from apache_beam.runners.pipeline_context import PipelineContext
 
+from pipeline.bucket_seals import BucketContents, BucketSums
 from pipeline.buckets import plan_buckets
 from pipeline.build_bucket import gather_documents
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
-from pipeline.exchange import ExchangeByBucket, TokenFolder, cut_part, group_tasks, plan_tasks
+from pipeline.exchange import ExchangeByBucket, TokenFolder, cut_part, group_tasks, plan_tasks, unpack_chunk
+from pipeline.index_rows import iterate_kept
 from pipeline.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.seal import NOTHING
 from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.token_index import build_index, read_bucket
 from pipeline.token_parts import TokenizedDocument, pack_documents, unpack_documents
@@ -39,8 +43,19 @@ def folder(tmp_path):
     return TokenFolder(str(tmp_path), "uint16")
 
 
-def numbers_in(data):
-    return [document.id[0] for document in unpack_documents(data, np.uint16, "chunk")]
+def numbers_in(chunk):
+    return [document.id[0] for document in unpack_documents(unpack_chunk(chunk)[1], np.uint16, "chunk")]
+
+
+def contents_of(folder, buckets, names=("one", "two", "none")):
+    filesystem, root = folder.open()
+    sums = BucketSums(buckets)
+    for documents, num_rows in iterate_kept(filesystem, root, names, has_dropped=folder.has_dropped):
+        sums.add(documents, num_rows)
+    return sums.contents()
+
+
+NOT_COUNTED = defaultdict(lambda: BucketContents(NOTHING, 0))
 
 
 def test_a_part_is_cut_at_the_bounds_of_the_buckets(folder):
@@ -67,7 +82,7 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
 
 
 def test_tasks_of_a_bucket_stay_together():
-    tasks = plan_tasks(plan_buckets(2, make_document(1).id), [64, 128], 2)
+    tasks = plan_tasks(plan_buckets(2, make_document(1).id), [64, 128], 2, NOT_COUNTED)
     groups = group_tasks(reversed(tasks))
     assert {name.decode(): len(found) for name, found in groups.items()} == {
         "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
@@ -76,7 +91,7 @@ def test_tasks_of_a_bucket_stay_together():
 
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
 def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
-    tasks = plan_tasks(plan_buckets(4, make_document(9).id), [64], 1)
+    tasks = plan_tasks(plan_buckets(4, make_document(9).id), [64], 1, NOT_COUNTED)
 
     def write(work):
         tasks, documents = work
@@ -96,7 +111,7 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
 
 
 def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
-    tasks = plan_tasks(plan_buckets(4, None), [64], 1)
+    tasks = plan_tasks(plan_buckets(4, None), [64], 1, NOT_COUNTED)
     pipeline = beam.Pipeline(options=pipeline_options(1, []))
     _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks)
     proto = pipeline.to_runner_api()

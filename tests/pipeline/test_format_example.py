@@ -11,6 +11,7 @@ import zstandard
 from pipeline.shard_file import pack_shard
 from pipeline.shards.arrow_stream import _find_layout, _message_length
 from pipeline.shards.block import checksum, decode_block
+from pipeline.shards.seal import NOTHING
 from tests.datasets import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ def render(tar: bytes) -> str:
 
 
 def example() -> tuple[bytes, str]:
-    tar, _, table = pack_shard([TINY], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", mask_id=4)
+    tar, _, table = pack_shard([TINY], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", 4, NOTHING)
     assert len(tar) % 512 == 0
     assert table.offset.tolist() == [512]
     return tar, f"{render(tar)}\ncrc32 of bytes 512 to {511 + table.size[0]}: {table.crc32[0]:08x}"

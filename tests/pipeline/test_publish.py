@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.bucket_seals import BucketContents
 from pipeline.buckets import Bucket
-from pipeline.exchange import ShardTask
+from pipeline.exchange import plan_tasks
 from pipeline.publish import PassPublisher, planned_groups
+from pipeline.shard_records import ShardRecord, format_record, record_name
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import RECORDS, open_growing
+from pipeline.shards.seal import NOTHING
 from pipeline.shards.storage import open_filesystem
 from pipeline.shards.verify import verify_dataset
-from pipeline.shards_job import format_record, record_name
 from tests.pipeline.test_build import build
 
 FULL = 2**128 - 1
@@ -26,14 +28,21 @@ def whole(tmp_path, make_dataset):
 
 
 @pytest.fixture
-def tasks():
-    return [ShardTask(8192, number, bucket) for number in range(2) for bucket in BUCKETS
-            if bucket.split == "train" or number == 0]  # fmt: skip
+def tasks(whole):
+    contents = {bucket.name: BucketContents(seal_of(whole, bucket), 1) for bucket in BUCKETS}
+    return plan_tasks(BUCKETS, [8192], 2, contents)
+
+
+def seal_of(whole, bucket):
+    [seal] = {each.seal for each in whole.all_shards
+              if each.split == bucket.split and each.name.endswith(f"shard-{bucket.number:05d}.tar")}  # fmt: skip
+    return seal
 
 
 def finish(whole, folder: Path, name: str) -> None:
     [shard] = [each for each in whole.all_shards if each.name == name]
-    for path, data in ((name, whole.read_file(name)), (record_name(name), format_record(shard, whole.blocks(shard)))):
+    record = ShardRecord(whole.manifest.settings_hash, shard, whole.blocks(shard))
+    for path, data in ((name, whole.read_file(name)), (record_name(name), format_record(record))):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
 
@@ -85,7 +94,8 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
 
 def test_the_plan_has_what_is_there_and_what_will_be(tasks, whole):
     built = {shard.name: (shard, whole.blocks(shard)) for shard in whole.all_shards}
-    more = [ShardTask(512, number, bucket) for number in range(3) for bucket in BUCKETS[:2]]
+    contents = {bucket.name: BucketContents(NOTHING, 0) for bucket in BUCKETS}
+    more = plan_tasks(BUCKETS[:2], [512], 3, contents)
     groups = planned_groups(more, built)
     assert [(each.split, each.seq_len, each.passes, each.shards, each.instances) for each in groups] == [
         ("train", 512, 3, 6, 0), ("train", 8192, 2, 4, 0), ("validation", 8192, 1, 1, 0),

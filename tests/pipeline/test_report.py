@@ -30,6 +30,7 @@ from pipeline.report.summary import REPORT_VERSION, format_report, read_report
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.records import Shard
+from pipeline.shards.seal import NOTHING
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
 
@@ -39,7 +40,7 @@ def run(*arguments):
 
 
 def shard(name, instances, seq_len=128):
-    return Shard("train", seq_len, 0, name, 1, "", "", "", instances, 1, 1, 0, 1, 0)
+    return Shard("train", seq_len, 0, name, 1, "", "", "", instances, 1, 1, 0, 1, 0, NOTHING)
 
 
 def one_length_block(lengths, masked, shown=5, label=9):

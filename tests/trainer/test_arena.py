@@ -15,6 +15,7 @@ from pipeline.shards.arrow_stream import RecordBatch, find_messages, read_record
 from pipeline.shards.arrow_writer import write_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block, encode_block
 from pipeline.shards.records import Shard
+from pipeline.shards.seal import NOTHING
 from trainer.stream import arena
 from trainer.stream.arena import Arena
 from trainer.stream.ranged_read import check_block
@@ -177,7 +178,7 @@ def changed(block: Block, name: str, place: int, value: int) -> Block:
 
 
 VOCAB_SIZE = 70_200  # above every id that `widen` makes
-SHARD = Shard("train", 8192, 0, "here", 0, "", "", "", 0, 0, 0, 0, 0, 0)
+SHARD = Shard("train", 8192, 0, "here", 0, "", "", "", 0, 0, 0, 0, 0, 0, NOTHING)
 
 
 def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:

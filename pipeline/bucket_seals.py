@@ -1,0 +1,97 @@
+"""What every bucket must hold, added up from the index of the token parts before any bucket is brought together.
+
+It travels in the tasks of a bucket; the documents that are gathered for them are held to it (`refuse_others`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.buckets import Bucket
+from pipeline.dropped_ids import id_keys
+from pipeline.grouped_rows import Rows
+from pipeline.shards.seal import Seal, add_seals
+from pipeline.token_parts import TokenizedDocument
+
+
+@dataclass(frozen=True)
+class BucketContents:
+    """What the token parts hold of one bucket.
+
+    Attributes:
+        seal: Of its distinct documents, those left out aside.
+        rows: How often parts hold one of them: the documents, and their copies.
+    """
+
+    seal: Seal
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.seal} in {self.rows:,} rows"
+
+
+class DeliveredDocuments(Protocol):
+    """The documents of a bucket, as they came."""
+
+    @property
+    def origin(self) -> str:
+        """Begins the sentence that says what came, such as "the runner delivered"."""
+
+    @property
+    def advice(self) -> str:
+        """What to do where that is not the bucket."""
+
+    def __iter__(self) -> Iterator[TokenizedDocument]:
+        """Every document, copies included."""
+
+
+class BucketSums:
+    """Adds up the contents of all buckets; memory is a few numbers a bucket."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        """Of these buckets, which hold every document there is; nothing is counted yet."""
+        self._buckets = buckets
+        self._counts = np.zeros((3, len(buckets)), np.int64)  # documents, tokens, rows
+        self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
+
+    def add(self, documents: Rows, num_rows: npt.NDArray[np.int64]) -> None:
+        """Counts distinct documents, each with the number of rows that hold it or a copy."""
+        owners = find_buckets(documents, self._buckets)
+        for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows)):
+            sums = np.bincount(owners, values, len(self._buckets))
+            self._counts[row] += sums.astype(np.int64)  # of a group, so exact in floats
+        for row, name in enumerate(("high", "low")):
+            np.bitwise_xor.at(self._ids[row], owners, documents[name])
+
+    def contents(self) -> dict[str, BucketContents]:
+        """What was counted, by the bucket's name."""
+        columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
+        return {
+            bucket.name: BucketContents(Seal(documents, tokens, f"{high:016x}{low:016x}"), rows)
+            for bucket, documents, tokens, rows, high, low in columns
+        }
+
+
+def find_buckets(documents: Rows, buckets: Sequence[Bucket]) -> npt.NDArray[np.int64]:
+    """[D] the place in `buckets` of the one that holds each document; together they hold all ids there are."""
+    order = sorted(range(len(buckets)), key=lambda place: buckets[place].last_id)
+    last_ids = np.array([buckets[place].last_id for place in order], "S16")
+    return np.array(order)[np.searchsorted(last_ids, id_keys(documents))]
+
+
+def total_seal(contents: Mapping[str, BucketContents]) -> Seal:
+    """The seal of all buckets together."""
+    return add_seals(each.seal for each in contents.values())
+
+
+def refuse_others(name: str, expected: BucketContents, found: BucketContents, came: DeliveredDocuments) -> None:
+    """Holds what was gathered of a bucket to what it must hold.
+
+    Raises:
+        ValueError: It is something else; the message names the bucket, what was expected and found, what to do.
+    """
+    if found != expected:
+        raise ValueError(f"bucket {name}: {came.origin} {found}, expected {expected}; {came.advice}")
