@@ -27,6 +27,7 @@ from pipeline.report.summary import SOURCES, load_report, summarize_dataset, wri
 from pipeline.run_beam import stopwatch
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.secret_values import hide, hide_in
 from pipeline.shards.storage import open_filesystem, read_file, write_atomic
 from pipeline.sources import Source
 from tokenizer.compiled import load
@@ -156,7 +157,7 @@ def _say_what_is_left_out(urls: Sequence[str]) -> None:
 def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
     """sources.parquet: the input files, which may have been moved since and change no hash."""
     columns = {
-        "url": [file.url for file in corpus.files],
+        "url": [hide(file.url) for file in corpus.files],
         "bytes": [file.size for file in corpus.files],
         "source": [sources[file.source].name for file in corpus.files],
         "licence": [sources[file.source].licence for file in corpus.files],
@@ -177,7 +178,7 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
     run = load_report(dataset).get("build", run | {"settings": shown})
     numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
-    report: dict[str, Any] = json.loads(json.dumps({"dataset": numbers, "build": run}))
+    report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
     write_report(dataset, report)
     write_page(report, f"{dataset.root}/{REPORT_PAGE}", dataset.filesystem)
 

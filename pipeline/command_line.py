@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.missing_packages import describe_missing
+from pipeline.shards.secret_values import hide, hide_unparsed
 
 USER_FAULTS = (
     ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError,
@@ -122,7 +123,7 @@ def report_fault(program: str, fault: BaseException) -> int:
     if os.environ.get(TRACEBACK_VARIABLE):
         raise fault
     if os.environ.get("RANK", "0") == "0":
-        print(f"{program}: error: {describe_fault(fault)}", file=sys.stderr)
+        print(f"{program}: error: {hide(describe_fault(fault))}", file=sys.stderr)
     return 2
 
 
@@ -141,7 +142,10 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
     """
     from pipeline.command_flags import parse_words
 
-    return parse_words(program, _load(command.settings), command.positionals, arguments)
+    try:
+        return parse_words(program, _load(command.settings), command.positionals, arguments)
+    except ValueError as error:  # without its cause, whose message may show storage options
+        raise ValueError(hide_unparsed(str(error))) from None
 
 
 def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:

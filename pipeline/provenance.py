@@ -23,6 +23,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.names import require_plain
 from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.records import Manifest
+from pipeline.shards.secret_values import hide
 from pipeline.shards.storage import file_exists, open_filesystem, read_file
 from pipeline.sources import UNIT, count_uses
 from pipeline.token_index import find_prefix_rows
@@ -75,7 +76,7 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
         [document.id for document in ordered],
         [document.source for document in ordered],
         # A name that is no UTF-8 has surrogates, which Parquet cannot hold.
-        [document.where.encode(errors="replace").decode() for document in ordered],
+        [hide(document.where).encode(errors="replace").decode() for document in ordered],
     )
     arrays = [pa.array(column, field.type) for column, field in zip(columns, PLACES_SCHEMA, strict=True)]
     sink = io.BytesIO()

@@ -9,7 +9,6 @@ import importlib
 import logging
 import os
 import re
-import shutil
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from tqdm import tqdm
 
 from pipeline import forked_workers, worker_guard
 from pipeline.exchange import ExchangeMode
+from pipeline.shards.secret_values import hide
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
@@ -113,7 +113,8 @@ def run_graph(
         except Exception as error:
             if fault := find_fault(str(error), type(error).__name__):
                 raise ValueError(fault) from error
-            kept = shutil.copy(log, Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log"))
+            kept = Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log")
+            kept.write_text(hide(Path(log).read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
             raise RuntimeError(f"{describe}: a worker failed; what the workers printed is in {kept}") from error
 
 

@@ -16,6 +16,7 @@ from pipeline.documents import EXAMPLES_PER_REASON
 from pipeline.documents.parts import Part
 from pipeline.shards.ranged_file import read_files
 from pipeline.shards.records import json_bytes
+from pipeline.shards.secret_values import hide_in
 
 _EXAMPLES, _SOURCE = "examples", "source"  # the keys of a record that are no counts
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
@@ -73,7 +74,7 @@ def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[
 
 def format_record(documents: DocumentList[Any]) -> bytes:
     """What is kept of a list that is done: its counters, its source's number, examples of what was dropped."""
-    examples = [dataclasses.asdict(each) for each in documents.dropped]
+    examples = [hide_in(dataclasses.asdict(each)) for each in documents.dropped]
     return json_bytes(
         dict(documents.counters) | {_SOURCE: documents.source} | ({_EXAMPLES: examples} if examples else {})
     )

@@ -77,11 +77,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
     """`python -m trainer doctor`, on every rank."""
+    from pipeline.shards.secret_values import hide
     from trainer.doctor.examine import examine
 
     text, code = examine(settings)
     if text:
-        print(text, flush=True)
+        print(hide(text), flush=True)
     return code
 
 

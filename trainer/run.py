@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.shards.patience import Patience
+from pipeline.shards.secret_values import hide
 from pipeline.shards.storage import parse_storage_options
 from trainer.build_optimizer import build_optimizer
 from trainer.checkpoints.read import load_checkpoint, read_state
@@ -129,7 +130,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         ValueError: Settings, dataset and what is in the folder do not fit each other; the same on every rank.
     """
     folder, position, store = RunFolder(Path(settings.output)), Position(), None
-    say = tqdm.write if ranks.rank == 0 else lambda _: None
+    say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
     patience = Patience(60 * settings.follow_limit_minutes, say)
     with together(ranks):
         profile = Profile(settings.profile, folder.path / "profile", ranks)

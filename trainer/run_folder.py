@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.shards.secret_values import hide_arguments, hide_in
 from pipeline.shards.storage import replace_local
 from trainer.model.config import BertConfig
 from trainer.settings import OF_PHASES, PretrainSettings
@@ -119,7 +120,9 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
     facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
-    replace_file(run.facts, (json.dumps(facts, indent=2) + "\n").encode())  # first: it says that this folder is a run
+    replace_file(
+        run.facts, (json.dumps(hide_in(facts), indent=2) + "\n").encode()
+    )
     for name in VOCABULARY_FILES:
         replace_file(run.path / name, mixture[0].dataset.read_file(name))
     replace_file(run.config, to_yaml(settings).encode())
@@ -129,7 +132,7 @@ def to_yaml(settings: PretrainSettings) -> str:
     """The settings as a file that `--config` reads."""
     left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out}
-    return str(yaml.safe_dump(fields, sort_keys=False))
+    return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
 
 
 def launch_facts(world_size: int) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def launch_facts(world_size: int) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": hide_storage_options(sys.argv),
+        "argv": hide_arguments(sys.argv),
         "world_size": world_size,
         "host": platform.node(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
@@ -147,17 +150,6 @@ def launch_facts(world_size: int) -> dict[str, Any]:
         "software": software_versions(SOFTWARE),
         "git_commit": _git_commit(),
     }
-
-
-def hide_storage_options(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the value of --storage_options, which may hold secrets, replaced."""
-    shown = list(arguments)
-    for index, argument in enumerate(arguments):
-        if argument.startswith("--storage_options="):
-            shown[index] = "--storage_options=(hidden)"
-        elif index and arguments[index - 1] == "--storage_options":
-            shown[index] = "(hidden)"
-    return shown
 
 
 def dataset_facts(source: WeightedDataset) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     """
     filesystem, path = open_filesystem(pattern, storage_options)
     filesystem.invalidate_cache()
-    found: Listing = call_patiently(pattern, lambda: _list(filesystem, path))
+    found: Listing = call_patiently(pattern, lambda: _list(filesystem, path), filesystem=filesystem)
     if is_local(filesystem):
         return found
     name = filesystem.unstrip_protocol

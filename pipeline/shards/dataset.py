@@ -19,6 +19,7 @@ from pipeline.shards.storage import (
     open_filesystem,
     read_file,
     read_range,
+    reread_damaged,
 )
 
 
@@ -147,6 +148,10 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
             f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
             " settings to finish it, or give the folder that was its --output"
         )
+    return reread_damaged(filesystem, lambda: _read_dataset(url, filesystem, root))
+
+
+def _read_dataset(url: str, filesystem: Any, root: str) -> Dataset:
     manifest = parse_manifest(read_file(filesystem, f"{root}/{MANIFEST}"), f"{url}/{MANIFEST}")
     if unpinned := [name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256]:
         raise ValueError(f"{url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset")

@@ -37,6 +37,7 @@ from pipeline.shards.storage import (
     open_filesystem,
     read_file,
     remove_files,
+    reread_damaged,
     write_atomic,
 )
 
@@ -161,7 +162,8 @@ class GrowingDataset(Dataset):
         """The shards of a complete pass, and what finds their blocks; None where it is not complete."""
         self.filesystem.invalidate_cache()  # a listing kept from before would hide it
         try:
-            return self._look_published(pass_folder(split, seq_len, pass_index))
+            folder = pass_folder(split, seq_len, pass_index)
+            return reread_damaged(self.filesystem, lambda: self._look_published(folder))
         except FileNotFoundError:
             return self._look_finished(split, seq_len, pass_index)
 
@@ -206,7 +208,8 @@ class GrowingDataset(Dataset):
 
     def _open_finished(self) -> Dataset:
         """The dataset as the build left it, opened anew where that is not what it was."""
-        manifest = parse_manifest(self.read_file(MANIFEST), self.locate(MANIFEST))
+        where = self.locate(MANIFEST)
+        manifest = reread_damaged(self.filesystem, lambda: parse_manifest(self.read_file(MANIFEST), where))
         if self._finished is None or self._finished.manifest != manifest:
             self._finished = open_dataset(self.url, self._storage_options)
         return self._finished
@@ -226,11 +229,14 @@ def open_growing(
     """
     filesystem, root = open_filesystem(url, storage_options)
 
+    def read_plan() -> Manifest:
+        return parse_manifest(read_file(filesystem, f"{root}/{PLAN}"), f"{url}/{PLAN}")
+
     def look() -> Dataset | None:
         filesystem.invalidate_cache()
         if file_exists(filesystem, f"{root}/{PLAN}"):
             try:
-                plan = parse_manifest(read_file(filesystem, f"{root}/{PLAN}"), f"{url}/{PLAN}")
+                plan = reread_damaged(filesystem, read_plan)
             except FileNotFoundError:
                 return None  # the build ended this moment
             return GrowingDataset(url, filesystem, root, plan, storage_options)

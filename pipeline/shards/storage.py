@@ -1,12 +1,14 @@
 """Files at any fsspec URL: opened, listed, read by range with a length check, written whole or not at all.
 
 Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`), with growing random
-pauses of at most 16 s in all, besides what the store's own driver tries. Local disks are asked once.
+pauses of at most 16 s in all, besides what the store's own driver tries. A store that has answered before and now
+refuses is asked again for REFUSAL_SECONDS: a key may be in renewal. Local disks are asked once.
 """
 
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import secrets
@@ -23,14 +25,18 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.missing_packages import describe_missing
 from pipeline.shards.names import stays_below
+from pipeline.shards.secret_values import learn
 
 TEMPORARY_MARK = ".partial-"
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 8.0
+REFUSAL_SECONDS = 30.0
+DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
 _TEMPORARY_NAME = re.compile(r"\..+\.partial-\d+-[0-9a-f]{8}")
 _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED_STATUS = {401, 403}
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 _TRANSIENT_ERRNO = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH}
 # By name, because drivers are optional: botocore's, aiohttp's, requests', urllib3's and gcsfs' errors of transport.
@@ -38,6 +44,9 @@ _TRANSIENT_CLASSES = {
     "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
     "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError",
 }  # fmt: skip
+
+_answered: set[int] = set()
+"""Filesystems, by their hash, of which a request was not refused: what they refuse later may pass."""
 
 Result = TypeVar("Result")
 
@@ -48,6 +57,10 @@ class StorageError(OSError, ValueError):
 
 class SizeError(OSError):
     """A store returned or kept another number of bytes than it should."""
+
+
+class CutFileError(SizeError):
+    """A file on a local disk ends before the bytes that were asked for; asking again does not help."""
 
 
 class _DriverError(OSError):
@@ -71,6 +84,7 @@ def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
     if not isinstance(options, dict):
         example = '{"anon": true}'
         raise ValueError(f"storage_options is not a JSON object such as {example}, nor @FILE holding one")  # noqa: TRY004
+    learn(options)
     return options
 
 
@@ -80,6 +94,7 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: No filesystem is known for the URL's protocol, or its driver is not installed.
     """
+    learn(storage_options)
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **(storage_options or {}))
     except (ImportError, ValueError) as error:
@@ -107,7 +122,7 @@ def write_atomic(filesystem: Any, path: str, data: bytes | Path) -> None:
     if is_local(filesystem):
         replace_local(path, data)
     else:
-        call_patiently(locate(filesystem, path), lambda: _upload(filesystem, path, data))
+        ask(filesystem, path, lambda: _upload(filesystem, path, data))
 
 
 def read_range(
@@ -129,7 +144,8 @@ def read_range(
         reader: Reads in place of the filesystem.
 
     Raises:
-        OSError: The store returned another number of bytes than asked for: some cut a body short without an error.
+        SizeError: The store returned another number of bytes than asked for: some cut a body short without an error.
+        CutFileError: So did a local disk; an OSError and a SizeError.
         StorageError: It did so, or failed otherwise, in every attempt; an OSError.
     """
 
@@ -137,12 +153,14 @@ def read_range(
         with _driver_errors(path):
             data: bytes = reader(path, start, stop) if reader else filesystem.cat_file(path, start=start, end=stop)
         if len(data) != stop - start:
-            raise SizeError(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
+            is_cut = is_local(filesystem) and Path(path).stat().st_size < stop
+            kind = CutFileError if is_cut else SizeError
+            raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
 
     if is_local(filesystem) or attempts == 1:
         return attempt()
-    return call_patiently(f"{locate(filesystem, path)}, bytes {start}-{stop}", attempt, attempts)
+    return call_patiently(f"{locate(filesystem, path)}, bytes {start}-{stop}", attempt, attempts, filesystem)
 
 
 def read_file(filesystem: Any, path: str) -> bytes:
@@ -217,48 +235,95 @@ def locate(filesystem: Any, path: str) -> str:
     return path if is_local(filesystem) else str(filesystem.unstrip_protocol(path))
 
 
-def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMPTS) -> Result:
+def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None) -> Result:
     """Calls a function until it returns, as long as its error is one that passes.
+
+    Args:
+        what: Names the request, for messages.
+        call: Makes it.
+        attempts: That may fail, refusals not counted.
+        filesystem: That is asked; without one a refusal is believed at once.
 
     Raises:
         FileNotFoundError, FileExistsError, ValueError: At once, as they came.
-        PermissionError: At once, with the URL.
+        PermissionError: With the URL; at once where the store has answered nothing yet, else after REFUSAL_SECONDS.
         StorageError: The attempts are used up, or the error will not pass.
     """
-    began, delay = time.monotonic(), FIRST_DELAY_SECONDS
-    for number in range(1, attempts + 1):
+    began, delay, failures, refused = time.monotonic(), FIRST_DELAY_SECONDS, 0, math.inf
+    while True:
         try:
-            return call()
+            result = call()
         except (FileNotFoundError, FileExistsError, ValueError):
             raise
-        except PermissionError as error:
-            raise PermissionError(f"{what}: {error or 'refused'}; check the credentials and the URL") from error
         except Exception as error:
-            passes, cause = is_transient(error), str(error) or repr(error)
-            if not passes or number == attempts:
-                spent = f"gave up after {number} attempt(s) in {time.monotonic() - began:.1f} s"
-                advice = "run the same command again when the store answers" if passes else "check the URL and settings"
-                raise StorageError(f"{what}: {spent}: {cause}; {advice}") from error
-        time.sleep(SystemRandom().uniform(0.5, 1.0) * delay)
+            now, pause = time.monotonic(), SystemRandom().uniform(0.5, 1.0) * delay
+            if is_refusal(error):
+                refused = min(refused, now)
+                pause = min(pause, refused + REFUSAL_SECONDS - now)  # the last attempt is at the end of patience
+                if hash(filesystem) not in _answered or pause <= 0:
+                    raise PermissionError(f"{what}: {error or 'refused'}; check the credentials and the URL") from error
+            else:
+                failures += 1
+                _raise_unless_passing(what, error, failures, attempts, now - began)
+        else:
+            if filesystem is not None:
+                _answered.add(hash(filesystem))
+            return result
+        time.sleep(pause)
         delay = min(2 * delay, MAX_DELAY_SECONDS)
-    raise AssertionError("unreachable")
+
+
+def _raise_unless_passing(what: str, error: Exception, failures: int, attempts: int, seconds: float) -> None:
+    passes, cause = is_transient(error), str(error) or repr(error)
+    if not passes or failures == attempts:
+        advice = "run the same command again when the store answers" if passes else "check the URL and settings"
+        spent = f"gave up after {failures} attempt(s) in {seconds:.1f} s"
+        raise StorageError(f"{what}: {spent}: {cause}; {advice}") from error
 
 
 def ask(filesystem: Any, path: str, call: Callable[[], Result], attempts: int = ATTEMPTS) -> Result:
     """Calls a function that asks a filesystem for a file: patiently, but once where the disk is local or attempts 1."""
-    return call() if is_local(filesystem) or attempts == 1 else call_patiently(locate(filesystem, path), call, attempts)
+    if is_local(filesystem) or attempts == 1:
+        return call()
+    return call_patiently(locate(filesystem, path), call, attempts, filesystem)
+
+
+def reread_damaged(filesystem: Any, read: Callable[[], Result]) -> Result:
+    """Calls a function that reads and checks files, DAMAGE_ATTEMPTS times where it finds a store's bytes damaged.
+
+    Raises:
+        ValueError: They are every time; or on a local disk, which is read once. As the function raised it.
+    """
+    for left in reversed(range(1 if is_local(filesystem) else DAMAGE_ATTEMPTS)):
+        try:
+            return read()
+        except ValueError as error:
+            if isinstance(error, OSError) or not left:  # an OSError: the store did not answer
+                raise
+        time.sleep(SystemRandom().uniform(0.5, 1.0) * FIRST_DELAY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a store said that a request is not allowed."""
+    return isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS
 
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
-    status = getattr(error, "code", None) or getattr(error, "status", None)
-    if str(status).isdigit():
-        return int(str(status)) in _TRANSIENT_STATUS
+    if (status := _status(error)) is not None:
+        return status in _TRANSIENT_STATUS
     if isinstance(error, TimeoutError | ConnectionError | SizeError | _DriverError):
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
     return any(each.__name__ in _TRANSIENT_CLASSES for each in type(error).__mro__)
+
+
+def _status(error: BaseException) -> int | None:
+    """What the store's answer has as its status, where the error tells."""
+    status = str(getattr(error, "code", None) or getattr(error, "status", None))
+    return int(status) if status.isdigit() else None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ ALLOWED = {
         "yaml", "tqdm",
     },
     "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore", "pipeline.missing_packages"},
-    "pipeline.command_line": {"pipeline.command_flags", "pipeline.command_help", "pipeline.missing_packages"},
+    "pipeline.command_line": {
+        "pipeline.command_flags", "pipeline.command_help", "pipeline.missing_packages", "pipeline.shards.secret_values",
+    },
     "pipeline.command_flags": {"pipeline.command_values", "yaml"},
     "pipeline.command_help": {"pipeline.command_values"},
     "pipeline.command_values": {"yaml"},

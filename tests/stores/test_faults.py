@@ -7,6 +7,7 @@ import resource
 import subprocess
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -105,6 +106,84 @@ def test_refusals_and_missing_files_keep_their_kind():
         write_atomic(FaultyMemory([PermissionError("Access Denied")]), "/b/a", b"0")
     with pytest.raises(FileNotFoundError):
         read_range(FaultyMemory([]), "/b/missing", 0, 5)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only while somebody sleeps."""
+    passed = [0.0]
+    monkeypatch.undo()
+
+    def add(seconds):
+        passed[0] += seconds
+
+    monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=add))
+    return lambda: passed[0]
+
+
+@pytest.mark.parametrize("refusal", [PermissionError("Access Denied"), HttpError(403), HttpError(401)], ids=repr)
+def test_a_store_that_answered_and_now_refuses_is_asked_again_for_half_a_minute(clock, refusal):
+    store = FaultyMemory([])
+    write_atomic(store, "/b/a", b"0123456789")
+    store.faults = [refusal] * 5
+    assert read_range(store, "/b/a", 0, 10) == b"0123456789"
+    assert 5 < clock() < 16
+    began = clock()
+    store.faults = [refusal] * 100
+    with pytest.raises(PermissionError, match=rf"memory:///b/a, bytes 0-10: {refusal}; check the credentials"):
+        read_range(store, "/b/a", 0, 10)
+    assert clock() - began == pytest.approx(30.0)
+
+
+def test_refusals_do_not_use_up_the_attempts(clock):
+    store = FaultyMemory([])
+    write_atomic(store, "/b/a", b"0")
+    store.faults = [PermissionError()] * 3 + [BUSY] * (storage.ATTEMPTS - 1)
+    write_atomic(store, "/b/a", b"1")
+    assert store.store["/b/a"].getvalue() == b"1"
+
+
+def test_a_store_that_refuses_the_first_question_is_believed(clock):
+    class Foreign(FaultyMemory):
+        """Of which no request was answered."""
+
+    store = Foreign([PermissionError("Access Denied")])
+    with pytest.raises(PermissionError, match="check the credentials"):
+        write_atomic(store, "/b/a", b"0")
+    assert (store.calls, clock()) == (1, 0.0)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shards.parquet"])
+@pytest.mark.parametrize("fault", ["damage", "cut", "foreign"])
+def test_a_dataset_whose_tables_come_damaged_is_opened_all_the_same(make_dataset, tmp_path, monkeypatch, name, fault):
+    """As with blocks: what the wire damaged is asked for again, three times in all."""
+    folder = make_dataset(tmp_path / "data", ((20, 9), (13, 17)))
+    whole = open_dataset(str(folder))
+
+    class Store(MemoryFileSystem):
+        cachable, store, pseudo_dirs, left, asked = False, {}, [""], 0, 0
+
+        def cat_file(self, path, start=None, end=None, **kwargs):
+            data = super().cat_file(path, start, end, **kwargs)
+            if not path.endswith(name):
+                return data
+            Store.asked += 1
+            Store.left -= 1
+            spoil = {
+                "damage": data[:5] + bytes([data[5] ^ 1]) + data[6:-5] + bytes([data[-5] ^ 4]) + data[-4:],
+                "cut": data[:-1],
+                "foreign": b"<html>".ljust(len(data)),
+            }
+            return spoil[fault] if Store.left >= 0 else data
+
+    Store().put(f"{folder}/", "/data/", recursive=True)
+    monkeypatch.setattr("pipeline.shards.dataset.open_filesystem", lambda *_: (Store(), "/data"))
+    Store.left = 2
+    assert open_dataset("memory://data").manifest == whole.manifest
+    Store.left, Store.asked = 100, 0
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        open_dataset("memory://data")
+    assert Store.asked == (storage.ATTEMPTS if fault == "cut" else storage.DAMAGE_ATTEMPTS)
 
 
 def test_a_short_body_is_read_again_unless_the_caller_does_so_itself():

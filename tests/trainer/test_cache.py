@@ -150,10 +150,10 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, monkeypatch):
 def test_a_wrong_count_is_put_right_by_clearing(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "MIN_CACHE_BYTES", 1)
     cache = ShardCache(str(tmp_path), 1000)
-    for text in ("", "not a number", "999"):
-        (tmp_path / "usage").write_text(text)
-        read_as_bytes(cache, f"key {text}", lambda: b"x" * 100)
-    assert (tmp_path / "usage").read_text() == "300"
+    for text in (b"", b"not a number", b"\xff\xfe\x80", "²".encode(), b"9" * 5000, b"999"):
+        (tmp_path / "usage").write_bytes(text)
+        read_as_bytes(cache, f"key {text[:9]}", lambda: b"x" * 100)
+    assert (tmp_path / "usage").read_text() == "600"
 
 
 def test_threads_fetch_a_stretch_once(tmp_path):

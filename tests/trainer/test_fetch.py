@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,27 @@ from trainer.stream.source import JoinedShards
 
 Fault = Callable[[bytes], bytes]
 QUICK = ReadSettings(timeout_seconds=0.3, budget_seconds=1.0, num_threads=2)
+
+
+class HttpError(Exception):
+    """As gcsfs raises it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"answered {code}")
+        self.code = code
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class FaultyFileSystem(LocalFileSystem):
@@ -332,8 +354,43 @@ def test_a_file_cut_at_a_record_is_an_error(folder):
     shard = dataset.shards("train", 8192, 0)[1]
     path = folder / shard.name
     path.write_bytes(path.read_bytes()[: int(dataset.blocks(shard).offset[4]) - 512])
-    with pytest.raises(ShardReadError, match=r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got"):
-        read_all(window_over(dataset))
+    said = r"shard-00001.tar, blocks 0 to 5 .*asked for bytes 512-\d+, got .*: the file is cut short; restore it"
+    with pytest.raises(ShardReadError, match=said):
+        read_all(window_over(dataset, ReadSettings()))  # at once, whatever patience there is
+
+
+def test_a_cut_file_is_asked_for_once():
+    asked = []
+
+    def attempt(seconds):
+        asked.append(seconds)
+        raise storage.CutFileError("a.tar: asked for bytes 0-9, got 3 of 9")
+
+    with pytest.raises(ShardReadError, match=r"^here: a\.tar: asked for bytes 0-9, got 3 of 9: the file is cut short"):
+        retry(attempt, Attempts(lambda: "here", 60.0, 300.0, Event()))
+    assert asked == [60.0]
+
+
+@pytest.mark.parametrize("refusal", [PermissionError("403"), HttpError(403)], ids=repr)
+@pytest.mark.parametrize(("seconds", "passes"), [(29.9, True), (30.1, False)])
+def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, seconds, passes):
+    clock = Clock()
+    monkeypatch.undo()
+    monkeypatch.setattr(attempts, "time", clock)
+
+    def attempt(_):
+        if clock.now < seconds:
+            raise refusal
+        return "bytes"
+
+    stop = SimpleNamespace(wait=clock.sleep)
+    tried = Attempts(lambda: "here", 60.0, 300.0, stop)
+    if passes:
+        assert retry(attempt, tried) == "bytes"
+    else:
+        with pytest.raises(ShardReadError, match=r"here: gave up after \d+ attempts in \d+\.\d s: .*403"):
+            retry(attempt, tried)
+        assert clock.now == pytest.approx(30.0)
 
 
 def test_a_missing_shard_is_an_error_at_once(folder):

@@ -162,4 +162,4 @@ class CheckpointStore:
             if (found := target.stat().st_size) != expected:
                 raise ConnectionError(f"got {found} of {expected} bytes")
 
-        call_patiently(self.locate(name), attempt)
+        call_patiently(self.locate(name), attempt, filesystem=self._filesystem)

@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pipeline.shards.secret_values import hide_in
 from pipeline.shards.storage import (
     file_exists,
     find_temporaries,
@@ -106,7 +107,11 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
 def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
     """Content of started.json: what has to be the same for a command to continue another's output."""
     kept = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
-    return {"settings": kept, "model_sha256": hash_state(opened.state), "hidden_size": opened.config.hidden_size}
+    return {
+        "settings": hide_in(kept),
+        "model_sha256": hash_state(opened.state),
+        "hidden_size": opened.config.hidden_size,
+    }
 
 
 def _start(output: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:

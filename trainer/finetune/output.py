@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.shards.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
@@ -102,7 +103,7 @@ def open_output(output: OutputFolder, settings: FinetuneSettings, prepared: Prep
 
 def shared_facts(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:
     """What every run of a folder has in common."""
-    chosen = {name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE}
+    chosen = hide_in({name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE})
     return {
         "format": FORMAT,
         **chosen,

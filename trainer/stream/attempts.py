@@ -1,6 +1,7 @@
-"""Patience with a store: how often, how long and with what pauses one thing is asked for. Imports the stdlib only."""
+"""Patience with a store: how often, how long and with what pauses one thing is asked for."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +9,8 @@ from concurrent.futures import Future, InvalidStateError
 from random import SystemRandom
 from typing import Protocol, TypeVar
 
-DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire, and a refusal from a key being renewed; else they stay
+from pipeline.shards.storage import DAMAGE_ATTEMPTS, REFUSAL_SECONDS, CutFileError, is_refusal
+
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
 
@@ -57,6 +59,7 @@ class Attempts:
         self._began = time.monotonic()
         self._delay = FIRST_DELAY_SECONDS
         self._number = self._num_damaged = 0
+        self._refused = math.inf
         self._overdue: TimeoutError | None = None
 
     def begin(self) -> float:
@@ -81,14 +84,24 @@ class Attempts:
 
         Raises:
             FileNotFoundError: At once, as time does not mend it.
-            ShardReadError: The budget is spent, or the bytes were wrong, or refused, DAMAGE_ATTEMPTS times.
+            ShardReadError: A local file is too short, or the budget is spent, or the bytes were wrong DAMAGE_ATTEMPTS
+                times, or they were refused for REFUSAL_SECONDS.
         """
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{self._what()}: the file is missing; restore or rebuild the dataset") from error
+        if isinstance(error, CutFileError):
+            advice = "the file is cut short; restore it, or rebuild the dataset"
+            raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
         pause = SystemRandom().uniform(0.5, 1.0) * self._delay
-        seconds = time.monotonic() - self._began
-        self._num_damaged += isinstance(error, DamageError | PermissionError)
-        is_spent = self._num_damaged >= DAMAGE_ATTEMPTS or seconds + pause > self._budget_seconds
+        now = time.monotonic()
+        seconds = now - self._began
+        self._num_damaged += isinstance(error, DamageError)
+        self._refused = min(self._refused, now if is_refusal(error) else math.inf)
+        is_spent = self._num_damaged >= DAMAGE_ATTEMPTS
+        if is_refusal(error):
+            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last attempt is at the end of patience
+            is_spent |= pause <= 0
+        is_spent |= seconds + pause > self._budget_seconds
         if is_spent or self._stop.wait(pause):
             raise ShardReadError(
                 f"{self._what()}: gave up after {self._number} attempts in {seconds:.1f} s: {error or repr(error)};"

@@ -25,6 +25,7 @@ _KEPT_PERCENT = 90
 _POLL_SECONDS = 0.02
 _USAGE_SECONDS = 60.0
 _UNFINISHED = ".partial"
+_MAX_DIGITS = 20  # of a number of bytes; whatever else is in the file is no count
 
 Checked = TypeVar("Checked")
 
@@ -119,8 +120,8 @@ class ShardCache:
         """
         usage, unfinished = self._folder / "usage", path.with_suffix(_UNFINISHED)
         with self._locked("usage", stop, time.monotonic() + _USAGE_SECONDS):
-            text = usage.read_text() if usage.exists() else ""
-            used = int(text) if text.isdigit() else self._max_bytes
+            data_used = usage.read_bytes() if usage.exists() else b""
+            used = int(data_used) if data_used.isdigit() and len(data_used) < _MAX_DIGITS else self._max_bytes
             if used + len(data) > self._max_bytes:
                 used = self._remove_oldest(self._max_bytes * _KEPT_PERCENT // 100 - len(data))
             unfinished.write_bytes(data)
