@@ -120,9 +120,8 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
     facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
-    replace_file(
-        run.facts, (json.dumps(hide_in(facts), indent=2) + "\n").encode()
-    )
+    # First, as it says that this folder is a run.
+    replace_file(run.facts, (json.dumps(hide_in(facts), indent=2) + "\n").encode())
     for name in VOCABULARY_FILES:
         replace_file(run.path / name, mixture[0].dataset.read_file(name))
     replace_file(run.config, to_yaml(settings).encode())

@@ -42,6 +42,12 @@ def learn(options: Mapping[str, Any] | None) -> None:
     _watch_tracebacks()
 
 
+def find_password(url: str) -> str | None:
+    """The password in a URL, between user and host; None where there is none."""
+    found = _USER_INFO.search(url)
+    return found[0].removesuffix("@").partition("://")[2].partition(":")[2] if found else None
+
+
 def hide(text: str) -> str:
     """A text without secrets: values of options, also as JSON and URLs write them, and passwords in URLs."""
     if "@" in text:
@@ -66,7 +72,7 @@ def hide_arguments(arguments: Sequence[str]) -> list[str]:
     shown = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, _ = argument.partition("=")
-        if _is_option(before):
+        if _is_option(before) and "=" not in before:
             shown.append(HIDDEN)
         elif _is_option(flag) and equals:
             shown.append(f"{flag}={HIDDEN}")

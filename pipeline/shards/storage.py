@@ -25,7 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.missing_packages import describe_missing
 from pipeline.shards.names import stays_below
-from pipeline.shards.secret_values import learn
+from pipeline.shards.secret_values import find_password, learn
 
 TEMPORARY_MARK = ".partial-"
 ATTEMPTS = 6
@@ -95,6 +95,8 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
         ValueError: No filesystem is known for the URL's protocol, or its driver is not installed.
     """
     learn(storage_options)
+    if "@" in url and (password := find_password(url)):
+        learn({"password": password})
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **(storage_options or {}))
     except (ImportError, ValueError) as error:

@@ -1,0 +1,193 @@
+"""Secrets are hidden by their value: in files, messages, logs and tracebacks, however they were given."""
+
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.shards import secret_values
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.secret_values import hide, hide_arguments, hide_in, hide_unparsed, learn
+from pipeline.shards.storage import open_filesystem, parse_storage_options
+from trainer.model.config import preset
+from trainer.run_folder import prepare_run
+from trainer.settings import Phase, PretrainSettings
+from trainer.stream.source import one_dataset
+
+ROOT = Path(__file__).parents[2]
+KEY, SECRET, TOKEN = "AKEXAMPLE", 'open"sesame/47+11', "tok-é-en-99887766"
+OPTIONS = {
+    "key": KEY,
+    "secret": SECRET,
+    "client_kwargs": {"aws": [{"session": TOKEN}], "region_name": "us-east-1"},
+    "config_kwargs": {"s3": {"addressing_style": "path"}, "pin": 12345678, "connect_timeout": 5},
+    "endpoint_url": "http://127.0.0.1:9000",
+    "anon": False,
+    "mark": "x",
+}
+SECRETS = (KEY, SECRET, TOKEN, "12345678", json.dumps(SECRET)[1:-1], json.dumps(TOKEN)[1:-1], "open%22sesame%2F47%2B11")
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch):
+    """What other tests learned is no secret here, and the other way round."""
+    monkeypatch.setattr(secret_values, "_values", set())
+    monkeypatch.setattr(secret_values, "_watch_tracebacks", lambda: None)
+    secret_values._pattern.cache_clear()
+    yield
+    secret_values._pattern.cache_clear()
+
+
+def assert_hidden(text):
+    assert not [secret for secret in SECRETS if secret in text]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_values_are_hidden_in_every_spelling(secret):
+    learn(OPTIONS)
+    assert hide(f"could not sign with {secret}, as s3://bucket/data?key={secret}&x=1") == (
+        "could not sign with (hidden), as s3://bucket/data?key=(hidden)&x=1"
+    )
+
+
+def test_what_is_no_secret_stays():
+    learn(OPTIONS)
+    said = "http://127.0.0.1:9000/path: no path x in us-east-1 within 5 s, AKEXAMPLES and 123456789 are other words"
+    assert hide(said) == said
+    learn({"key": "test"})
+    assert hide("the latest test, test1 of tests") == "the latest (hidden), test1 of tests"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ftp://user:pa55@host/data", "ftp://(hidden)@host/data"),
+        ("s3://key:se/cr:et@bucket/a", "s3://(hidden)@bucket/a"),
+        ("news=sftp://u:@host/a:2", "news=sftp://(hidden)@host/a:2"),
+        ("s3://bucket/run@600", "s3://bucket/run@600"),
+        ("http://127.0.0.1:9000/run@600", "http://127.0.0.1:9000/run@600"),
+        ("mail a:b@c", "mail a:b@c"),
+    ],
+)
+def test_passwords_in_urls_are_hidden(url, shown):
+    assert hide(url) == shown
+    assert hide_in({"data": [url, 3, None], url: (url,)}) == {"data": [shown, 3, None], shown: [shown]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--storage_options", json.dumps(OPTIONS)],
+        ["--storage_options=" + json.dumps(OPTIONS)],
+        ["--storage_opt", json.dumps(OPTIONS)],
+        ["--storage-options", "{'secret': '" + SECRET + "'}"],
+        ["--other=" + json.dumps(OPTIONS)],
+        ["--data", f"s3://{KEY}:{SECRET}@bucket"],
+        [f"--{SECRET}"],
+    ],
+    ids=range(7),
+)
+def test_arguments_are_shown_without_secrets(arguments):
+    learn(OPTIONS)
+    shown = hide_arguments(["trainer", "pretrain", *arguments, "--seed", "1"])
+    assert len(shown) == len(arguments) + 4
+    assert_hidden(str(shown))
+    assert shown[:2] == ["trainer", "pretrain"]
+    assert shown[-2:] == ["--seed", "1"]
+    if not arguments[0].endswith(SECRET):
+        assert shown[2].split("=")[0] == arguments[0].split("=")[0], "the flag says what was given"
+
+
+@pytest.mark.parametrize("way", ["text", "file", "filesystem", "url"])
+def test_options_are_learned_wherever_they_come_from(tmp_path, way):
+    if way == "text":
+        parse_storage_options(json.dumps(OPTIONS))
+    elif way == "file":
+        (tmp_path / "o.json").write_text(json.dumps(OPTIONS))
+        parse_storage_options(f"@{tmp_path}/o.json")
+    elif way == "filesystem":
+        open_filesystem("memory://a", OPTIONS)
+    else:
+        with pytest.raises(ValueError, match="cannot be opened"):
+            open_filesystem(f"nothing://me:{TOKEN}@host/a")
+        assert hide(f"no such user {TOKEN}") == "no such user (hidden)"
+        return
+    for secret in SECRETS:
+        assert hide(secret) == "(hidden)"
+
+
+def test_a_log_record_has_no_secret(caplog, monkeypatch):
+    monkeypatch.undo()
+    before = logging.getLogRecordFactory()
+    try:
+        learn({"secret": "not-in-a-log-0815"})
+        logging.getLogger("a.driver").warning("signing with %s", "not-in-a-log-0815")
+        logging.getLogger("a.driver").warning("plain %d", 5)
+        assert caplog.messages == ["signing with (hidden)", "plain 5"]
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+def test_a_traceback_has_no_secret():
+    code = """
+import threading
+from pipeline.shards.storage import parse_storage_options
+parse_storage_options('{"secret": "sesame-4711"}')
+def fail():
+    raise RuntimeError("signed with " + "-".join(["sesame", "4711"]))
+thread = threading.Thread(target=fail)
+thread.start(), thread.join()
+fail()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.count("RuntimeError: signed with (hidden)") == 2
+    assert ran.stderr.count("in fail") == 2
+    assert "sesame-4711" not in ran.stderr
+
+
+@pytest.mark.parametrize("program", ["pipeline", "trainer"])
+@pytest.mark.parametrize("way", ["unknown flag", "another quoting", "a mapping in the file", "JSON in the file"])
+def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump({"storage_options": {"secret": "sesame-4711"}}))
+    arguments = {
+        "unknown flag": ["--storage_optoins", '{"secret": "sesame-4711"}'],
+        "another quoting": ["--storage_optoins={'secret': 'sesame-4711'}"],
+        "a mapping in the file": ["--config", str(config)],
+        "JSON in the file": ["--config", str(config), "--storage_options", "secret=sesame-4711"],
+    }[way]
+    command = {"pipeline": ["verify", "/nowhere"], "trainer": ["stream", "--data", "/nowhere"]}[program]
+    ran = subprocess.run(
+        [sys.executable, "-m", program, *command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "sesame" not in ran.stdout + ran.stderr
+    assert "storage_opt" in ran.stderr
+
+
+def test_other_braces_of_a_refusal_stay():
+    assert hide_unparsed("phases: found {a: 1}") == "phases: found {a: 1}"
+    assert hide_unparsed("storage_options: found {a: {b: 1}}, no") == "storage_options: found {(hidden)}, no"
+
+
+def test_a_run_is_written_without_secrets_and_goes_on(make_dataset, tmp_path, monkeypatch):
+    data = make_dataset(tmp_path / "data", ((20, 9), (13, 17)))
+    mixture = one_dataset(open_dataset(str(data)))
+    config = preset("tiny", vocab_size=mixture[0].dataset.manifest.vocab_size)
+    parse_storage_options(json.dumps(OPTIONS))
+    monkeypatch.setattr(sys, "argv", ["trainer", "--data", str(data), "--storage_opt", json.dumps(OPTIONS), KEY])
+    settings = PretrainSettings([f"s3://{KEY}:{SECRET}@b/c"], str(tmp_path / "run"), [Phase(8192, 8, 2, 1e-4)])
+    url = replace(settings.checkpoint, url=f"s3://b/{TOKEN}")
+    for _ in range(2):  # the second continues the first
+        prepare_run(replace(settings, checkpoint=url), mixture, config, 1)
+    files = {path.name: path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {"config.yaml", "run.json"} <= set(files)
+    for text in files.values():
+        assert_hidden(text)
+    assert json.loads(files["run.json"])["launches"][1]["argv"][1:3] == ["--data", str(data)]
