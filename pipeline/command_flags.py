@@ -24,6 +24,9 @@ from pipeline.command_values import (
     word_node,
 )
 
+MAX_FILE_CHARACTERS = 2**20
+"""Of a file of --config: YAML takes seconds to parse so many, and minutes what somebody gives by mistake."""
+
 
 def parse_words(program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]) -> Any:
     """The settings that the words and the files that they name give; flags win over files wherever they stand.
@@ -50,9 +53,12 @@ def _read_file(path: str, settings_class: Any, program: str) -> Tree:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no configuration file {path}")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: found bytes that are not UTF-8 text, expected YAML") from error
+    if len(text) > MAX_FILE_CHARACTERS:
+        raise ValueError(f"{path}: found more than {MAX_FILE_CHARACTERS:,} characters, expected a file of settings")
     return read_section(parse_yaml(text, path, is_file=True), settings_class, program=program)
 
 

@@ -344,3 +344,10 @@ def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "show", lose_connection)
     with pytest.raises(BrokenPipeError, match="connection lost"):
         run_program("program", "Tests.", commands, ["look", "here"])
+
+
+def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, capsys, tmp_path):
+    path = tmp_path / "large.yaml"
+    path.write_text("# not a file of settings\n" * 50_000)
+    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(path)]) == 2
+    assert f"{path}: found more than 1,048,576 characters, expected a file of settings" in capsys.readouterr().err
