@@ -1,8 +1,9 @@
-# Sourced by the scripts beside it: makes or reuses the virtual environment ${VENV:-.venv} of this checkout.
-# Installs again only when pyproject.toml, constraints.txt or C sources changed, or what was compiled from them is gone.
+# Sourced by the scripts beside it and by people, from bash or zsh: makes or reuses the virtual environment
+# ${VENV:-.venv} of this checkout. Installs again only when pyproject.toml, constraints.txt or C sources changed, or
+# what was compiled from them is gone.
 # Leaves $PYTHON and puts the environment on PATH.
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
 VENV=${VENV:-$ROOT/.venv}
 
 find_python() {
@@ -30,11 +31,11 @@ describe_checkout() {
 prepare_environment() {
     local base
     if [ "$(cat "$VENV/.beambert-installed" 2>/dev/null)" != "$(describe_checkout)" ]; then
-        base=$(find_python)
+        base=$(find_python) || return 1
         echo "installing into $VENV (once)" >&2
-        [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV"
+        [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV" || return 1
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "$ROOT[${EXTRAS:-pipeline,sources,trainer,dev}]"
+            --constraint "$ROOT/constraints.txt" --editable "${ROOT}[${EXTRAS:-pipeline,sources,trainer,dev}]" || return 1
         describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python

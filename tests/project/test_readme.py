@@ -88,7 +88,7 @@ def test_the_commands_for_your_own_text_run_in_order(workplace):
         "CUDA_VISIBLE_DEVICES": "",
     }
     printed = {}
-    for command in (each for each in runnable() if not each.startswith("scripts/")):
+    for command in (each for each in runnable() if not each.startswith(("scripts/", ". scripts/"))):
         ran = subprocess.run(
             smaller(command), cwd=workplace, env=environment, capture_output=True, text=True, check=False, timeout=600
         )
@@ -109,6 +109,20 @@ def test_the_two_scripts_explain_themselves():
     wrong = subprocess.run([ROOT / "scripts/demo", "--minutes", "soon"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "--minutes takes a whole number" in wrong.stderr
+
+
+def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
+    """Sourced by a person's shell, which does not end at the first error."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ]\n')
+    python.chmod(0o755)
+    code = 'cd /; . "$1/scripts/environment.sh"; echo "$? $PATH"'
+    environment = {"PATH": os.environ["PATH"], "BASE_PYTHON": str(python), "VENV": str(tmp_path / "venv")}
+    ran = subprocess.run(
+        ["bash", "-c", code, "bash", ROOT], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == f"1 {os.environ['PATH']}\n"
+    assert not (tmp_path / "venv/.beambert-installed").exists()
 
 
 def test_commands_for_clusters_name_what_exists():
