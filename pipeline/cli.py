@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.command_line import Command, run_program
+from pipeline.command_line import Command, check_least, run_program
 
 if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
@@ -44,6 +44,9 @@ class VerifySettings:
     threads: int = 4
     storage_options: str | None = None
 
+    def __post_init__(self) -> None:
+        check_least(self, threads=1)
+
 
 @dataclass(frozen=True)
 class InspectSettings:
@@ -67,6 +70,9 @@ class InspectSettings:
     dropped: bool = False
     documents: list[str] = field(default_factory=list)
     storage_options: str | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, count=1)
 
 
 @dataclass(frozen=True)

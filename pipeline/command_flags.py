@@ -44,9 +44,16 @@ def parse_words(program: str, settings_class: Any, positionals: Sequence[str], w
     for key, node in flags.items():
         tree = merge(tree, _branch(key, node, tree, settings_class, program))
     if missing := missing_fields(settings_class, tree):
-        names = [name.upper() if name in positionals else f"--{name}" for name in missing]
-        raise ValueError(f"missing: {', '.join(names)}; {program} --help says what it takes")
+        names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
+        raise ValueError(f"missing: {names}; {program} --help says what it takes")
     return make(settings_class, tree)
+
+
+def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
+    """How a field is given: without a flag, in a file, or by a flag."""
+    if section_of(item_of(typing.get_type_hints(settings_class)[name])):
+        return f"{name} of a --config file"
+    return name.upper() if name in positionals else f"--{name}"
 
 
 def _read_file(path: str, settings_class: Any, program: str) -> Tree:

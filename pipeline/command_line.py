@@ -148,6 +148,17 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
         raise ValueError(hide_unparsed(str(error))) from None
 
 
+def check_least(settings: Any, **least: float) -> None:
+    """Holds numbers of a settings class, where they are given, to the least that makes sense.
+
+    Raises:
+        ValueError: Names the setting, its value and the least.
+    """
+    for name, bound in least.items():
+        if (value := getattr(settings, name)) is not None and value < bound:
+            raise ValueError(f"{name} is {value}; it must be at least {bound}")
+
+
 def _cut_at_separator(arguments: list[str]) -> tuple[list[str], list[str]]:
     if "--" not in arguments:
         return arguments, []

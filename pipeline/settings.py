@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.buckets import VALIDATION_TOKENS
+from pipeline.buckets import NUM_PREFIXES, VALIDATION_TOKENS
 from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.pairs import NspBalance
 from pipeline.sentences import RULES
@@ -130,6 +130,10 @@ class BuildSettings:
             "validation_tokens": (self.validation_tokens >= 1, "1 or more"),
             "max_predictions": (self.max_predictions is None or self.max_predictions >= 1, "1 or more, or null"),
             "part_bytes": (self.part_bytes >= 1024, "1024 or more"),
+            "num_buckets": (
+                self.num_buckets in (None, *(1 << bits for bits in range(NUM_PREFIXES.bit_length()))),
+                f"a power of two from 1 to {NUM_PREFIXES}, or null",
+            ),
             "workers": (self.workers >= 1, "1 or more"),
             "vocab_size": (self.vocab_size >= 100, "100 or more"),
             "num_unused": (self.num_unused >= 0, "0 or more"),

@@ -65,8 +65,6 @@ def report_stream(settings: StreamSettings) -> str:
     Raises:
         ValueError: Settings and data do not fit.
     """
-    if settings.steps < 0 or settings.world_size < 1:
-        raise ValueError("steps must be at least 0 and world_size at least 1")
     keep_freed_memory()
     mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
     seq_len = settings.seq_len or min(group.seq_len for group in mixture[0].dataset.manifest.groups)

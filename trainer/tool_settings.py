@@ -1,8 +1,9 @@
-"""Settings of the commands around training: every default, meaning and unit. Imports the stdlib."""
+"""Settings of the commands around training: every default, meaning and unit."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.command_line import check_least
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.read_settings import ReadingSettings
 
@@ -81,6 +82,9 @@ class EvaluateSettings:
     output: str | None = None
     storage_options: str | None = None
 
+    def __post_init__(self) -> None:
+        check_least(self, max_instances=1, micro_tokens=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings(PretrainSettings):
@@ -103,6 +107,9 @@ class DoctorSettings(PretrainSettings):
     phases: list[Phase] = field(default_factory=list)
     read_mb: int = 64
     min_free_gb: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_least(self, read_mb=1, min_free_gb=0)
 
 
 @dataclass(frozen=True)
@@ -169,3 +176,6 @@ class StreamSettings:
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
     storage_options: str | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, world_size=1, global_batch=1, micro_tokens=1, steps=0)

@@ -252,6 +252,8 @@ def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
     "wrong",
     [
         {"min_characters": -1},
+        {"num_buckets": 3},
+        {"num_buckets": 8192},
         {"max_characters": 0},
         {"min_characters": 10, "max_characters": 9},
         {"language_threshold": 0.0},

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.command_line import Command, parse_settings, run_program
+from pipeline.command_line import Command, check_least, parse_settings, run_program
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,12 @@ flags:
     assert "usage: program build --output TEXT [flags]\n" in out
     assert "  --kind {plain,googles,3}\n" in out
     assert "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n" in out
+
+
+def test_numbers_below_the_least_are_refused():
+    with pytest.raises(ValueError, match=r"^deep is False; it must be at least 1$"):
+        check_least(Look("here"), deep=1)
+    check_least(Settings("o", limit=None), limit=1, steps=3)
 
 
 def test_the_version(commands, capsys):

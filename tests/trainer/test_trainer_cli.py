@@ -135,7 +135,10 @@ def test_settings_that_make_no_sense(changed, message):
     ("arguments", "message"),
     [
         (["pretend"], "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune, plan,"),
-        (["pretrain", "--data", "D", "--output", "R"], "missing: --phases; python -m trainer pretrain --help says"),
+        (
+            ["pretrain", "--data", "D", "--output", "R"],
+            "missing: phases of a --config file; python",
+        ),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),
     ],

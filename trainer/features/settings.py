@@ -1,7 +1,9 @@
-"""Settings of `python -m trainer features`: every default, meaning and unit. Imports the stdlib."""
+"""Settings of `python -m trainer features`: every default, meaning and unit."""
 
 from dataclasses import dataclass
 from typing import Literal
+
+from pipeline.command_line import check_least
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
 Combine = Literal["each", "sum", "concat"]
@@ -50,3 +52,6 @@ class FeaturesSettings:
     micro_tokens: int = 8_192
     texts_per_part: int = 10_000
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_least(self, max_length=3, stride=1, micro_tokens=1, texts_per_part=1)
