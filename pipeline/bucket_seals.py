@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pipeline.buckets import Bucket
 from pipeline.dropped_ids import id_keys
 from pipeline.grouped_rows import Rows
+from pipeline.held_out import is_held_out
 from pipeline.shards.seal import Seal, add_seals
 from pipeline.token_parts import TokenizedDocument
 
@@ -51,15 +52,21 @@ class DeliveredDocuments(Protocol):
 class BucketSums:
     """Adds up the contents of all buckets; memory is a few numbers a bucket."""
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        """Of these buckets, which hold every document there is; nothing is counted yet."""
+    def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
+        """Of these buckets, which hold every document there is; nothing is counted yet.
+
+        Args:
+            buckets: Of train and, where documents are held out, validation.
+            held_out: Ids of the validation documents (`pipeline.held_out.HeldOut`).
+        """
         self._buckets = buckets
+        self._held_out = held_out
         self._counts = np.zeros((3, len(buckets)), np.int64)  # documents, tokens, rows
         self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
 
     def add(self, documents: Rows, num_rows: npt.NDArray[np.int64]) -> None:
         """Counts distinct documents, each with the number of rows that hold it or a copy."""
-        owners = find_buckets(documents, self._buckets)
+        owners = find_buckets(documents, self._buckets, self._held_out)
         for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows)):
             sums = np.bincount(owners, values, len(self._buckets))
             self._counts[row] += sums.astype(np.int64)  # of a group, so exact in floats
@@ -75,11 +82,16 @@ class BucketSums:
         }
 
 
-def find_buckets(documents: Rows, buckets: Sequence[Bucket]) -> npt.NDArray[np.int64]:
+def find_buckets(documents: Rows, buckets: Sequence[Bucket], held_out: bytes) -> npt.NDArray[np.int64]:
     """[D] the place in `buckets` of the one that holds each document; together they hold all ids there are."""
-    order = sorted(range(len(buckets)), key=lambda place: buckets[place].last_id)
+    splits = [bucket.split for bucket in buckets]
+    train = [place for place, split in enumerate(splits) if split == "train"]
+    order = sorted(train, key=lambda place: buckets[place].last_id)
     last_ids = np.array([buckets[place].last_id for place in order], "S16")
-    return np.array(order)[np.searchsorted(last_ids, id_keys(documents))]
+    found = np.array(order)[np.searchsorted(last_ids, id_keys(documents))]
+    if held_out:
+        found[is_held_out(documents, held_out)] = splits.index("validation")
+    return found
 
 
 def total_seal(contents: Mapping[str, BucketContents]) -> Seal:

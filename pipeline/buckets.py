@@ -1,7 +1,7 @@
-"""Which documents form a bucket: how many buckets, which documents are validation, which ids a bucket holds.
+"""Which documents form a bucket: how many buckets there are, and which ids one holds.
 
-Pure functions of the distinct documents' totals, so that file sizes, names and compression change nothing. May import:
-stdlib, numpy, pipeline.token_parts.
+Pure functions of the distinct documents' totals, so that file sizes, names and compression change nothing. Which
+documents are validation is said in pipeline.held_out.
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.token_parts import split_id
+from pipeline.token_parts import ID_BYTES, split_id
 
 PREFIX_BITS = 12
 NUM_PREFIXES = 1 << PREFIX_BITS
 MAX_BUCKET_BYTES = 128 * 2**20
 MIN_BUCKET_DOCUMENTS = 64
 VALIDATION_TOKENS = 1_280_000
+VALIDATION_RULES = 2
+"""Of the choice of validation documents; 1 was the lowest ids of all sources together."""
 _LARGEST_ID = (1 << 128) - 1
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Documents whose ids, read as 128-bit integers, lie in [first_id, last_id].
+
+    Of these, train buckets hold the documents that are not held out, the validation bucket those that are.
 
     Attributes:
         split: train or validation.
@@ -49,17 +53,18 @@ class Bucket:
         return range(first, last + 1)
 
 
-def plan_buckets(num_train_buckets: int, last_validation_id: bytes | None) -> list[Bucket]:
-    """The validation bucket, if any, and the train buckets: equal ranges of ids above the validation documents."""
-    buckets = []
-    first_train = 0
-    if last_validation_id is not None:
-        buckets.append(Bucket("validation", 0, 1, bytes(16), last_validation_id))
-        first_train = int.from_bytes(last_validation_id, "big") + 1
+def plan_buckets(num_train_buckets: int, held_out: bytes) -> list[Bucket]:
+    """The bucket of the validation documents, if any, and the train buckets: equal ranges of all ids.
+
+    Args:
+        num_train_buckets: A power of two.
+        held_out: The ids of the validation documents, ascending, end to end.
+    """
+    buckets = [Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])] if held_out else []
     for number in range(num_train_buckets):
-        first = max(first_train, number * (_LARGEST_ID + 1) // num_train_buckets)
+        first = number * (_LARGEST_ID + 1) // num_train_buckets
         last = (number + 1) * (_LARGEST_ID + 1) // num_train_buckets - 1
-        ends = first.to_bytes(16, "big"), last.to_bytes(16, "big")
+        ends = first.to_bytes(ID_BYTES, "big"), last.to_bytes(ID_BYTES, "big")
         buckets.append(Bucket("train", number, num_train_buckets, *ends))
     return buckets
 
@@ -102,39 +107,6 @@ def choose_num_buckets(
     while num_buckets > 1 and _fewest_documents(documents_by_prefix, num_buckets) < 2:
         num_buckets //= 2
     return num_buckets
-
-
-def choose_validation(
-    lowest_ids: list[bytes],
-    lowest_tokens: list[int],
-    num_documents: int,
-    fraction: float,
-    most_tokens: int = VALIDATION_TOKENS,
-) -> bytes | None:
-    """The id up to which documents are validation: n = max(2, fraction of them), of at most so many tokens.
-
-    Args:
-        lowest_ids: The lowest distinct ids, ascending; enough of them to hold most_tokens, or all.
-        lowest_tokens: Tokens of each.
-        num_documents: Distinct documents of the corpus.
-        fraction: Share of documents; 0 for no validation split.
-        most_tokens: Of the split, unless its first two documents have more.
-
-    Raises:
-        ValueError: Fewer documents than two for each split; fewer than two without validation.
-    """
-    needed = 4 if fraction > 0 else 2
-    if num_documents < needed:
-        raise ValueError(
-            f"the input holds {num_documents} distinct document(s), at least {needed} are needed: next sentence"
-            " prediction takes a random B from another document of the same split; add text"
-            + (", or set validation_fraction to 0" if fraction > 0 and num_documents >= 2 else "")
-        )
-    if fraction <= 0:
-        return None
-    wanted = min(max(2, int(num_documents * fraction)), num_documents - 2)
-    within = int(np.searchsorted(np.cumsum(lowest_tokens), most_tokens, side="right"))
-    return lowest_ids[max(2, min(wanted, within)) - 1]
 
 
 def prefix_of(document_id: bytes) -> int:

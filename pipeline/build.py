@@ -24,6 +24,7 @@ from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_in
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
+from pipeline.report.validation import format_validation, measure_validation
 from pipeline.run_beam import stopwatch
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
@@ -190,4 +191,6 @@ def _print_result(dataset: Dataset, seconds: float) -> None:
             f"{group.split} L{group.seq_len}: {group.instances:,} instances of {group.tokens:,} tokens"
             f" in {group.shards} shard(s), {group.passes} pass(es)"
         )
+    for line in format_validation(measure_validation(manifest)):
+        tqdm.write(line)
     tqdm.write(f"root hash {manifest.root_hash}\n{dataset.url} is complete ({seconds:.1f} s)")

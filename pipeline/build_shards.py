@@ -14,7 +14,7 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline.bucket_seals import BucketContents, BucketSums, total_seal
-from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, choose_validation, plan_buckets, prefix_of
+from pipeline.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, plan_buckets, prefix_of
 from pipeline.build_bucket import InstanceRule
 from pipeline.build_tokens import TokenStore
 from pipeline.build_vocab import write_tokenizer
@@ -29,6 +29,7 @@ from pipeline.exchange import (
     plan_names,
     plan_tasks,
 )
+from pipeline.held_out import HeldOut, choose_held_out, split_ids
 from pipeline.index_rows import iterate_kept, pack_ids
 from pipeline.masking import MaskingRule
 from pipeline.publish import (
@@ -73,17 +74,18 @@ def make_shards(
     """
     filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
-    buckets = choose_buckets(settings, store.totals)
+    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    buckets = choose_buckets(settings, store.totals, held_out)
     names = plan_names(buckets, settings.seq_lens, settings.passes)
     built = _without_lost(filesystem, root, _claim_folder(filesystem, root, settings, content), names)
     if file_exists(filesystem, f"{root}/{MANIFEST}") and built.keys() >= set(names):
         if not file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
-            _seal_buckets(settings, store, buckets, filesystem, root)
+            _seal_buckets(settings, store, buckets, held_out, filesystem, root)
         remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
-    contents = _seal_buckets(settings, store, buckets, filesystem, root)
+    contents = _seal_buckets(settings, store, buckets, held_out, filesystem, root)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
-    described = describe_dataset(settings, vocabulary, store, [], total_seal(contents))
+    described = describe_dataset(settings, vocabulary, store, held_out, [], total_seal(contents))
     settings_hash = described.settings_hash
     built = _without_others(built, tasks)
     built |= read_records(filesystem, root, _not_in(built, tasks), settings_hash)
@@ -94,20 +96,24 @@ def make_shards(
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
     publisher = PassPublisher(filesystem, root, tasks, built, settings_hash)
-    _run_job(settings, vocabulary, store, missing, settings_hash, publisher.look, beam_arguments)
+    _run_job(settings, vocabulary, store, held_out, missing, settings_hash, publisher.look, beam_arguments)
     built |= publisher.built
     built |= read_records(filesystem, root, _not_in(built, missing), settings_hash)
     built = _without_lost(filesystem, root, built, names)
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
-    publish_dataset(
-        filesystem, root, built, describe_dataset(settings, vocabulary, store, shards, total_seal(contents))
-    )
+    described = describe_dataset(settings, vocabulary, store, held_out, shards, total_seal(contents))
+    publish_dataset(filesystem, root, built, described)
     return open_dataset(settings.output, settings.filesystem_options())
 
 
 def _seal_buckets(
-    settings: BuildSettings, store: TokenStore, buckets: Sequence[Bucket], filesystem: Any, root: str
+    settings: BuildSettings,
+    store: TokenStore,
+    buckets: Sequence[Bucket],
+    held_out: HeldOut,
+    filesystem: Any,
+    root: str,
 ) -> dict[str, BucketContents]:
     """What each bucket must hold, by its name; the same walk over the index writes documents.ids where it is not there.
 
@@ -115,7 +121,7 @@ def _seal_buckets(
         ValueError: The index is not that of the documents which tokens.json counts.
     """
     tokens, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
-    sums, digest = BucketSums(buckets), hashlib.blake2b(digest_size=32)
+    sums, digest = BucketSums(buckets, held_out.ids), hashlib.blake2b(digest_size=32)
 
     def walk() -> Iterator[bytes]:
         for documents, num_rows in iterate_kept(tokens, folder, store.part_names, has_dropped=store.has_dropped):
@@ -157,18 +163,15 @@ def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
         )
 
 
-def choose_buckets(settings: BuildSettings, totals: Totals) -> list[Bucket]:
+def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -> list[Bucket]:
     """The validation bucket and the train buckets of a corpus."""
-    lowest = [bytes.fromhex(each) for each in totals.lowest_ids]
-    fraction, most_tokens = settings.validation_fraction, settings.validation_tokens
-    last = choose_validation(lowest, totals.lowest_tokens, totals.documents, fraction, most_tokens)
+    prefixes = [prefix_of(each) for each in split_ids(held_out.ids)]
     by_prefix = np.array(totals.documents_by_prefix, np.int64)
-    held_out = [prefix_of(each) for each in lowest if last is not None and each <= last]
-    by_prefix -= np.bincount(held_out, minlength=NUM_PREFIXES).astype(np.int64)
+    by_prefix -= np.bincount(prefixes, minlength=NUM_PREFIXES).astype(np.int64)
     sizes = ([getattr(source, name) for source in totals.sources] for name in ("documents", "cleaned_bytes"))
     used_bytes, used = apply_weights(settings.weights, *sizes)
     number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)
-    return plan_buckets(number, last)
+    return plan_buckets(number, held_out.ids)
 
 
 def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
@@ -205,6 +208,7 @@ def _run_job(
     settings: BuildSettings,
     vocabulary: Vocabulary,
     store: TokenStore,
+    held_out: HeldOut,
     missing: Sequence[ShardTask],
     settings_hash: str,
     count_finished: Callable[[], int],
@@ -212,18 +216,16 @@ def _run_job(
 ) -> None:
     options = pipeline_options(settings.workers, beam_arguments)
     mode = choose_exchange(settings.exchange, options)
+    folder = TokenFolder(
+        settings.tokens_folder,
+        vocabulary.dtype.name,
+        settings.filesystem_options(),
+        has_dropped=store.has_dropped,
+        held_out=held_out.ids,
+    )
 
     def build(pipeline: beam.Pipeline) -> None:
-        add_shards_graph(
-            pipeline,
-            settings,
-            vocabulary,
-            store.part_names,
-            missing,
-            mode,
-            settings_hash,
-            has_dropped=store.has_dropped,
-        )
+        add_shards_graph(pipeline, settings, vocabulary, folder, store.part_names, missing, mode, settings_hash)
 
     run_graph("shards", build, options, len(missing), count_finished)
 
@@ -232,18 +234,16 @@ def add_shards_graph(
     pipeline: beam.Pipeline,
     settings: BuildSettings,
     vocabulary: Vocabulary,
+    folder: TokenFolder,
     part_names: Sequence[str],
     tasks: Sequence[ShardTask],
     mode: ExchangeMode,
     settings_hash: str,
-    *,
-    has_dropped: bool = False,
 ) -> None:
     """The whole shards job: token parts to shards."""
-    options = settings.filesystem_options()
-    folder = TokenFolder(settings.tokens_folder, vocabulary.dtype.name, options, has_dropped)
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    builder = ShardBuilder(settings.output, rules, len(settings.corpus), settings_hash, options)
+    num_sources, options = len(settings.corpus), settings.filesystem_options()
+    builder = ShardBuilder(settings.output, rules, num_sources, settings_hash, options)
     finished = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
     if mode == "shuffle":
         _ = finished | RefuseRepeats()

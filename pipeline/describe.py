@@ -4,12 +4,14 @@ import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.build_tokens import TokenStore
+from pipeline.held_out import HeldOut, HeldOutSource
 from pipeline.settings import BuildSettings
 from pipeline.shards.manifest import FORMAT_VERSION, group_totals, root_hash, settings_hash
 from pipeline.shards.records import Manifest, Shard
@@ -21,7 +23,12 @@ from tokenizer.vocab import Vocabulary
 
 
 def describe_dataset(
-    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, shards: Sequence[Shard], seal: Seal
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    store: TokenStore,
+    held_out: HeldOut,
+    shards: Sequence[Shard],
+    seal: Seal,
 ) -> Manifest:
     """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
@@ -44,14 +51,17 @@ def describe_dataset(
         root_hash=root_hash(shards),
         seal=seal,
         sources=tuple(
-            _describe_source(*each) for each in zip(settings.corpus, store.source_counters, totals.sources, strict=True)
+            _describe_source(*each)
+            for each in zip(settings.corpus, store.source_counters, totals.sources, held_out.sources, strict=True)
         ),
     )
 
 
-def _describe_source(source: Source, counters: Mapping[str, int], totals: SourceTotals) -> dict[str, Any]:
+def _describe_source(
+    source: Source, counters: Mapping[str, int], totals: SourceTotals, validation: HeldOutSource
+) -> dict[str, Any]:
     named = {"name": source.name, "language": source.language, "weight": source.millionths / UNIT}
-    return named | {"counters": dict(counters) | _count_distinct(totals)}
+    return named | {"counters": dict(counters) | _count_distinct(totals), "validation": asdict(validation)}
 
 
 def _count_distinct(totals: Totals | SourceTotals) -> dict[str, int]:

@@ -22,9 +22,14 @@ DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
 def read_dropped_ids(filesystem: Any, folder: str, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
     """The ids in [first_id, last_id] that are left out."""
-    rows = read_groups(filesystem, f"{folder}/{DROPPED}", DROPPED_DTYPE, first_id[0], last_id[0])
+    rows = read_dropped_rows(filesystem, folder, first_id, last_id)
     ids = (join_id(row["high"], row["low"]) for row in rows)
     return frozenset(each for each in ids if first_id <= each <= last_id)
+
+
+def read_dropped_rows(filesystem: Any, folder: str, first_id: bytes, last_id: bytes) -> Rows:
+    """The rows of the documents in [first_id, last_id], and some around them."""
+    return read_groups(filesystem, f"{folder}/{DROPPED}", DROPPED_DTYPE, first_id[0], last_id[0])
 
 
 def iterate_dropped(filesystem: Any, folder: str) -> Iterator[Rows]:

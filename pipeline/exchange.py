@@ -6,10 +6,8 @@ part holds of one bucket, behind the part's name, each document behind its own c
 nothing pickled. What a bucket must hold travels in its tasks (pipeline.bucket_seals).
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -17,11 +15,13 @@ import numpy as np
 
 from pipeline.bucket_seals import BucketContents
 from pipeline.buckets import Bucket
-from pipeline.dropped_ids import read_dropped_ids
-from pipeline.index_rows import part_ids
+from pipeline.dropped_ids import REASONS, id_keys, read_dropped_rows, reason_numbers
+from pipeline.grouped_rows import Rows
+from pipeline.held_out import is_held_out
+from pipeline.index_rows import read_part_rows
 from pipeline.shards.manifest import shard_name
 from pipeline.shards.storage import open_filesystem, read_range
-from pipeline.token_index import read_bucket
+from pipeline.token_index import join_ranges, read_bucket
 from pipeline.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]
@@ -53,12 +53,14 @@ class TokenFolder:
         token_dtype: uint16 or uint32.
         storage_options: Of its filesystem.
         has_dropped: Whether dropped.ids says which documents are left out.
+        held_out: Ids of the validation documents (`pipeline.held_out.HeldOut`).
     """
 
     url: str
     token_dtype: str
     storage_options: Mapping[str, Any] | None = None
     has_dropped: bool = False
+    held_out: bytes = b""
 
     def open(self) -> tuple[Any, str]:
         """The filesystem and the path on it."""
@@ -175,8 +177,15 @@ class StoredDocuments:
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
         filesystem, path = self.folder.open()
-        dtype, has_dropped = np.dtype(self.folder.token_dtype), self.folder.has_dropped
-        return read_bucket(filesystem, path, self.part_names, self.bucket, dtype, has_dropped=has_dropped)
+        return read_bucket(
+            filesystem,
+            path,
+            self.part_names,
+            self.bucket,
+            np.dtype(self.folder.token_dtype),
+            has_dropped=self.folder.has_dropped,
+            held_out=self.folder.held_out,
+        )
 
 
 @dataclass(frozen=True)
@@ -223,24 +232,26 @@ def cut_part(name: str, folder: TokenFolder, buckets: Sequence[Bucket]) -> Itera
     Documents that are left out are cut out, so the shuffle does not move them.
     """
     filesystem, path = folder.open()
-    ids, offsets = part_ids(filesystem, f"{path}/{name}.index")
+    rows = read_part_rows(filesystem, f"{path}/{name}.index")
+    keys, held_out = id_keys(rows), is_held_out(rows, folder.held_out)
     for bucket in buckets:
-        start = bisect_left(ids, bucket.first_id)
-        stop = bisect_right(ids, bucket.last_id)
-        if stop == start:
-            continue
-        data = read_range(filesystem, f"{path}/{name}.tokens", int(offsets[start]), int(offsets[stop]))
-        if folder.has_dropped:
-            dropped = read_dropped_ids(filesystem, path, bucket.first_id, bucket.last_id)
-            bounds = (offsets[start : stop + 1] - offsets[start]).tolist()
-            kept = (
-                ends
-                for document, ends in zip(ids[start:stop], pairwise(bounds), strict=True)
-                if document not in dropped
-            )
-            data = b"".join(data[first:last] for first, last in kept)
-        if data:
+        start = int(np.searchsorted(keys, np.bytes_(bucket.first_id)))
+        stop = int(np.searchsorted(keys, np.bytes_(bucket.last_id), side="right"))
+        chosen = rows[start:stop][held_out[start:stop] == (bucket.split == "validation")]
+        if folder.has_dropped and len(chosen) and bucket.split == "train":  # what is held out is not dropped
+            dropped = read_dropped_rows(filesystem, path, bucket.first_id, bucket.last_id)
+            chosen = chosen[reason_numbers(chosen, dropped) == len(REASONS)]
+        if len(chosen):
+            data = _read_documents(filesystem, f"{path}/{name}.tokens", chosen)
             yield bucket.name.encode(), pack_chunk(name, data)
+
+
+def _read_documents(filesystem: Any, path: str, rows: Rows) -> bytes:
+    """The bytes of some documents of a part, read from the first of them to the last."""
+    ranges = join_ranges(rows)
+    first, last = ranges[0][0], ranges[-1][1]
+    data = read_range(filesystem, path, first, last)
+    return data if len(ranges) == 1 else b"".join(data[start - first : stop - first] for start, stop in ranges)
 
 
 def pack_chunk(part: str, data: bytes) -> bytes:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pipeline.dropped_ids import DROPPED_DTYPE, REASONS, iterate_dropped, reason_numbers
 from pipeline.grouped_rows import HEAD_BYTES, NUM_GROUPS, Rows, read_bounds, read_rows
 from pipeline.shards.storage import read_file
-from pipeline.token_parts import ID_BYTES, INDEX_DTYPE
+from pipeline.token_parts import INDEX_DTYPE
 
 _ROWS_AT_ONCE = 1 << 18  # read of all parts together: some 10 MB, and few requests of a small corpus
 
@@ -78,17 +78,9 @@ def iterate_kept(
         yield documents[is_kept], num_rows[is_kept]
 
 
-def part_ids(filesystem: Any, path: str) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-    """The ids of a part's documents, ascending, from its `.index` file, and their bounds in its `.tokens` file.
-
-    Returns:
-        [D] ids, and [D + 1] offsets in bytes.
-    """
-    rows = np.frombuffer(read_file(filesystem, path)[HEAD_BYTES:], INDEX_DTYPE)
-    ids = _id_bytes(rows)
-    ends = rows["offset"][-1:].astype(np.int64) + rows["size"][-1:]
-    offsets = np.concatenate([rows["offset"].astype(np.int64), ends])
-    return [ids[start : start + ID_BYTES] for start in range(0, len(ids), ID_BYTES)], offsets
+def read_part_rows(filesystem: Any, path: str) -> Rows:
+    """All rows of a part's `.index` file, in the order of the ids."""
+    return np.frombuffer(read_file(filesystem, path)[HEAD_BYTES:], INDEX_DTYPE)
 
 
 def pack_ids(rows: Rows, num_sources: int) -> bytes:

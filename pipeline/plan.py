@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.buckets import NUM_PREFIXES, choose_num_buckets
 from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
 from pipeline.documents.parts import InputFile, Part
+from pipeline.held_out import wanted_tokens
 from pipeline.plan_sample import Sample, take_sample
 from pipeline.provenance import pack_places
 from pipeline.settings import BuildSettings
@@ -116,7 +117,7 @@ def make_plan(
     spread = np.bincount(np.arange(documents) * NUM_PREFIXES // max(1, documents), minlength=NUM_PREFIXES)
     used_bytes, used = apply_weights(settings.weights, documents_of, bytes_of)
     buckets = choose_num_buckets(spread.astype(np.int64), used_bytes, settings.num_buckets, "num_buckets", used)
-    held_out = min(settings.validation_fraction, settings.validation_tokens / max(1, tokens))
+    held_out = wanted_tokens(tokens, settings.validation_fraction, settings.validation_tokens) / max(1, tokens)
     lengths = tuple(
         _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), [each * (1 - held_out) for each in scales])
         for seq_len in settings.seq_lens

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.buckets import PREFIX_BITS, VALIDATION_TOKENS, choose_validation
+from pipeline.buckets import PREFIX_BITS
 from pipeline.dropped_ids import read_dropped_ids
 from pipeline.grouped_rows import read_rows
 from pipeline.shards.dataset import Dataset
@@ -209,12 +209,10 @@ def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: Found
     totals, settings = tokens.store["totals"], manifest.settings
     if totals["dropped"] and read_dropped_ids(tokens.filesystem, tokens.folder, document.id, document.id):
         return f"never: dropped, as {' or '.join(totals['dropped'])} (docs/input.md, Filters)"
-    lowest = [bytes.fromhex(each) for each in totals["lowest_ids"]]
-    limits = settings["validation_fraction"], settings.get("validation_tokens", VALIDATION_TOKENS)
-    last = choose_validation(lowest, totals["lowest_tokens"], totals["documents"], *limits)
-    if last is not None and document.id <= last:
+    source = manifest.sources[document.source]
+    if document.id.hex() <= (source.get("validation", {}).get("last_id") or ""):
         return "for validation, once"
-    weight = round(manifest.sources[document.source]["weight"] * UNIT)
+    weight = round(source["weight"] * UNIT)
     passes = max(group.passes for group in manifest.groups if group.split == "train")
     uses = [count_uses(weight, number, settings["seed"], document.id) for number in range(passes)]
     if len(set(uses)) == 1:

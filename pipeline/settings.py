@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.buckets import NUM_PREFIXES, VALIDATION_TOKENS
+from pipeline.buckets import NUM_PREFIXES, VALIDATION_RULES, VALIDATION_TOKENS
 from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.pairs import NspBalance
 from pipeline.sentences import RULES
@@ -20,7 +20,12 @@ OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
 
 # Later settings at the value of builds from before them: not written down, so that hashes stay.
-_UNSAID: dict[str, Any] = {"nsp_balance": "reference", "sentence_rules": 1, "validation_tokens": VALIDATION_TOKENS}
+_UNSAID: dict[str, Any] = {
+    "nsp_balance": "reference",
+    "sentence_rules": 1,
+    "validation_rules": 1,
+    "validation_tokens": VALIDATION_TOKENS,
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class BuildSettings:
         max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
         whole_word_masking: Mask all pieces of a word together.
         nsp_balance: Random second segments: as many as the reference makes (reference, some 56 %), or half (exact).
-        validation_fraction: Share of documents held out, at least 2 and at most validation_tokens; 0 for none.
+        validation_fraction: Share of the tokens held out, of each source alike: at least 20,000 tokens where these are
+            at most 5 %, and never over validation_tokens; 0 for none (docs/input.md, Validation).
         validation_tokens: Most tokens held out; 10,000 instances of 512 take 6 million.
         num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
         tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
@@ -231,6 +237,7 @@ class BuildSettings:
             documents_hash: Of the documents that are kept.
             choice: What decides which are left out because of others (`pipeline.choose_documents`).
         """
+        held_out = {"validation_rules": VALIDATION_RULES} if self.validation_fraction > 0 else {}
         mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
         if len(self.corpus) > 1 or self.weights:
             shown = ({"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus)
@@ -238,6 +245,7 @@ class BuildSettings:
         return (
             self.tokens_content(vocab_sha256)
             | mixture
+            | held_out
             | dict(choice or {})
             | {
                 "documents_hash": documents_hash,

@@ -1,8 +1,6 @@
 """The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
 
-Read group by group (ids with the same top byte), so memory is the largest group and not the corpus. May import:
-stdlib, numpy, pyarrow, pipeline.token_parts, grouped_rows, index_rows, dropped_ids, buckets, and of pipeline.shards
-storage and ranged_file.
+Read group by group (ids with the same top byte), so memory is the largest group and not the corpus.
 """
 
 import hashlib
@@ -17,14 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket
+from pipeline.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket, prefix_of
 from pipeline.dropped_ids import REASONS, read_dropped_ids, reason_numbers
-from pipeline.grouped_rows import Rows
+from pipeline.grouped_rows import Rows, read_rows
+from pipeline.held_out import LowestRows, is_held_out, split_ids
 from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import read_range
 from pipeline.shards.table_checks import check_range
-from pipeline.token_parts import TokenizedDocument, join_id, unpack_documents
+from pipeline.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -46,6 +45,15 @@ class SourceTotals:
 
     A document that several sources hold belongs to the first of them; in the others it is a copy. What filters over
     all documents left out is in `dropped` alone, by reason.
+
+    Attributes:
+        documents: How many.
+        duplicates: Further copies of documents, which the shards job drops.
+        cleaned_bytes: Text of the documents.
+        tokens: Tokens of the documents.
+        dropped: Documents left out, by reason; none where filters over all documents are off.
+        lowest_ids: Of the documents that validation may take, in hex, ascending from the lowest of the source.
+        lowest_tokens: Tokens of each of these.
     """
 
     documents: int = 0
@@ -53,6 +61,8 @@ class SourceTotals:
     cleaned_bytes: int = 0
     tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    lowest_ids: list[str] = field(default_factory=list)
+    lowest_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,6 @@ class Totals:
         documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
             what the corpus is, whatever files held it.
         documents_by_prefix: [4096] by the first 12 bits of the id.
-        lowest_ids: The lowest ids that hold what validation may, or all.
-        lowest_tokens: Tokens of each of them.
         sources: Of each source, by its number.
         dropped: Documents that filters over all documents left out, by reason; none where these are off.
     """
@@ -79,8 +87,6 @@ class Totals:
     tokens: int
     documents_hash: str
     documents_by_prefix: list[int]
-    lowest_ids: list[str]
-    lowest_tokens: list[int]
     sources: tuple[SourceTotals, ...]
     dropped: dict[str, int] = field(default_factory=dict)
 
@@ -107,8 +113,7 @@ def build_index(
     counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
     by_prefix = np.zeros(NUM_PREFIXES, np.int64)
-    lowest_ids: list[str] = []
-    lowest_tokens: list[int] = []
+    lowest = LowestRows(num_sources, validation_tokens)
     sink = io.BytesIO()
     ranges: list[pa.Table] = []
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
@@ -125,12 +130,11 @@ def build_index(
             digest.update(pack_ids(distinct, num_sources))
             counts += _count_by_source(rows, distinct, num_sources)
             by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
-            lowest = _rows_within(distinct, validation_tokens - sum(lowest_tokens))
-            lowest_ids += [join_id(row["high"], row["low"]).hex() for row in lowest]
-            lowest_tokens += lowest["tokens"].tolist()
+            lowest.add(distinct)
         if ranges:
             writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
     numbered = [(REASONS.index(reason), reason) for reason in reasons]
+    found_lowest = lowest.finish(counts[:, 3].tolist())
     sources = tuple(
         SourceTotals(
             documents=own,
@@ -138,6 +142,8 @@ def build_index(
             cleaned_bytes=size,
             tokens=tokens,
             dropped={reason: int(drops[source, number]) for number, reason in numbered},
+            lowest_ids=[join_id(row["high"], row["low"]).hex() for row in found_lowest[source]],
+            lowest_tokens=found_lowest[source]["tokens"].tolist(),
         )
         for source, (own, rows, size, tokens) in enumerate(counts.tolist())
     )
@@ -148,8 +154,6 @@ def build_index(
         tokens=sum(source.tokens for source in sources),
         documents_hash=digest.hexdigest(),
         documents_by_prefix=by_prefix.tolist(),
-        lowest_ids=lowest_ids,
-        lowest_tokens=lowest_tokens,
         sources=sources,
         dropped={reason: int(drops[:, number].sum()) for number, reason in numbered},
     )
@@ -164,18 +168,57 @@ def read_bucket(
     token_dtype: Any,
     *,
     has_dropped: bool = False,
+    held_out: bytes = b"",
 ) -> Iterator[TokenizedDocument]:
-    """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read."""
+    """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read.
+
+    Args:
+        filesystem: Of the folder.
+        folder: Of the token parts.
+        names: Of the parts.
+        bucket: Of train or validation.
+        token_dtype: uint16 or uint32.
+        has_dropped: Whether dropped.ids says which documents are left out.
+        held_out: Ids of the validation documents (`pipeline.held_out.HeldOut`).
+    """
+    if bucket.split == "validation":
+        yield from _read_held_out(filesystem, folder, names, held_out, token_dtype)
+        return
     ends = bucket.first_id, bucket.last_id
-    dropped = read_dropped_ids(filesystem, folder, *ends) if has_dropped else frozenset()
+    left_out = frozenset(split_ids(held_out))
+    left_out |= read_dropped_ids(filesystem, folder, *ends) if has_dropped else frozenset()
     part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"), len(names))
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
         path = f"{folder}/{names[index]}.tokens"
         for document in unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path):
-            if bucket.first_id <= document.id <= bucket.last_id and document.id not in dropped:
+            if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
+
+
+def _read_held_out(
+    filesystem: Any, folder: str, names: Sequence[str], held_out: bytes, token_dtype: Any
+) -> Iterator[TokenizedDocument]:
+    """The validation documents: runs of documents next to each other in a part, found by its index."""
+    prefixes = sorted({prefix_of(each) for each in split_ids(held_out)})
+    part, row, num_rows = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"), len(names))
+    for index in np.unique(part):
+        chosen = part == index
+        ends = int(row[chosen].min()), int((row + num_rows)[chosen].max())
+        rows = read_rows(filesystem, f"{folder}/{names[index]}.index", INDEX_DTYPE, *ends)
+        path = f"{folder}/{names[index]}.tokens"
+        for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
+            yield from unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path)
+
+
+def join_ranges(rows: Rows) -> list[tuple[int, int]]:
+    """Byte ranges of documents of one part in its tokens, those next to each other as one."""
+    starts = rows["offset"].astype(np.int64)
+    stops = starts + rows["size"]
+    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+    firsts, lasts = np.concatenate([[0], breaks])[: len(rows)], np.concatenate([breaks, [len(rows)]]) - 1
+    return list(zip(starts[firsts].tolist(), stops[lasts[: len(rows)]].tolist(), strict=True))
 
 
 def find_prefix_rows(
@@ -192,13 +235,6 @@ def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArra
     columns = [np.bincount(each["source"], minlength=num_sources) for each in (distinct, rows)]
     columns += [np.bincount(distinct["source"], distinct[name], num_sources) for name in ("cleaned_bytes", "tokens")]
     return np.stack(columns, axis=1).astype(np.int64)  # sums of a group, so exact in floats
-
-
-def _rows_within(rows: Rows, max_tokens: int) -> Rows:
-    """The first rows that hold `max_tokens` and the one that passes it; none where nothing is left to hold."""
-    if max_tokens < 0:
-        return rows[:0]
-    return rows[: int(np.searchsorted(np.cumsum(rows["tokens"], dtype=np.int64), max_tokens, side="right")) + 1]
 
 
 def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:

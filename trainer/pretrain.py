@@ -33,7 +33,14 @@ from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.stream.step import RankStep, StepLoader
-from trainer.validation import ValidationSet, format_validation, join_columns, load_validation_sets, validate
+from trainer.validation import (
+    ValidationSet,
+    describe_unmeasured,
+    format_validation,
+    join_columns,
+    load_validation_sets,
+    validate,
+)
 
 WAITING_SECONDS = 0.05
 
@@ -77,6 +84,8 @@ def train_phase(run: Run) -> None:
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
+    if unmeasured := describe_unmeasured(run.mixture, validation_sets, phase.seq_len):
+        run.progress.say(unmeasured)
     run.weights_check.forget()
     if run.position.phase_step == 0:
         begin_phase(run.optimizer, phase)

@@ -77,6 +77,14 @@ def load_validation_sets(
     return [_load(each, seq_len, settings, ranks) for each in held_out]
 
 
+def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
+    """Says which datasets have no validation split of a length, so that no loss is measured on them; else nothing."""
+    missing = [each.name for each in mixture if each.name not in {held_out.name for held_out in sets}]
+    if not missing:
+        return ""
+    return f"no validation loss of {', '.join(missing)}: no documents are held out at {seq_len} tokens"
+
+
 def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks) -> ValidationSet:
     dataset = source.dataset
     size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))

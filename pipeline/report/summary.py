@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pipeline.provenance import find_tokens
 from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
 from pipeline.report.mixture import format_mixture, measure_mixture
+from pipeline.report.validation import format_validation, measure_validation
 from pipeline.shards.coverage import describe_coverage, find_uncovered
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import pass_folder
@@ -52,6 +53,7 @@ def summarize_dataset(
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
         "sources": _summarize_sources(dataset),
         "mixture": measure_mixture(dataset, _licences(dataset)),
+        "validation": measure_validation(manifest),
         "coverage": _measure_coverage(dataset),
         "documents": measure_documents(find_tokens(dataset, tokens, options), manifest.vocab_size),
         "groups": [asdict(group) | _summarize_group(dataset, group) for group in manifest.groups],
@@ -65,6 +67,7 @@ def format_report(report: dict[str, Any]) -> str:
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
     lines += format_mixture(dataset["mixture"])
+    lines += format_validation(dataset["validation"])
     lines.append("documents")
     lines += [f"  {name.replace('_', ' '):<22} {count:>14,}" for name, count in dataset["counters"].items()]
     lines.append(f"  {'unknown tokens':<22} {dataset['unknown_rate']:>14.4%}")

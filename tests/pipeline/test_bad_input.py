@@ -6,13 +6,14 @@ import pytest
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
+from pipeline.shards.dataset import open_dataset
 
 
 @pytest.fixture
 def run(capsys):
     def call(*arguments):
         code = run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
-        return code, capsys.readouterr().err
+        return code, "".join(capsys.readouterr())
 
     return call
 
@@ -81,15 +82,19 @@ def test_text_that_is_not_utf8(run, vocab_file, tmp_path):
     assert_refused(result, output, f"{bad}:2", "UTF-8")
 
 
-def test_fewer_than_four_documents(run, texts, vocab_file, tmp_path):
+def test_fewer_than_four_documents_are_built_without_validation(run, texts, vocab_file, tmp_path):
     folder = tmp_path / "three"
     folder.mkdir()
     for number in range(3):
         folder.joinpath(f"{number}.txt").write_text(texts[number])
     output = tmp_path / "data"
     flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1, "--output", output)
-    assert_refused(run("build", "--input", folder, *flags), output, "3 distinct document", "validation_fraction")
-    assert run("build", "--input", folder, *flags, "--validation_fraction", 0)[0] == 0
+    code, said = run("build", "--input", folder, *flags)
+    assert code == 0
+    assert "warning: 3 documents: no validation split, at least 4 are needed" in said
+    assert [group.split for group in open_dataset(str(output)).manifest.groups] == ["train"]
+    alone = run("build", "--input", folder / "0.txt", *flags[:-1], tmp_path / "one")
+    assert_refused(alone, tmp_path / "one", "1 distinct document")
 
 
 def test_unknown_keys_and_wrong_types(run, corpus, tmp_path):

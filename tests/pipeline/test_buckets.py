@@ -1,11 +1,11 @@
-"""How many buckets, and which documents are validation."""
+"""How many buckets there are, and which ids one holds."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from pipeline.buckets import MAX_BUCKET_BYTES, choose_num_buckets, choose_validation, plan_buckets
+from pipeline.buckets import MAX_BUCKET_BYTES, choose_num_buckets, plan_buckets
 
 
 def spread(documents):
@@ -45,48 +45,18 @@ def test_a_wrong_number_of_buckets_is_refused(wanted):
     assert choose_num_buckets(spread(100_000), 1, 16, "num_buckets") == 16
 
 
-def ids(count):
-    return [number.to_bytes(16, "big") for number in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("documents", "tokens_each", "fraction", "expected"),
-    [
-        (10_000, 100, 0.005, 50),
-        (10_000, 100_000, 0.005, 12),  # 1.28 M tokens
-        (10_000, 2_000_000, 0.005, 2),
-        (100, 100, 0.005, 2),
-        (4, 100, 0.9, 2),  # two are left to train on
-    ],
-)
-def test_validation_is_the_lowest_ids(documents, tokens_each, fraction, expected):
-    lowest = ids(min(documents, 20_000))
-    last = choose_validation(lowest, [tokens_each] * len(lowest), documents, fraction)
-    assert last == lowest[expected - 1]
-
-
-def test_validation_may_hold_more_or_fewer_tokens():
-    lowest = ids(10_000)
-    found = [choose_validation(lowest, [100_000] * 10_000, 10_000, 0.005, most) for most in (3_000_000, 400_000, 1)]
-    assert found == [lowest[29], lowest[3], lowest[1]]
-
-
-@pytest.mark.parametrize(("documents", "fraction"), [(3, 0.005), (0, 0.005), (1, 0.0)])
-def test_too_few_documents(documents, fraction):
-    with pytest.raises(ValueError, match=f"holds {documents} distinct document"):
-        choose_validation(ids(documents), [1] * documents, documents, fraction)
-
-
 def test_without_validation():
-    assert choose_validation(ids(2), [1, 1], 2, 0.0) is None
-    assert [bucket.split for bucket in plan_buckets(2, None)] == ["train", "train"]
+    assert [bucket.split for bucket in plan_buckets(2, b"")] == ["train", "train"]
 
 
 def test_ranges_meet_without_gap_or_overlap():
-    last_validation = (12345).to_bytes(16, "big")
-    buckets = plan_buckets(8, last_validation)
+    held_out = [number.to_bytes(16, "big") for number in (12345, 12346, 2**127)]
+    validation, *buckets = plan_buckets(8, b"".join(held_out))
+    assert (validation.name, validation.first_id, validation.last_id) == (
+        "validation-00000-of-00001", held_out[0], held_out[2]
+    )  # fmt: skip
     ends = [(int.from_bytes(bucket.first_id, "big"), int.from_bytes(bucket.last_id, "big")) for bucket in buckets]
     assert ends[0][0] == 0
     assert ends[-1][1] == 2**128 - 1
     assert all(after[0] == before[1] + 1 for before, after in itertools.pairwise(ends))
-    assert buckets[1].name == "train-00000-of-00008"
+    assert buckets[0].name == "train-00000-of-00008"

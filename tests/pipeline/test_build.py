@@ -14,6 +14,8 @@ from pipeline.command_line import run_program
 from pipeline.inspect import read_blocks, show_instances
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.manifest import settings_hash
+from tests.datasets import with_own_hash
 
 
 def run(*arguments):
@@ -48,9 +50,14 @@ def test_a_finished_dataset_counts_what_it_holds(built):
     assert run("verify", built.url) == 0
 
 
-def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built):
-    assert built.manifest.root_hash == "7dc7e7ba35f9313431cdb878b5d01c360ca1348e428481592e4281c20bd63088"
-    assert built.manifest.settings_hash == "a43013c60757bad8d3b3cc244ca511c4ba7a0971e9b0909dc37e15e69af1f847"
+def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built, corpus, vocab_file, tmp_path):
+    """Those without validation are older than holding out by source, which changed the others."""
+    assert built.manifest.root_hash == "4bf537ce210012570970be112acd6d700050856ea6cbf9cb4173e11ab867d9c4"
+    assert built.manifest.settings_hash == "a5b18e5216803060a4df2044bd1b7c717dfc7353c104619379588de544a8d8cb"
+    assert build(corpus, vocab_file, tmp_path / "data", "--validation_fraction", 0) == 0
+    whole = open_dataset(str(tmp_path / "data")).manifest
+    assert whole.root_hash == "c807eb1db85d058de1bde6828daf5a8f8e7904d4b2e844aa336d50f34ad6ff50"
+    assert whole.settings_hash == "5fef3367f6a30e598f976cfeb64062ef6f2fddb15f411785cbe03437c7e59bb2"
 
 
 def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path, capsys):
@@ -61,7 +68,7 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
     assert build(corpus, vocab_file, tmp_path / "small", *usual, "--validation_tokens", 1500) == 0
     assert parts == {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
     assert run("verify", tmp_path / "small", "--deep", "true") == 0
-    held_out = {}
+    held_out, said = {}, {}
     for name in ("usual", "small"):
         dataset = open_dataset(str(tmp_path / name))
         documents = {int(each.document_a[0]) for each in all_instances(dataset, "validation")}
@@ -69,8 +76,12 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
         assert not documents & trained
         assert len(documents | trained) == 120
         held_out[name] = sorted(documents)
-    assert len(held_out["usual"]) == 60
-    assert 10 <= len(held_out["small"]) <= 15, "of some 110 tokens each"
+        said[name] = dataset.manifest.sources[0]["validation"]
+        assert said[name]["documents"] == len(documents)
+        assert int(said[name]["last_id"][:16], 16) == held_out[name][-1]
+    total = dataset.manifest.counters["distinct_tokens"]
+    assert 0.5 * total <= said["usual"]["tokens"] < 0.51 * total
+    assert 1350 <= said["small"]["tokens"] <= 1500, "documents have some 130 tokens"
     assert held_out["small"] == held_out["usual"][: len(held_out["small"])], "the lowest ids"
     capsys.readouterr()
     last = f"{held_out['small'][-1]:016x}"
@@ -78,6 +89,38 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
     assert "for validation, once" in capsys.readouterr().out
     assert build(corpus, vocab_file, tmp_path / "usual", *usual, "--validation_tokens", 1400) == 2
     assert "validation_tokens was 1280000 and is now 1400" in capsys.readouterr().err
+
+
+def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(corpus, vocab_file, tmp_path, capsys):
+    """Its passes were trained on documents that are held out now."""
+    assert build(corpus, vocab_file, tmp_path / "data") == 0
+    manifest = tmp_path / "data/manifest.json"
+    fields = json.loads(manifest.read_text())
+    del fields["settings"]["validation_rules"]
+    manifest.write_bytes(with_own_hash(fields | {"settings_hash": settings_hash(fields["settings"])}))
+    assert build(corpus, vocab_file, tmp_path / "data", "--passes", 3) == 2
+    assert "validation_rules was 1 and is now 2; give another --output" in capsys.readouterr().err
+
+
+def test_tokens_that_an_earlier_version_counted_are_counted_anew(corpus, vocab_file, tmp_path, capsys):
+    words = (corpus, vocab_file, tmp_path / "data", "--tokens", tmp_path / "tokens")
+    assert build(*words) == 0
+    hash_before = open_dataset(str(tmp_path / "data")).manifest.root_hash
+    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
+    store = tmp_path / "tokens/tokens.json"
+    fields = json.loads(store.read_text())
+    fields["totals"] |= {"lowest_ids": [], "lowest_tokens": []}
+    store.write_text(json.dumps(fields | {"parts_key": "of an earlier version"}))
+    shutil.rmtree(tmp_path / "data")
+    capsys.readouterr()
+    (tmp_path / "data").mkdir()
+    shutil.copy(vocab_file, tmp_path / "data/vocab.txt")
+    settings = ("--passes", 2, "--seq_lens", 64, "--workers", 1, "--vocab", vocab_file)
+    assert run("shards", "--output", tmp_path / "data", "--tokens", tmp_path / "tokens", *settings) == 2
+    assert "tokens.json is of an earlier version" in capsys.readouterr().err
+    assert build(*words) == 0
+    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == hash_before
+    assert parts == {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
 
 
 def test_instances_are_what_bert_expects(built):
@@ -273,4 +316,4 @@ def test_help_is_quick_and_complete(capsys):
         run("build", "--help")
     text = capsys.readouterr().out
     assert "--validation_fraction" in text
-    assert "Share of documents held out" in text
+    assert "Share of the tokens held out" in text

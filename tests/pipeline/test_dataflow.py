@@ -19,7 +19,7 @@ from pipeline.build_shards import add_shards_graph
 from pipeline.build_tokens import add_tokens_graph
 from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part
-from pipeline.exchange import plan_tasks
+from pipeline.exchange import TokenFolder, plan_tasks
 from pipeline.run_beam import choose_exchange, pipeline_options
 from pipeline.settings import BuildSettings
 from pipeline.shards.seal import Seal
@@ -72,7 +72,8 @@ def translated(request, client, vocab_file, monkeypatch):
         names = [
             f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
         ]
-        add_shards_graph(pipeline, settings, vocabulary, names, tasks, mode, "0" * 64)
+        folder = TokenFolder(settings.tokens_folder, "uint16", held_out=bytes(16))
+        add_shards_graph(pipeline, settings, vocabulary, folder, names, tasks, mode, "0" * 64)
     result = runner.DataflowRunner().run_pipeline(pipeline, options)
     return pipeline, result.job.proto_pipeline
 

@@ -74,7 +74,7 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
     totals, index = build_index(filesystem, root, names, 1, ("excluded", "near_duplicate"))
     assert totals.dropped == {"excluded": 2, "near_duplicate": 2}
     assert (totals.documents, totals.duplicates, totals.tokens) == (252, 20, 252 * 3)
-    assert not dropped & {bytes.fromhex(each) for each in totals.lowest_ids}
+    assert not dropped & {bytes.fromhex(each) for each in totals.sources[0].lowest_ids}
     write_atomic(filesystem, f"{root}/index.parquet", index)
     bucket = Bucket("train", 0, 1, first, last)
     expected = [make_document(number).id for number in range(256) if make_document(number).id not in dropped]

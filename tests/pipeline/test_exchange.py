@@ -3,6 +3,7 @@
 import itertools
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 
 import apache_beam as beam
 import numpy as np
@@ -49,7 +50,7 @@ def numbers_in(chunk):
 
 def contents_of(folder, buckets, names=("one", "two", "none")):
     filesystem, root = folder.open()
-    sums = BucketSums(buckets)
+    sums = BucketSums(buckets, folder.held_out)
     for documents, num_rows in iterate_kept(filesystem, root, names, has_dropped=folder.has_dropped):
         sums.add(documents, num_rows)
     return sums.contents()
@@ -58,18 +59,22 @@ def contents_of(folder, buckets, names=("one", "two", "none")):
 NOT_COUNTED = defaultdict(lambda: BucketContents(NOTHING, 0))
 
 
-def test_a_part_is_cut_at_the_bounds_of_the_buckets(folder):
-    buckets = plan_buckets(4, make_document(9).id)
+HELD_OUT = b"".join(make_document(number).id for number in (*range(10), 70, 205))
+
+
+def test_a_part_is_cut_at_the_bounds_of_the_buckets_and_around_what_is_held_out(folder):
+    folder = replace(folder, held_out=HELD_OUT)
+    buckets = plan_buckets(4, HELD_OUT)
     found = {name.decode(): numbers_in(data) for name, data in cut_part("one", folder, buckets)}
     assert found == {
-        "validation-00000-of-00001": list(range(10)),
+        "validation-00000-of-00001": [*range(10), 70, 205],
         "train-00000-of-00004": list(range(10, 64)),
-        "train-00001-of-00004": list(range(64, 128)),
+        "train-00001-of-00004": [*range(64, 70), *range(71, 128)],
         "train-00002-of-00004": list(range(128, 192)),
-        "train-00003-of-00004": list(range(192, 210)),
+        "train-00003-of-00004": [*range(192, 205), *range(206, 210)],
     }
     assert list(cut_part("none", folder, buckets)) == []
-    assert [name for name, _ in cut_part("two", folder, buckets[:2])] == []
+    assert [name for name, _ in cut_part("two", folder, buckets[1:3])] == []
 
 
 def test_gathered_documents_are_sorted_and_copies_dropped():
@@ -82,7 +87,7 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
 
 
 def test_tasks_of_a_bucket_stay_together():
-    tasks = plan_tasks(plan_buckets(2, make_document(1).id), [64, 128], 2, NOT_COUNTED)
+    tasks = plan_tasks(plan_buckets(2, HELD_OUT), [64, 128], 2, NOT_COUNTED)
     groups = group_tasks(reversed(tasks))
     assert {name.decode(): len(found) for name, found in groups.items()} == {
         "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
@@ -91,7 +96,8 @@ def test_tasks_of_a_bucket_stay_together():
 
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
 def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
-    tasks = plan_tasks(plan_buckets(4, make_document(9).id), [64], 1, NOT_COUNTED)
+    folder = replace(folder, held_out=HELD_OUT)
+    tasks = plan_tasks(plan_buckets(4, HELD_OUT), [64], 1, NOT_COUNTED)
 
     def write(work):
         tasks, documents = work
@@ -104,14 +110,17 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
     with beam.Pipeline(options=pipeline_options(1, [])) as pipeline:
         _ = pipeline | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks) | beam.Map(write)
     filesystem, root = folder.open()
+    names = ["one", "two", "none"]
     for task in tasks:
-        expected = read_bucket(filesystem, root, ["one", "two", "none"], task.bucket, np.uint16)
+        expected = read_bucket(filesystem, root, names, task.bucket, np.uint16, held_out=HELD_OUT)
         found = (tmp_path / f"{task.bucket.name}.found").read_text().split()
         assert found == sorted(document.id.hex() for document in expected)
+    numbers = [int(each[:2], 16) for each in (tmp_path / "validation-00000-of-00001.found").read_text().split()]
+    assert numbers == [*range(10), 70, 205, 205], "the copy too"
 
 
 def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
-    tasks = plan_tasks(plan_buckets(4, None), [64], 1, NOT_COUNTED)
+    tasks = plan_tasks(plan_buckets(4, b""), [64], 1, NOT_COUNTED)
     pipeline = beam.Pipeline(options=pipeline_options(1, []))
     _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks)
     proto = pipeline.to_runner_api()

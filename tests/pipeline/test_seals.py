@@ -26,6 +26,7 @@ from pipeline.exchange import (
     unpack_chunk,
     unpack_group,
 )
+from pipeline.held_out import choose_held_out, split_ids
 from pipeline.index_rows import iterate_kept
 from pipeline.settings import BuildSettings
 from pipeline.shard_records import ShardRecord, format_record, parse_record, record_name
@@ -95,12 +96,14 @@ def encoded(corpus, texts, vocab_file, tmp_path_factory):
     settings = BuildSettings(output=str(folder / "data"), num_buckets=4, seq_lens=[64])
     filesystem, root = open_filesystem(settings.tokens_folder)
     store = read_store(filesystem, root)
-    buckets = choose_buckets(settings, store.totals)
-    sums = BucketSums(buckets)
+    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    buckets = choose_buckets(settings, store.totals, held_out)
+    sums = BucketSums(buckets, held_out.ids)
     for documents, num_rows in iterate_kept(filesystem, root, store.part_names, has_dropped=False):
         sums.add(documents, num_rows)
     rules = {64: instance_rule(settings, parse_vocab(vocab_file.read_bytes(), "vocab.txt"), 64)}
-    return Encoded(TokenFolder(root, "uint16"), store.part_names, buckets, sums.contents(), rules)
+    tokens = TokenFolder(root, "uint16", held_out=held_out.ids)
+    return Encoded(tokens, store.part_names, buckets, sums.contents(), rules)
 
 
 def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
@@ -117,11 +120,13 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
 
 def test_rows_find_their_bucket(encoded):
     filesystem, root = encoded.folder.open()
+    held_out = encoded.folder.held_out
     for documents, _ in iterate_kept(filesystem, root, encoded.part_names, has_dropped=False):
-        for row, place in zip(documents, find_buckets(documents, encoded.buckets), strict=True):
+        for row, place in zip(documents, find_buckets(documents, encoded.buckets, held_out), strict=True):
             bucket = encoded.buckets[place]
             document = int(row["high"]).to_bytes(8, "big") + int(row["low"]).to_bytes(8, "big")
             assert bucket.first_id <= document <= bucket.last_id
+            assert (bucket.split == "validation") == (document in split_ids(held_out))
 
 
 KEY = b"train-00001-of-00004"

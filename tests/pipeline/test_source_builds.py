@@ -49,8 +49,8 @@ def test_two_sources_give_one_root_hash_however_work_is_cut(mixture, mixture_con
 
 
 def test_a_mixture_has_the_bytes_it_always_had(mixture):
-    assert mixture.manifest.root_hash == "fbda569e87d37ec2d9187b5e93195fd57a3a99c367137a900e2815af8ca33586"
-    assert mixture.manifest.settings_hash == "7d9404943d2f4dd8b2b783636edc717a0159e4980f8f39cee17983fc6b2b55e4"
+    assert mixture.manifest.root_hash == "747d32e6bbba1ae49168adad0828c7b61b953aa7415b69dcf60b47b7da4b3ab7"
+    assert mixture.manifest.settings_hash == "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f"
 
 
 def test_sources_are_counted(mixture):
@@ -95,6 +95,21 @@ def test_validation_uses_every_document_once(mixture, mixture_config, vocab_file
     assert other.manifest.root_hash != mixture.manifest.root_hash
     own, others = (each.shards("validation", 64, 0) for each in (mixture, other))
     assert [shard.content_hash for shard in own] == [shard.content_hash for shard in others]
+
+
+def test_every_source_gives_to_validation_the_documents_of_its_lowest_ids(mixture, texts):
+    """A document of both belongs to the first, so no copy of it is held out or trained on for the second."""
+    ids = {document_id(clean_text(text)).hex(): number for number, text in enumerate(texts)}
+    held_out = set(uses_in(mixture, texts, 0, "validation"))
+    trained = set(uses_in(mixture, texts, 0)) | set(uses_in(mixture, texts, 1))
+    assert held_out | trained == set(range(120))
+    assert not held_out & trained
+    for source, own in zip(mixture.manifest.sources, (range(70), range(70, 120)), strict=True):
+        lowest = [number for _, number in sorted(ids.items()) if number in own]
+        said = source["validation"]
+        assert set(lowest[: said["documents"]]) == held_out & set(own)
+        assert ids[said["last_id"]] == lowest[said["documents"] - 1]
+        assert 0.05 <= said["tokens"] / source["counters"]["distinct_tokens"] <= 0.1
 
 
 def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_file, tmp_path):

@@ -77,7 +77,7 @@ def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
     assert one == three
     assert (one.documents, one.duplicates) == (300, 0)
     assert one.tokens == sum(len(document.tokens) for document in documents)
-    assert one.lowest_ids == sorted(document.id.hex() for document in documents)
+    assert one.sources[0].lowest_ids == sorted(document.id.hex() for document in documents)
 
 
 def test_copies_are_counted_once(tmp_path):
@@ -108,18 +108,19 @@ def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
 def test_buckets_hold_every_document_once(tmp_path, num_buckets):
     documents = [make_document(number) for number in range(400)]
     filesystem, root, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
-    last_validation = bytes.fromhex(totals.lowest_ids[4])
+    held_out = bytes.fromhex("".join(totals.sources[0].lowest_ids[number] for number in (0, 1, 2, 50, 399)))
     found = {}
-    for bucket in plan_buckets(num_buckets, last_validation):
-        found[bucket.name] = [document.id for document in read_bucket(filesystem, root, names, bucket, np.uint16)]
+    for bucket in plan_buckets(num_buckets, held_out):
+        read = read_bucket(filesystem, root, names, bucket, np.uint16, held_out=held_out)
+        found[bucket.name] = [document.id for document in read]
     assert sorted(itertools.chain(*found.values())) == sorted(document.id for document in documents)
-    assert sorted(found["validation-00000-of-00001"]) == sorted(document.id for document in documents)[:5]
+    assert b"".join(sorted(found["validation-00000-of-00001"])) == held_out
 
 
 def test_a_bucket_reads_only_its_prefixes(tmp_path):
     documents = [make_document(number) for number in range(400)]
     filesystem, root, names, _ = write_parts(tmp_path, [documents])
-    bucket = plan_buckets(16, None)[3]
+    bucket = plan_buckets(16, b"")[3]
     found = list(read_bucket(filesystem, root, names, bucket, np.uint16))
     assert found
     assert all(prefix_of(document.id) in bucket.prefixes for document in found)

@@ -285,6 +285,20 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
         )
 
 
+def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_path):
+    data = write_tiny_dataset(tmp_path / "bare", seq_lens=(16, 32), has_validation=False)
+    [trained] = run_ranks(["-m", "trainer", *write_config(tmp_path, data, tmp_path / "run", steps=2)], world_size=1)
+    assert trained.returncode == 0, trained.stderr
+    said = trained.stdout + trained.stderr
+    for seq_len in (16, 32):
+        assert f"no validation loss of bare: no documents are held out at {seq_len} tokens" in said
+    assert [row["split"] for row in rows_of(tmp_path / "run")] == ["train"] * 4
+    assert rows_of(tmp_path / "run", "validation") == []
+    [refused] = run_ranks(["-m", "trainer", "evaluate", "--model", tmp_path / "run", "--data", data], world_size=1)
+    assert refused.returncode == 2
+    assert "no validation instances of seq_len" in refused.stderr
+
+
 @pytest.mark.slow
 def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp_path):
     """Two datasets, weights 3 and 1; killed after its checkpoint, then continued without the positions 60 to 83."""

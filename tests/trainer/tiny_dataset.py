@@ -9,7 +9,13 @@ from tests.datasets import CLS, MASK, SEP, write_dataset
 
 
 def write_tiny_dataset(
-    folder: Path, seq_lens: tuple[int, ...] = (16,), instances: int = 300, vocab_size: int = 60, seed: int = 0
+    folder: Path,
+    seq_lens: tuple[int, ...] = (16,),
+    instances: int = 300,
+    vocab_size: int = 60,
+    seed: int = 0,
+    *,
+    has_validation: bool = True,
 ) -> Path:
     """Two train passes of two shards and one validation shard for each length; tokens follow Zipf's law."""
     rng = np.random.default_rng(seed)
@@ -20,7 +26,7 @@ def write_tiny_dataset(
             ("train", 0, 1, instances // 2),
             ("train", 1, 0, instances),
             ("train", 1, 1, instances // 2),
-            ("validation", 0, 0, instances // 5),
+            *([("validation", 0, 0, instances // 5)] if has_validation else []),
         ]:
             size = block_instances(seq_len)
             shards[split, seq_len, pass_index, bucket] = [

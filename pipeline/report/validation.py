@@ -1,0 +1,95 @@
+"""The validation split by source: what each gives to it, and what a person should know of it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.buckets import VALIDATION_TOKENS
+from pipeline.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
+from pipeline.shards.records import Manifest
+
+
+def measure_validation(manifest: Manifest) -> dict[str, Any] | None:
+    """Documents and tokens that are held out, in all and by source, and warnings; None where a manifest knows none."""
+    if not manifest.sources or any("validation" not in source for source in manifest.sources):
+        return None
+    rows = [_measure_source(source) for source in manifest.sources]
+    documents, tokens = (sum(row[name] for row in rows) for name in ("documents", "tokens"))
+    for row in rows:
+        row["share_of_split"] = _share(row["tokens"], tokens)
+    share = _share(tokens, sum(row["of_tokens"] for row in rows))
+    found = {"documents": documents, "tokens": tokens, "share": share, "sources": rows}
+    return found | {"warnings": list(_warnings(found, manifest.settings))}
+
+
+def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
+    """The split as lines of text: what it holds, by source where there are several, and the warnings."""
+    if measured is None:
+        return []
+    rows = [row for row in measured["sources"] if row["documents"]]
+    by_source = ", ".join(f"{row['name']} {row['share_of_split']:.1%}" for row in rows)
+    held = (
+        f"validation holds out {measured['documents']:,} documents of {measured['tokens']:,} tokens,"
+        f" {measured['share']:.2%} of the text{f' ({by_source})' if len(measured['sources']) > 1 else ''}"
+    )
+    return [*([held] if rows else []), *(f"warning: {each}" for each in measured["warnings"])]
+
+
+def _measure_source(source: Mapping[str, Any]) -> dict[str, Any]:
+    held, counters = source["validation"], source["counters"]
+    return {
+        "name": source["name"],
+        "documents": held["documents"],
+        "tokens": held["tokens"],
+        "share_of_source": _share(held["tokens"], counters["distinct_tokens"]),
+        "of_documents": counters["documents"],
+        "of_tokens": counters["distinct_tokens"],
+        "first_tokens": held["first_tokens"],
+    }
+
+
+def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    if not (fraction := settings["validation_fraction"]):
+        return
+    rows = [row for row in measured["sources"] if row["of_documents"]]
+    num_documents = sum(row["of_documents"] for row in rows)
+    if num_documents < LEAST_DOCUMENTS:
+        yield f"{num_documents} documents: no validation split, at least {LEAST_DOCUMENTS} are needed"
+        return
+    reasons = {row["name"]: _explain(row, settings) for row in rows if not row["documents"]}
+    if not measured["documents"]:
+        yield f"no validation split: {_join(reasons)}; set validation_fraction to what may be held out"
+        return
+    for name, reason in reasons.items():
+        yield f"validation holds nothing of {name}: {reason}"
+    if measured["tokens"] < LEAST_TOKENS:
+        yield (
+            f"validation holds {measured['tokens']:,} tokens; below {LEAST_TOKENS:,} its losses hang on single"
+            " documents: give more text, or a larger validation_fraction"
+        )
+    if measured["share"] > 1.5 * max(fraction, 1 / LEAST_SHARE):
+        yield (
+            f"validation takes {measured['share']:.1%} of the text, as documents are held out whole;"
+            " validation_fraction 0 trains on all of it"
+        )
+
+
+def _explain(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Why a source gives nothing."""
+    most_share = max(MOST_SHARE, settings["validation_fraction"])
+    most_tokens = settings.get("validation_tokens", VALIDATION_TOKENS)
+    if row["of_documents"] < 3:
+        return f"it has {row['of_documents']} document(s), at least 3 are needed"
+    if row["first_tokens"] > most_share * row["of_tokens"]:
+        share = row["first_tokens"] / row["of_tokens"]
+        return f"its first document has {share:.0%} of its tokens, at most {most_share:.0%} are held out"
+    if row["first_tokens"] > most_tokens // 2:
+        return f"its first document has {row['first_tokens']:,} tokens, validation_tokens is {most_tokens:,}"
+    return f"two documents are over {most_share:.0%} of the tokens, or over validation_tokens ({most_tokens:,})"
+
+
+def _join(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" if len(reasons) > 1 else reason for name, reason in reasons.items())
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0

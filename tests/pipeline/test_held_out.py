@@ -1,0 +1,153 @@
+"""Which documents are validation: of every source, bounded in tokens on both sides, the same however work is cut."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pipeline.grouped_rows import NUM_GROUPS
+from pipeline.held_out import LowestRows, choose_held_out, is_held_out, split_ids, wanted_tokens
+from pipeline.token_index import SourceTotals, join_ranges
+from pipeline.token_parts import INDEX_DTYPE, join_id
+
+
+def source(*tokens, first=0, total=None, documents=None):
+    """A source whose documents have these tokens, in the order of their ids: first, first + 100 and so on."""
+    ids = [(first + 100 * number).to_bytes(16, "big").hex() for number in range(len(tokens))]
+    return SourceTotals(
+        documents=len(tokens) if documents is None else documents,
+        tokens=sum(tokens) if total is None else total,
+        lowest_ids=ids,
+        lowest_tokens=list(tokens),
+    )
+
+
+def numbers_of(held_out):
+    return [each.documents for each in held_out.sources]
+
+
+@pytest.mark.parametrize(
+    ("total", "fraction", "most", "expected"),
+    [
+        (1_000_000_000, 0.005, 1_280_000, 1_280_000),
+        (100_000_000, 0.005, 1_280_000, 500_000),
+        (1_000_000, 0.005, 1_280_000, 20_000),  # half a percent would be 40 instances
+        (100_000, 0.005, 1_280_000, 5_000),
+        (100_000, 0.3, 1_280_000, 30_000),
+        (100_000, 0.0, 1_280_000, 0),
+    ],
+)
+def test_tokens_are_bounded_on_both_sides(total, fraction, most, expected):
+    assert wanted_tokens(total, fraction, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("documents", "tokens_each", "fraction", "most", "expected"),
+    [
+        (10_000, 100, 0.005, 1_280_000, 200),  # 20,000 tokens
+        (100_000, 100, 0.005, 1_280_000, 500),
+        (100_000, 100_000, 0.005, 1_280_000, 12),
+        (100_000, 2_000_000, 0.005, 1_280_000, 0),  # not one may be taken
+        (100, 100, 0.005, 1_280_000, 5),
+        (100, 100, 0.005, 350, 3),
+        (20, 100, 0.005, 1_280_000, 2),
+        (19, 100, 0.005, 1_280_000, 0),  # two are over a tenth
+        (19, 100, 0.11, 1_280_000, 2),  # and may be taken if asked for
+        (4, 100, 0.9, 1_280_000, 2),  # two are left to train on
+        (3, 100, 0.9, 1_280_000, 0),
+    ],
+)
+def test_one_source(documents, tokens_each, fraction, most, expected):
+    listed = min(documents, 2000)
+    own = source(*[tokens_each] * listed, documents=documents, total=documents * tokens_each)
+    found = choose_held_out([own], fraction, most)
+    assert numbers_of(found) == [expected]
+    assert found.ids.hex() == "".join(own.lowest_ids[:expected])
+    assert found.sources[0].tokens == expected * tokens_each
+    assert found.sources[0].last_id == (own.lowest_ids[expected - 1] if expected else None)
+
+
+def test_every_source_gives_its_share_of_the_tokens():
+    """Not the lowest ids of all: the third source's are the highest."""
+    corpus = [source(*[100] * 600), source(*[400] * 300, first=7), source(*[100] * 200, first=1 << 100)]
+    found = choose_held_out(corpus, 0.1, 1_280_000)
+    assert [each.tokens for each in found.sources] == [6000, 12_000, 2000]
+    ids = [
+        bytes.fromhex(each)
+        for own, number in zip(corpus, (60, 30, 20), strict=True)
+        for each in own.lowest_ids[:number]
+    ]
+    assert split_ids(found.ids) == sorted(ids)
+
+
+def test_a_source_of_giants_gives_nothing_and_takes_nothing_from_the_others():
+    giants, many = source(400_000, 200_000), source(*[100] * 4000, first=7)
+    found = choose_held_out([giants, many], 0.005, 1_280_000)
+    assert numbers_of(found) == [0, 80]
+    assert found.sources[0].first_tokens == 400_000
+    assert found.sources[0].last_id is None
+
+
+def test_a_small_source_gives_a_document_before_large_ones_take_all():
+    small, large = source(*[500] * 20), source(*[1000] * 2000, documents=10**6, total=10**9)
+    found = choose_held_out([large, small], 0.5, 10_000)
+    assert numbers_of(found) == [9, 1]
+    assert sum(each.tokens for each in found.sources) <= 10_000
+
+
+def test_the_second_document_is_the_shortest_that_is_next():
+    one, other = source(900, *[100] * 191), source(50, 150, *[1000] * 3, first=7)  # 20,000 and 3,200 tokens
+    assert numbers_of(choose_held_out([one, other], 0.005, 199)) == [0, 0], "a second one would be too much"
+    assert numbers_of(choose_held_out([one, other], 0.005, 200)) == [0, 2]
+
+
+@pytest.mark.parametrize("documents", [0, 1])
+def test_too_few_documents(documents):
+    with pytest.raises(ValueError, match=f"holds {documents} distinct document"):
+        choose_held_out([source(*[5] * documents)], 0.0, 1000)
+
+
+def rows_of(ids, sources, tokens):
+    rows = np.zeros(len(ids), INDEX_DTYPE)
+    rows["high"], rows["low"] = ids, 5
+    rows["source"], rows["tokens"] = sources, tokens
+    return rows
+
+
+def test_lowest_rows_are_those_that_any_fraction_asks_for():
+    """Held against the choice from all documents, whatever groups they come in."""
+    rng = np.random.default_rng(3)
+    ids = np.sort(rng.integers(0, 2**63, 3000).astype(np.uint64) * 2)
+    sources = np.minimum(rng.integers(0, 12, 3000), 3)
+    rows = rows_of(ids, sources, rng.integers(1, 400, 3000))
+    whole = [source_of(rows[rows["source"] == number]) for number in range(4)]
+    for most, cuts in itertools.product((300, 5000, 80_000), (1, 7, NUM_GROUPS)):
+        lowest = LowestRows(4, most)
+        for group in np.array_split(rows, cuts):
+            lowest.add(group)
+        kept = lowest.finish([own.tokens for own in whole])
+        few = [source_of(own, like) for own, like in zip(kept, whole, strict=True)]
+        assert sum(map(len, kept)) < sum(own.documents for own in whole)
+        for fraction in (0.001, 0.01, 0.1, 0.7):
+            assert choose_held_out(few, fraction, most) == choose_held_out(whole, fraction, most)
+
+
+def source_of(rows, like=None):
+    ids = [join_id(row["high"], row["low"]).hex() for row in rows]
+    documents, tokens = (len(rows), int(rows["tokens"].sum())) if like is None else (like.documents, like.tokens)
+    return SourceTotals(documents=documents, tokens=tokens, lowest_ids=ids, lowest_tokens=rows["tokens"].tolist())
+
+
+def test_rows_of_held_out_documents_are_told_in_any_order():
+    rows = rows_of([9, 3, 3, 0, 7, 2**64 - 1], 0, 1)
+    held_out = b"".join(join_id(high, 5) for high in (0, 3, 2**64 - 1)) + join_id(2**64 - 1, 6)
+    assert is_held_out(rows, held_out).tolist() == [False, True, True, True, False, True]
+    assert not is_held_out(rows, b"").any()
+    assert is_held_out(rows[:0], held_out).tolist() == []
+
+
+def test_documents_next_to_each_other_are_one_range():
+    rows = np.zeros(4, INDEX_DTYPE)
+    rows["offset"], rows["size"] = [10, 15, 40, 41], [5, 20, 1, 9]
+    assert join_ranges(rows) == [(10, 35), (40, 50)]
+    assert join_ranges(rows[:0]) == []
