@@ -17,6 +17,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn import Module
 
+from trainer.memory import bucket_elements
 from trainer.model.heads import PretrainingSums, pretraining_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import adopt_partitions, check_partitions
@@ -100,6 +101,8 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
     zero = {**chosen.get("zero_optimization", {}), "stage": zero_stage}
     if zero.get("overlap_comm") and zero_stage != 2:
         raise ValueError(f"overlap_comm works with zero_stage 2 only, not {zero_stage}")
+    if zero_stage == 1 and precision == "fp32":
+        zero.setdefault("contiguous_gradients", False)  # not two more copies of all gradients
     if zero_stage == 3:
         zero["sub_group_size"] = 2**62  # one group, so that clipping sees all gradients at once
     if zero_stage == 2 or (zero_stage == 1 and precision == "fp32"):
@@ -129,10 +132,18 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
     with quiet_deepspeed():
         import deepspeed
 
-        engine, *_ = deepspeed.initialize(model=model.to(ranks.device), optimizer=optimizer, config=config)
+        sized = {**config, "zero_optimization": {**bucket_sizes(model), **config["zero_optimization"]}}
+        engine, *_ = deepspeed.initialize(model=model.to(ranks.device), optimizer=optimizer, config=sized)
     adopt_partitions(engine, optimizer)
     check_partitions(engine, optimizer, ranks)
     return engine
+
+
+def bucket_sizes(model: Module) -> dict[str, int]:
+    """How much DeepSpeed reduces and gathers at once where no settings file says it: never less than one tensor."""
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    size = bucket_elements(sum(sizes), max(sizes))
+    return {"reduce_bucket_size": size, "allgather_bucket_size": size}
 
 
 def agree_on_step(

@@ -36,8 +36,8 @@ ALLOWED = {
         "google_crc32c",
     },
     "trainer.checkpoints": {
-        "trainer.optim.sharded", "trainer.partitions", "trainer.ranks", "trainer.run_folder", "trainer.safety_settings",
-        "pipeline.shards", "torch", "safetensors",
+        "trainer.optim.sharded", "trainer.optim.fragment", "trainer.partitions", "trainer.ranks", "trainer.run_folder",
+        "trainer.safety_settings", "pipeline.shards", "torch", "safetensors",
     },
     "trainer.conversion": {
         "trainer.model", "tokenizer", "pipeline.shards", "torch", "numpy", "safetensors", "google_crc32c",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pipeline.shards.storage import StorageError, make_durable
 from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
+from trainer.optim.fragment import Fragment
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import iterate_weights
 from trainer.ranks import Ranks, together
@@ -75,20 +76,29 @@ def take_snapshot(
     """
     files: dict[str, dict[str, Tensor]] = {}
     pieces: dict[str, dict[str, list[int]]] = {}
-    if optimizer.is_partitioned or ranks.rank == 0:  # otherwise every rank holds everything
-        num_files = ranks.world_size if optimizer.is_partitioned else 1
-        name = f"fragments-{ranks.rank:05d}-of-{num_files:05d}.safetensors"
-        kinds = {kind: optimizer.tensors(kind) for kind in ("fp32", *optimizer.state_names)}
-        files[name] = {
-            f"{kind}/{piece.name}": copies.copy(f"{kind}/{piece.name}", piece.of(owned))
-            for kind, owned in kinds.items()
-            for piece in optimizer.fragments
-        }
-        pieces[name] = {piece.name: [piece.start, piece.numel] for piece in optimizer.fragments}
     weights = {key: copies.copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)}
     if ranks.rank == 0:
         files[MODEL] = weights
+    if optimizer.is_partitioned or ranks.rank == 0:  # otherwise every rank holds everything
+        num_files = ranks.world_size if optimizer.is_partitioned else 1
+        name = f"fragments-{ranks.rank:05d}-of-{num_files:05d}.safetensors"
+        files[name] = {
+            f"{kind}/{piece.name}": _copy_piece(kind, piece, optimizer, weights, copies)
+            for kind in ("fp32", *optimizer.state_names)
+            for piece in optimizer.fragments
+        }
+        pieces[name] = {piece.name: [piece.start, piece.numel] for piece in optimizer.fragments}
     return Snapshot(dict(position), optimizer.num_updates, files, pieces)
+
+
+def _copy_piece(
+    kind: str, piece: Fragment, optimizer: ShardedOptimizer, weights: Mapping[str, Tensor], copies: HostCopies
+) -> Tensor:
+    """A piece of a state, or of the weights, of which the model's copy serves where the model is in fp32 as well."""
+    whole = weights.get(piece.name)
+    if kind == "fp32" and whole is not None and whole.dtype == torch.float32:
+        return whole.view(-1).narrow(0, piece.start, piece.numel)
+    return copies.copy(f"{kind}/{piece.name}", piece.of(optimizer.tensors(kind)))
 
 
 def save_checkpoint(
