@@ -1,10 +1,11 @@
 """What a run will take, said before it starts (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth.
 
-Everything follows from formulas (trainer.flops, and those in the docstrings here) and from the dataset's manifest and
-first block; nothing is trained. May import numpy, pipeline.shards and this package, not torch.
+Everything follows from formulas (trainer.flops, trainer.step_time, trainer.memory) and from the dataset's manifest and
+first block; nothing is trained, and torch is not imported.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,13 +14,15 @@ from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import parse_storage_options
 from trainer.flops import Lengths, num_parameters, training_flops
-from trainer.gpus import GPUS
+from trainer.gpus import GPUS, Gpu
 from trainer.model.config import BertConfig
 from trainer.settings import Phase, resolve
-from trainer.stream.source import open_mixture
+from trainer.step_time import FAST, SLOW, StepTime, Work, step_time
+from trainer.stream.source import Mixture, WeightedDataset, open_mixture
 from trainer.tool_settings import PlanSettings
 
 _DEFAULT_VOCAB_SIZE = 30_522
+_MUCH_IDLE = 0.3  # of a step's time at the fast end
 _FULL_SHARE_MASKED = 0.15
 _ACTIVATION_BYTES = 34  # a token, layer and hidden unit, 2-byte values (Korthikanti et al. 2022, 4.1, without 5as/h)
 _LOGIT_BYTES = 10  # a masked position and vocabulary entry: logits in 2 bytes, in fp32 for the loss, and a gradient
@@ -36,7 +39,8 @@ class PhasePlan:
         instances_a_pass: Train instances of this length until one pass is through; 0 without a dataset.
         passes: Of the dataset; 0 without one.
         flops: Of one instance.
-        seconds: Of the phase.
+        fast: A step's time at the fast end of its range.
+        slow: The same at the slow end.
     """
 
     phase: Phase
@@ -45,12 +49,18 @@ class PhasePlan:
     instances_a_pass: int
     passes: int
     flops: float
-    seconds: float
+    fast: StepTime
+    slow: StepTime
 
     @property
     def instances(self) -> int:
         """Instances that the phase trains on."""
         return self.phase.steps * self.phase.global_batch
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of the phase, at the fast end and at the slow one."""
+        return self.phase.steps * self.fast.total, self.phase.steps * self.slow.total
 
 
 @dataclass(frozen=True)
@@ -86,34 +96,53 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     main = max(mixture, key=lambda each: each.weight) if mixture else None
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = settings.model_config(vocab_size)
-    peak_tflops, memory_gb = GPUS[settings.gpu]
-    rate = settings.gpus * (settings.peak_tflops or peak_tflops) * 1e12 * settings.mfu
-    part = main.weight / sum(each.weight for each in mixture) if main else 1.0
-    phases = [plan_phase(phase, config, main.dataset if main else None, rate, part) for phase in settings.phases]
+    phases = plan_phases(settings, config, mixture)
     parameters = num_parameters(config)
     yield f"{settings.model.preset}: {parameters:,} parameters; {settings.gpus} x {settings.gpu}"
     if main and len(mixture) > 1:
+        part = _share_of(main, mixture)
         yield f"lengths, sizes and epochs are those of {main.name}, {part:.0%} of the mixture"
     if main is None:
         yield "no --data: every instance counts as full, 15 % of it masked, which is the most there can be"
-    yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
+    yield "phase  length      steps      instances           tokens   epochs  PFLOP/step          hours"
     yield from (_format_phase(index, each) for index, each in enumerate(phases))
+    if settings.epochs is not None:
+        steps = " ".join(str(each.phase.steps) for each in phases)
+        yield f"steps are those of {settings.epochs:g} epochs: pretrain --steps {steps}"
     if settings.budget_hours is not None:
         yield f"steps are shares of the budget of {settings.budget_hours:g} hours, which decides how many are made"
-    seconds = sum(each.seconds for each in phases)
-    tokens = sum(each.instances * each.lengths.tokens for each in phases)
-    share = f"{settings.mfu:.0%} of {settings.peak_tflops or peak_tflops:,.0f} TFLOP/s a GPU"
-    yield f"time: {seconds / 3600:,.1f} hours at {share}; {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
-    yield f"       {seconds / 3600 * settings.gpus:,.0f} GPU hours; checkpoints, validation and starts come on top"
-    yield from _describe_memory(settings, config, memory_gb)
+    yield from _describe_time(settings, phases)
+    yield from _describe_memory(settings, config, device_of(settings).memory_gb)
     size, count = checkpoint_bytes(parameters, settings.precision), settings.checkpoint.keep
     yield f"checkpoints: {_gigabytes(size)} each, {count or 'all'} kept"
     yield from _describe_reading(settings, phases)
     yield from (f"warning: {each}" for each in _warnings(settings, phases))
 
 
+def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
+    """All phases, with steps for the epochs that are asked for, where they are.
+
+    Raises:
+        ValueError: The dataset has no instances of a length, or epochs are asked for and there is none.
+    """
+    main = max(mixture, key=lambda each: each.weight) if mixture else None
+    dataset, share = (main.dataset, _share_of(main, mixture)) if main else (None, 1.0)
+    phases = [plan_phase(phase, config, dataset, settings, share) for phase in settings.phases]
+    if settings.epochs is None:
+        return phases
+    factor = settings.epochs / sum(each.instances / each.instances_a_pass for each in phases)
+    longer = [replace(phase, steps=max(1, round(phase.steps * factor))) for phase in settings.phases]
+    return [replace(each, phase=phase) for each, phase in zip(phases, longer, strict=True)]
+
+
+def device_of(settings: PlanSettings) -> Gpu:
+    """The GPU of the data sheet, with the TFLOP/s that were given, if any."""
+    gpu = GPUS[settings.gpu]
+    return replace(gpu, tflops=settings.peak_tflops or gpu.tflops)
+
+
 def plan_phase(
-    phase: Phase, config: BertConfig, dataset: Dataset | None, flops_per_second: float, share: float = 1.0
+    phase: Phase, config: BertConfig, dataset: Dataset | None, settings: PlanSettings, share: float = 1.0
 ) -> PhasePlan:
     """One phase, from the dataset's totals and first block, or from full instances.
 
@@ -121,7 +150,7 @@ def plan_phase(
         phase: As configured.
         config: Of the model.
         dataset: If there is one.
-        flops_per_second: Of all GPUs together, as they will really be reached.
+        settings: Of the GPUs, and of what a step does besides.
         share: Of the phase's instances that come from the dataset.
 
     Raises:
@@ -138,8 +167,27 @@ def plan_phase(
         if config.is_causal:
             lengths = replace(lengths, masked=lengths.tokens - 1)
     flops = training_flops(config, lengths)
-    seconds = phase.steps * phase.global_batch * flops / flops_per_second
-    return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, seconds)
+    work = _work_of(phase, config, settings, lengths, flops)
+    fast, slow = (step_time(work, device_of(settings), assumed) for assumed in (FAST, SLOW))
+    return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, fast, slow)
+
+
+def _work_of(phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float) -> Work:
+    """What a step of a phase asks of a rank; micro-batches are taken to be full but for the last one."""
+    instances = phase.global_batch / settings.gpus
+    return Work(
+        flops=instances * flops,
+        micro_batches=math.ceil(instances * lengths.tokens / settings.micro_tokens),
+        num_layers=config.num_layers,
+        num_parameters=num_parameters(config),
+        ranks=settings.gpus,
+        mfu=settings.mfu,
+        optimizer=settings.optimizer.name,
+        zero_stage=settings.zero_stage,
+        value_bytes=2 if settings.precision == "bf16" else 4,
+        recomputes=settings.activation_checkpointing,
+        is_compiled=settings.compile,
+    )
 
 
 def measure_lengths(block: Block) -> Lengths:
@@ -185,9 +233,28 @@ def checkpoint_bytes(parameters: int, precision: str) -> int:
 def _check(settings: PlanSettings) -> PlanSettings:
     if settings.gpus < 1 or not 0 < settings.mfu <= 1:
         raise ValueError(f"gpus is {settings.gpus} and mfu {settings.mfu}; give at least 1 GPU and an mfu in (0, 1]")
+    if settings.gpu == "cpu" and settings.peak_tflops is None:
+        raise ValueError(
+            "no data sheet is known for a CPU; give --peak_tflops, what one rank reaches in large products"
+        )
+    if settings.epochs is not None:
+        _check_epochs(settings.epochs, settings)
     resolved = resolve(settings)
     assert isinstance(resolved, PlanSettings)
     return resolved
+
+
+def _check_epochs(epochs: float, settings: PlanSettings) -> None:
+    if not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs}; give a number above 0")
+    if not settings.data:
+        raise ValueError("epochs are passes over a dataset; give --data, or --steps without epochs")
+    if settings.steps or settings.budget_hours is not None:
+        raise ValueError("epochs decides the steps; leave steps and budget_hours out")
+
+
+def _share_of(main: WeightedDataset, mixture: Mixture) -> float:
+    return main.weight / sum(each.weight for each in mixture)
 
 
 def _first_block(dataset: Dataset, seq_len: int) -> Block:
@@ -206,8 +273,26 @@ def _format_phase(index: int, each: PhasePlan) -> str:
     step = each.phase.global_batch * each.flops / 1e15
     return (
         f"{index:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}  {tokens:15,.0f}  {epochs}"
-        f"  {step:10,.3f}  {each.seconds / 3600:9,.2f}"
+        f"  {step:10,.3f}  {_hours(each.seconds):>13}"
     )
+
+
+def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
+    """Both ends of the range, and what a step of each phase is made of."""
+    ends = [sum(seconds) for seconds in zip(*(each.seconds for each in phases), strict=True)]
+    tokens = sum(each.instances * each.lengths.tokens for each in phases)
+    rates = " to ".join(f"{tokens / seconds:,.0f}" for seconds in reversed(ends))
+    days = " to ".join(f"{seconds / 3600 * settings.gpus:,.0f}" for seconds in ends)
+    yield f"time: {_hours(ends)} hours; {tokens:,.0f} tokens, {rates} a second; no GPU has measured this yet"
+    yield (
+        f"      {days} GPU hours; {settings.mfu:.0%} to {settings.mfu * SLOW.mfu_share:.0%} of"
+        f" {device_of(settings).tflops:,.0f} TFLOP/s a GPU; checkpoints, validation and starts come on top"
+    )
+    for index, each in enumerate(phases):
+        names = ("mathematics", "launches", "optimizer", "exchange", "once")
+        parts = [f"{name} {_milliseconds(getattr(each.fast, name), getattr(each.slow, name))}" for name in names]
+        total = _milliseconds(each.fast.total, each.slow.total)
+        yield f"step of phase {index}: {total} ms: the longer of {parts[0]} and {', '.join(parts[1:])}"
 
 
 def _describe_memory(settings: PlanSettings, config: BertConfig, memory_gb: int) -> Iterator[str]:
@@ -228,7 +313,7 @@ def _describe_memory(settings: PlanSettings, config: BertConfig, memory_gb: int)
 def _describe_reading(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
     for each in phases:
         if each.stored_bytes:
-            rate = each.instances / each.seconds * each.stored_bytes
+            rate = each.instances / each.seconds[0] * each.stored_bytes
             yield (
                 f"reading L{each.phase.seq_len}: {rate / 1e6:,.1f} MB/s by all ranks,"
                 f" {rate / settings.gpus / 1e6:,.2f} MB/s each; {each.stored_bytes:,.0f} bytes an instance"
@@ -245,9 +330,28 @@ def _warnings(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
             if needed > each.passes:
                 times = needed / each.passes
                 yield f"phase {index} reads the {each.passes} pass(es) of L{length} {times:.1f} times over"
-        if each.phase.global_batch * each.lengths.tokens < settings.gpus * settings.micro_tokens / 2:
+        if each.fast.idle_share > _MUCH_IDLE and settings.gpu != "cpu":
+            idle = f"{each.fast.idle_share:.0%} to {each.slow.idle_share:.0%}"
             tokens = each.phase.global_batch * each.lengths.tokens / settings.gpus
-            yield f"phase {index} gives a GPU {tokens:,.0f} tokens a step: too few to keep a large one busy"
+            remedy = (
+                "fewer GPUs, or a larger global_batch, lose" if settings.gpus > 1 else "a larger global_batch loses"
+            )
+            yield (
+                f"phase {index} is too small for this hardware: of each step a GPU idles {idle}, as it gets"
+                f" {tokens:,.0f} tokens; {remedy} little"
+            )
+
+
+def _hours(seconds: Sequence[float]) -> str:
+    return " to ".join(_three_digits(each / 3600) for each in seconds)
+
+
+def _milliseconds(fast: float, slow: float) -> str:
+    return f"{_three_digits(1000 * fast)} to {_three_digits(1000 * slow)}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def _gigabytes(size: float) -> str:

@@ -134,17 +134,20 @@ class PlanSettings(PretrainSettings):
     Attributes:
         data: The datasets; without one every instance counts as full.
         output: Not looked at.
-        gpus: How many.
-        gpu: Which, for the data sheet's TFLOP/s and memory.
-        mfu: Share of the peak that training reaches, of real tokens' mathematics only.
+        gpus: How many GPUs, or ranks on CPUs.
+        gpu: Which GPU, for its data sheet's TFLOP/s, memory and bandwidths; or cpu, which needs peak_tflops.
+        mfu: Share of the peak that training reaches at best, counting the mathematics of real tokens only; the slow
+            end of the times has half of it.
+        epochs: Passes over the data, of all phases together, in place of the phases' steps, whose proportions stay.
         steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
     """
 
     data: list[str] = field(default_factory=list)
     output: str = ""
     gpus: int = 8
-    gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x"] = "h200"
+    gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"] = "h200"
     mfu: float = 0.4
+    epochs: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
 import dataclasses
+import math
+import re
 import subprocess
 import sys
 
@@ -27,7 +29,7 @@ def data(tmp_path_factory):
 
 def settings_of(**changes):
     phases = [Phase(seq_len=32, global_batch=64, steps=100, peak_lr=1e-3)]
-    return PlanSettings(phases=phases, **{"model": ModelSettings("tiny"), **changes})
+    return PlanSettings(**{"phases": phases, "model": ModelSettings("tiny"), **changes})
 
 
 @pytest.mark.parametrize("name", ["tiny", "small", "base", "large"])
@@ -68,11 +70,15 @@ def test_a_phase_of_a_dataset(data):
     dataset = open_dataset(str(data))
     phase = Phase(seq_len=32, global_batch=64, steps=100, peak_lr=1e-3)
     config = preset("tiny", vocab_size=dataset.manifest.vocab_size)
-    found = plan_phase(phase, config, dataset, flops_per_second=1e9)
+    settings = settings_of(gpus=2, gpu="a100", micro_tokens=128)
+    found = plan_phase(phase, config, dataset, settings)
     assert found.instances == 6_400
     assert found.instances_a_pass == sum(shard.instances for shard in dataset.shards("train", 32, 0))
-    assert found.seconds == pytest.approx(6_400 * found.flops / 1e9)
-    assert found.flops < plan_phase(phase, config, None, 1e9).flops  # instances are not full
+    assert found.fast.mathematics == pytest.approx(32 * found.flops / (312e12 * 0.4))
+    assert found.slow.mathematics == pytest.approx(2 * found.fast.mathematics)
+    assert found.seconds == (100 * found.fast.total, 100 * found.slow.total)
+    assert found.fast.launches == pytest.approx(math.ceil(32 * found.lengths.tokens / 128) * (2 * 80 + 108) * 3e-6)
+    assert found.flops < plan_phase(phase, config, None, settings).flops  # instances are not full
 
 
 def test_zero_divides_what_it_partitions():
@@ -91,7 +97,48 @@ def test_warnings(data):
     few = settings_of(data=[str(data)], gpus=1, steps=[1], micro_tokens=1 << 20)
     text = "\n".join(describe_plan(few))
     assert "reads 1 of the 2 passes of L32" in text
-    assert "too few to keep" in text
+    assert "phase 0 is too small for this hardware: of each step a GPU idles 100% to 100%" in text
+    assert "; a larger global_batch loses little" in text
+
+
+def test_steps_for_epochs(data):
+    phases = [
+        Phase(seq_len=32, global_batch=64, steps=90, peak_lr=1e-3),
+        Phase(seq_len=32, global_batch=64, steps=10, peak_lr=1e-3),
+    ]
+    settings = settings_of(data=[str(data)], phases=phases, epochs=40.0)
+    text = "\n".join(describe_plan(settings))
+    # 450 instances a pass: 40 epochs are 18,000 instances, 281 steps of 64, nine tenths of them in the first phase.
+    assert "steps are those of 40 epochs: pretrain --steps 253 28" in text
+    assert re.search(r"^    0 +32 +253 +16,192 .* 36\.0 ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 40.0}, "epochs are passes over a dataset; give --data"),
+        ({"epochs": 0.0, "data": ["somewhere"]}, "epochs is 0.0; give a number above 0"),
+        ({"epochs": 40.0, "data": ["somewhere"], "steps": [7]}, "epochs decides the steps"),
+        ({"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0}, "leave steps and budget_hours out"),
+        ({"gpu": "cpu"}, "no data sheet is known for a CPU; give --peak_tflops"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        list(describe_plan(settings_of(**wrong)))
+
+
+def test_a_million_small_steps_take_hours_and_not_minutes():
+    """BERT-small on 8 H200: 0.96 ms of mathematics is no step; launches, update, exchange and host are the floor."""
+    phases = [Phase(seq_len=128, global_batch=256, steps=1_000_000, peak_lr=1e-4)]
+    settings = settings_of(phases=phases, model=ModelSettings("small"), gpus=8, precision="bf16", micro_tokens=131_072)
+    text = "\n".join(describe_plan(settings))
+    assert "time: 0.88 to 3.36 hours" in text
+    assert "step of phase 0: 3.18 to 12.1 ms: the longer of mathematics 0.96 to 1.92 and launches 1.28 to 3.42," in text
+    assert "no GPU has measured this yet" in text
+    assert (
+        "phase 0 is too small for this hardware: of each step a GPU idles 70% to 84%, as it gets 4,096 tokens" in text
+    )
 
 
 def test_a_dataset_without_the_length_is_refused(data):
