@@ -2,7 +2,10 @@
 
 import sys
 
-from pipeline.cli import main
+from pipeline.interrupts import leave_while_importing
 
 if __name__ == "__main__":
+    leave_while_importing()
+    from pipeline.cli import main
+
     sys.exit(main())

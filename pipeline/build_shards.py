@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -42,7 +42,7 @@ from pipeline.publish import (
     read_records,
     remove_leftovers,
 )
-from pipeline.run_beam import choose_exchange, pipeline_options, run_graph
+from pipeline.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shard_records import record_name
 from pipeline.shards.dataset import Dataset, open_dataset
@@ -96,7 +96,9 @@ def make_shards(
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
     publisher = PassPublisher(filesystem, root, tasks, built, settings_hash)
-    _run_job(settings, vocabulary, store, held_out, missing, settings_hash, publisher.look, beam_arguments)
+    num_found = len(tasks) - len(missing)
+    outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), filesystem, root)
+    _run_job(settings, vocabulary, store, held_out, missing, settings_hash, outputs, beam_arguments)
     built |= publisher.built
     built |= read_records(filesystem, root, _not_in(built, missing), settings_hash)
     built = _without_lost(filesystem, root, built, names)
@@ -211,7 +213,7 @@ def _run_job(
     held_out: HeldOut,
     missing: Sequence[ShardTask],
     settings_hash: str,
-    count_finished: Callable[[], int],
+    outputs: Outputs,
     beam_arguments: Sequence[str],
 ) -> None:
     options = pipeline_options(settings.workers, beam_arguments)
@@ -227,7 +229,7 @@ def _run_job(
     def build(pipeline: beam.Pipeline) -> None:
         add_shards_graph(pipeline, settings, vocabulary, folder, store.part_names, missing, mode, settings_hash)
 
-    run_graph("shards", build, options, len(missing), count_finished)
+    run_graph("shards", build, options, outputs)
 
 
 def add_shards_graph(

@@ -14,7 +14,7 @@ import apache_beam as beam
 from pipeline.choose_documents import choice_content, describe_near_duplicates, drop_documents
 from pipeline.documents.parts import Part
 from pipeline.dropped_ids import DROPPED
-from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.names import require_plain
 from pipeline.shards.records import json_bytes
@@ -186,9 +186,10 @@ def _run_job(
         add_tokens_graph(pipeline, settings, vocabulary, missing)
 
     def count() -> int:
-        return len(finished_parts(list_files(filesystem, folder), missing))
+        return len(finished_parts(list_files(filesystem, folder), parts))
 
-    run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments), len(missing), count)
+    outputs = Outputs("parts of the input", len(parts), len(finished), count, filesystem, folder)
+    run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments), outputs)
 
 
 def add_tokens_graph(

@@ -14,7 +14,7 @@ import apache_beam as beam
 from tqdm import tqdm
 
 from pipeline.documents.parts import InputFile, Part
-from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import (
@@ -165,7 +165,8 @@ def _count_words(
     def count() -> int:
         return len(finished_parts(list_files(filesystem, folder), parts))
 
-    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments), len(parts), count)
+    outputs = Outputs("word counts", len(parts), 0, count, filesystem, root, are_kept=False)
+    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments), outputs)
     names = list_files(filesystem, folder)
     records = [record for found in finished_parts(names, parts).values() for record in found]
     counters = sum_counters(read_counters(filesystem, folder, records))

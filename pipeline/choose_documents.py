@@ -27,7 +27,7 @@ from pipeline.near_duplicates_job import (
     plan_runs,
 )
 from pipeline.provenance import EncodedDocuments, find_documents
-from pipeline.run_beam import pipeline_options, run_graph
+from pipeline.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import list_files, open_filesystem
@@ -146,17 +146,19 @@ def _find_near_duplicates(
     sizes = list_files(filesystem, folder)
     runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
     ranges = plan_ranges(runs, rule)
-    outputs = set(output_names(runs, ranges, rule))
+    names_of_all = set(output_names(runs, ranges, rule))
 
     def count() -> int:
-        return len(outputs & list_files(filesystem, folder).keys())
+        return len(names_of_all & list_files(filesystem, folder).keys())
 
     def build(pipeline: beam.Pipeline) -> None:
         options = settings.filesystem_options()
         add_near_duplicates_graph(pipeline, runs, ranges, rule, settings.tokens_folder, options)
 
     if not {keys.file_name for keys in ranges} <= sizes.keys():
-        run_graph("near-duplicates", build, pipeline_options(settings.workers, beam_arguments), len(outputs), count)
+        found = len(names_of_all & sizes.keys())
+        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, filesystem, folder)
+        run_graph("near-duplicates", build, pipeline_options(settings.workers, beam_arguments), outputs)
     return ranges
 
 

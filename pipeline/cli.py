@@ -1,11 +1,13 @@
 """`python -m pipeline`: the commands of the builder. Heavy imports wait for the command that needs them."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline.command_line import Command, check_least, run_program
+from pipeline.interrupts import INTERRUPTED, Interrupted
 
 if TYPE_CHECKING:
     from pipeline.settings import BuildSettings
@@ -92,34 +94,49 @@ class ReportSettings:
 
 def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline build`."""
-    _warm_workers(settings, beam_arguments)
-    from pipeline.build import run_build
+    with _continuing():
+        _warm_workers(settings, beam_arguments)
+        from pipeline.build import run_build
 
-    run_build(settings, beam_arguments)
+        run_build(settings, beam_arguments)
 
 
 def vocab(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline vocab`."""
-    _warm_workers(settings, beam_arguments)
-    from pipeline.build import run_vocab
+    with _continuing():
+        _warm_workers(settings, beam_arguments)
+        from pipeline.build import run_vocab
 
-    run_vocab(settings, beam_arguments)
+        run_vocab(settings, beam_arguments)
 
 
 def tokens(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
-    _warm_workers(settings, beam_arguments)
-    from pipeline.build import run_tokens
+    with _continuing():
+        _warm_workers(settings, beam_arguments)
+        from pipeline.build import run_tokens
 
-    run_tokens(settings, beam_arguments)
+        run_tokens(settings, beam_arguments)
 
 
 def shards(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline shards`."""
-    _warm_workers(settings, beam_arguments)
-    from pipeline.build import run_shards
+    with _continuing():
+        _warm_workers(settings, beam_arguments)
+        from pipeline.build import run_shards
 
-    run_shards(settings, beam_arguments)
+        run_shards(settings, beam_arguments)
+
+
+@contextlib.contextmanager
+def _continuing() -> Iterator[None]:
+    """Says of a build that was interrupted between its jobs, which say it themselves, that it can go on."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"{INTERRUPTED}; what is finished is kept, the same command continues") from error
 
 
 def _warm_workers(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:

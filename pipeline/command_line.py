@@ -2,8 +2,8 @@
 
 A leaf that both `python -m pipeline` and `python -m trainer` stand on. Files given with `--config` state differences
 from the defaults, flags win over files wherever they stand, and an unknown key fails with the nearest that exists. A
-user's fault ends with one message on standard error and exit code 2. What needs a package is imported by the function
-that needs it, so that a missing package is such a fault too.
+user's fault ends with one message on standard error and exit code 2, Ctrl-C with one line and 130. What needs a package
+is imported by the function that needs it, so that a missing package is such a fault too.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.interrupts import Interruption
 from pipeline.missing_packages import describe_missing
 from pipeline.shards.secret_values import hide, hide_unparsed
 
@@ -38,6 +39,7 @@ class Command:
             the exit code, None meaning 0. Imported only when this command runs, so that help stays quick.
         positionals: Names of the fields given without a flag, in order.
         takes_remainder: Whether arguments after `--` are accepted.
+        unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the end of the process at once.
     """
 
     summary: str
@@ -45,6 +47,7 @@ class Command:
     function: str
     positionals: tuple[str, ...] = ()
     takes_remainder: bool = False
+    unwinds: bool = True
 
 
 def run_program(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None) -> int:
@@ -80,11 +83,14 @@ def _run_command(program: str, description: str, commands: dict[str, Command], a
     if "--version" in arguments:
         print(_version())
         return 0
-    name = arguments[0]
+    name, interruption = arguments[0], Interruption()
     try:
-        if name not in commands:
-            raise ValueError(_unknown_command(name, commands))
-        return _call(f"{program} {name}", commands[name], arguments[1:], remainder)
+        with interruption.watched():
+            if name not in commands:
+                raise ValueError(_unknown_command(name, commands))
+            return _call(f"{program} {name}", commands[name], arguments[1:], remainder, interruption)
+    except KeyboardInterrupt as error:
+        return interruption.report(error)
     except USER_FAULTS as fault:
         return report_fault(f"{program} {name}" if name in commands else program, fault)
     except ImportError as error:
@@ -93,7 +99,13 @@ def _run_command(program: str, description: str, commands: dict[str, Command], a
         return report_fault(f"{program} {name}", ValueError(missing))
 
 
-def _call(program: str, command: Command, arguments: Sequence[str], remainder: Sequence[str]) -> int:
+def _call(
+    program: str,
+    command: Command,
+    arguments: Sequence[str],
+    remainder: Sequence[str],
+    interruption: Interruption,
+) -> int:
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_help import render_help
 
@@ -102,7 +114,9 @@ def _call(program: str, command: Command, arguments: Sequence[str], remainder: S
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
     settings = parse_settings(program, command, arguments)
-    return _load(command.function)(settings, remainder) or 0
+    function = _load(command.function)
+    interruption.unwinds = command.unwinds
+    return function(settings, remainder) or 0
 
 
 def _unknown_command(name: str, commands: dict[str, Command]) -> str:

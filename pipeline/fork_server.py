@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pipeline import worker_guard
 
@@ -61,14 +61,12 @@ class _Server:
         launcher: Requests come from it; at its end the launcher is gone.
         wake: Can be read when a child has ended.
         wakened: Its other end.
-        on_interrupt: What a worker does on Ctrl-C.
         pipes: Where to say how each worker ended, by its pid.
     """
 
     launcher: socket.socket
     wake: int
     wakened: int
-    on_interrupt: Any
     pipes: dict[int, int] = field(default_factory=dict)
 
     def descriptors(self) -> list[int]:
@@ -81,13 +79,14 @@ def serve(descriptor: int) -> NoReturn:
     Args:
         descriptor: Of this end of the socket.
     """
-    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts the launcher too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts the launcher too, which ends its workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # Beam says on import, through the root logger, that an optional client of Google's is absent.
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
     for module in (_WORKER, *_JOBS):
         importlib.import_module(module)
     gc.freeze()  # to look for garbage among what is imported would copy pages that all workers share
-    server = _Server(socket.socket(fileno=descriptor), *_wake_when_a_child_ends(), on_interrupt)
+    server = _Server(socket.socket(fileno=descriptor), *_wake_when_a_child_ends())
     while True:
         readable, _, _ = select.select([server.launcher.fileno(), server.wake], [], [])
         if server.wake in readable:
@@ -158,7 +157,6 @@ def _fork_worker(server: _Server, request: Request) -> None:
 
 def _become_worker(server: _Server, request: Request, *, is_alone: bool) -> NoReturn:
     """Turns this process, just forked, into a worker of Beam, and ends it when that has no more to do."""
-    signal.signal(signal.SIGINT, server.on_interrupt)
     for number, stream in enumerate(request.streams, 1):
         os.dup2(stream, number)
     os.chdir(request.folder)
@@ -181,9 +179,6 @@ def _run_worker() -> int:
     """Beam's worker to its end; the exit code."""
     try:
         importlib.import_module(_WORKER).main([])
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # noqa: BLE001  (the process ends with it)
         traceback.print_exc()
         return 1

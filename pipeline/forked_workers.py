@@ -33,6 +33,8 @@ class ForkServer:
         self._socket, other = socket.socketpair()
         with other:
             program = f"from pipeline.fork_server import serve; serve({other.fileno()})"
+            # The child has SIGINT blocked until it ignores it: none may find an interpreter that is only starting.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
@@ -40,6 +42,7 @@ class ForkServer:
                 pass_fds=[other.fileno()],
                 env=os.environ | SINGLE_THREADED,
             )
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def run_worker(self, environment: Mapping[str, str], folder: str) -> int:
         """Runs a worker of Beam to its end and returns how it ended, as `subprocess.Popen.returncode` says it.

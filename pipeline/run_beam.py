@@ -14,8 +14,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -23,7 +24,9 @@ from tqdm import tqdm
 
 from pipeline import forked_workers, worker_guard
 from pipeline.exchange import ExchangeMode
+from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.shards.secret_values import hide
+from pipeline.shards.storage import find_temporaries, is_local, list_files, remove_files
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
@@ -32,6 +35,41 @@ _POLL_SECONDS = 0.25
 LOCAL_RUNNERS = {
     "FnApiRunner", "ForkedRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a job makes, and how far it is.
+
+    Attributes:
+        noun: What they are, for people.
+        total: How many there will be.
+        num_found: How many are there from an earlier run.
+        count: Counts those that are finished; called from a thread of its own.
+        filesystem: Where they are written.
+        folder: On it.
+        are_kept: Whether another run goes on from those that are finished.
+    """
+
+    noun: str
+    total: int
+    num_found: int
+    count: Callable[[], int]
+    filesystem: Any
+    folder: str
+    are_kept: bool = True
+
+    def describe_kept(self) -> str:
+        """What an interrupted job leaves for the next."""
+        if not self.are_kept:
+            return f"none of the {self.noun} are kept, the same command makes them again"
+        return f"{self.count()} of {self.total} {self.noun} are kept, the same command continues"
+
+    def remove_partial(self) -> None:
+        """Removes what a killed worker had begun to write; stores hold no such files."""
+        if is_local(self.filesystem):
+            names = find_temporaries(list_files(self.filesystem, self.folder))
+            remove_files(self.filesystem, self.folder, names)
 
 
 def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOptions:
@@ -78,11 +116,7 @@ def choose_exchange(wanted: Literal["auto", "files", "shuffle"], options: Pipeli
 
 
 def run_graph(
-    describe: str,
-    build: Callable[[beam.Pipeline], object],
-    options: PipelineOptions,
-    num_outputs: int,
-    count_outputs: Callable[[], int],
+    describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
 ) -> None:
     """Builds and runs a graph to its end with a progress bar of finished outputs.
 
@@ -90,10 +124,10 @@ def run_graph(
         describe: What the bar shows.
         build: Adds the graph to a pipeline.
         options: Of the runner.
-        num_outputs: Outputs there will be.
-        count_outputs: Counts those that are finished; called from a thread of its own.
+        outputs: What the graph makes.
 
     Raises:
+        Interrupted: The process was told to end; says what is kept.
         ValueError: A user's fault inside a worker, with the worker's message.
         ChildProcessError: A worker process is gone: killed, or out of memory.
         RuntimeError: Anything else that a worker raised.
@@ -101,13 +135,19 @@ def run_graph(
     # The local runner logs a worker's traceback on its own, besides raising it.
     logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
-    with _worker_log() as log, _progress(describe, num_outputs, count_outputs):
+    if outputs.num_found:
+        found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
+        tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
+    with _worker_log() as log, _progress(describe, outputs):
         try:
             with worker_guard.guard_workers(f"{log}.lock"):
                 pipeline = beam.Pipeline(options=options)
                 build(pipeline)
                 gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
                 pipeline.run().wait_until_finish()
+        except KeyboardInterrupt as error:
+            outputs.remove_partial()
+            raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
@@ -155,17 +195,18 @@ def _worker_log() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _progress(describe: str, num_outputs: int, count_outputs: Callable[[], int]) -> Iterator[None]:
+def _progress(describe: str, outputs: Outputs) -> Iterator[None]:
     stop = threading.Event()
     # A log file takes a line every ten seconds, a terminal a redraw at each look.
     pause = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(total=num_outputs, desc=describe, unit="task", file=sys.stderr, mininterval=pause) as bar:
+    total, found = outputs.total, outputs.num_found
+    with tqdm(total=total, initial=found, desc=describe, unit="task", file=sys.stderr, mininterval=pause) as bar:
 
         def watch() -> None:
             seconds = _POLL_SECONDS
             while not stop.wait(seconds):
                 began = time.perf_counter()
-                _advance(bar, count_outputs)
+                _advance(bar, outputs.count)
                 # Listing a large folder must stay a small share of what the launcher does.
                 seconds = max(_POLL_SECONDS, 20 * (time.perf_counter() - began))
 
@@ -176,7 +217,7 @@ def _progress(describe: str, num_outputs: int, count_outputs: Callable[[], int])
         finally:
             stop.set()
             watcher.join()
-            _advance(bar, count_outputs)
+            _advance(bar, outputs.count)
 
 
 def _advance(bar: "tqdm[NoReturn]", count_outputs: Callable[[], int]) -> None:

@@ -3,7 +3,8 @@
 The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel lets go of it when the
 launcher is gone, kill -9 included, and the worker ends. Modules with a Beam job start that thread when a worker imports
 them; the fork server does for those it forks. A worker that a signal ended, or that ended before it was told to, makes
-the launcher let go, interrupts it and becomes a ChildProcessError.
+the launcher let go, interrupts it and becomes a ChildProcessError. Workers leave signals of a terminal to the launcher,
+which lets go when it is interrupted.
 May import: stdlib.
 """
 
@@ -14,9 +15,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
 _INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
@@ -33,38 +35,50 @@ def guard_workers(path: str) -> Iterator[None]:
 
     Raises:
         ChildProcessError: A signal ended a worker process, or it ended itself too early.
+        KeyboardInterrupt: This process was told to end, whatever Beam made of it.
     """
     killed: list[int] = []
+    told: list[int] = []
     others: list[threading.ExceptHookArgs] = []
-    is_over = threading.Event()
+    letting_go, is_over = threading.Event(), threading.Event()
     kept = threading.excepthook
-    with Path(path).open("w") as file, _interruptible():
+    with Path(path).open("w") as file, contextlib.ExitStack() as stack:
         fcntl.flock(file, fcntl.LOCK_EX)
+
+        def let_go() -> None:
+            letting_go.set()
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        ender = threading.Thread(target=_end_workers, args=(path, letting_go, is_over), name="end workers", daemon=True)
+        ender.start()
+        stack.enter_context(_interruptible(told, let_go))
 
         def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
             # Beam waits for each worker in a thread, which raises; the thread that runs the graph is not told.
             found = _ENDED.fullmatch(str(arguments.exc_value))
-            if found is None:
+            if found is None or letting_go.is_set():
                 others.append(arguments)  # what follows from a killed worker says nothing more
-            elif ((number := _signal_of(int(found[1]))) or found[2]) and not killed:
+            elif (number := _signal_of(int(found[1]))) or found[2]:
                 killed.append(number)
-                fcntl.flock(file, fcntl.LOCK_UN)  # the others end too, or Beam would wait for them
-                threading.Thread(target=_end_workers, args=(path, is_over), name="end workers", daemon=True).start()
+                let_go()  # the others end too, or Beam would wait for them
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
         threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
         try:
             yield
         except BaseException as error:
+            if told:  # perhaps as the workers were, a moment before
+                raise KeyboardInterrupt from error
             if killed:
                 raise ChildProcessError(_describe(killed[0])) from error
             raise
         finally:
-            is_over.set()
             threading.excepthook = kept
-            for arguments in () if killed else others:
+            for arguments in () if letting_go.is_set() else others:
                 kept(arguments)
             del os.environ[VARIABLE]
+            is_over.set()
+            letting_go.set()
 
 
 def watch_launcher(path: str) -> None:
@@ -75,33 +89,45 @@ def watch_launcher(path: str) -> None:
     os._exit(1)
 
 
-def _end_workers(path: str, is_over: threading.Event) -> None:
-    """Ends the workers of a launcher until it is over; those still starting up do not watch its lock yet.
+def _end_workers(path: str, letting_go: threading.Event, is_over: threading.Event) -> None:
+    """Ends the workers of a launcher that lets go until it is over; those still starting up do not watch its lock yet.
 
     They are known by their environment, also where the shell between was killed. Elsewhere than on Linux none is found.
     """
     mark = f"{VARIABLE}={path}".encode()
-    while True:
+    letting_go.wait()
+    while not is_over.is_set():
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # ended meanwhile, or another user's
                 if mark in Path(folder, "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
                     os.kill(int(folder.name), signal.SIGKILL)
-        if is_over.wait(_PAUSE_SECONDS):
-            return
+        is_over.wait(_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """While this holds, `_INTERRUPT` ends what the main thread, which runs this, waits for."""
+def _interruptible(told: list[int], let_go: Callable[[], None]) -> Iterator[None]:
+    """While this holds, `_INTERRUPT` ends what the main thread, which runs this, waits for.
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`.
+    """
+    signals = (_INTERRUPT, signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
 
-    before = signal.signal(_INTERRUPT, interrupt)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        let_go()  # first, as Beam waits for its workers where it is interrupted
+        if number == _INTERRUPT:
+            raise KeyboardInterrupt
+        told.append(number)
+        before[number](number, frame)
+
+    handled = [number for number, handler in before.items() if number == _INTERRUPT or callable(handler)]
+    for number in handled:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(_INTERRUPT, before or signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, before[number] or signal.SIG_DFL)
 
 
 def _signal_of(return_code: int) -> int:

@@ -2,6 +2,9 @@
 
 import sys
 
-from trainer.cli import main
+from pipeline.interrupts import leave_while_importing
+
+leave_while_importing()
+from trainer.cli import main  # noqa: E402
 
 sys.exit(main())

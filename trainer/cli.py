@@ -23,11 +23,12 @@ Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or n
 COMMANDS = {
     "pretrain": Command(
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
-        function="trainer.pretrain:pretrain",
+        function="trainer.pretrain:pretrain", unwinds=False,
     ),
     "finetune": Command(
         summary="train a pretrained model on a task, over settings and seeds",
         settings="trainer.finetune.settings:FinetuneSettings", function="trainer.finetune.run:finetune",
+        unwinds=False,
     ),
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
@@ -35,7 +36,7 @@ COMMANDS = {
     ),
     "doctor": Command(
         summary="examine every rank of a job before it trains", settings="trainer.tool_settings:DoctorSettings",
-        function="trainer.cli:doctor",
+        function="trainer.cli:doctor", unwinds=False,
     ),
     "stream": Command(
         summary="show what every rank would read of the data, and how fast",

@@ -1,5 +1,6 @@
 """Reads a whole dataset once and says what is wrong with it: every byte, checksum, count and hash of the contract."""
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -62,8 +63,9 @@ def verify_dataset(
     findings += [*_check_files(dataset), *_check_passes(dataset), *_check_coverage(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
         findings.append(Finding(dataset.locate(MANIFEST), "its totals are not those of the shard table"))
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool, contextlib.ExitStack() as stack:
         checks = pool.map(lambda shard: list(_check_shard(dataset, shard, check_block)), dataset.all_shards)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # who interrupts waits for no more shards
         for shard, found in zip(dataset.all_shards, checks, strict=True):
             findings += found
             on_shard(shard)

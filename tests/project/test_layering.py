@@ -19,11 +19,13 @@ ALLOWED = {
     },
     "pipeline.shards": {"numpy", "pyarrow", "fsspec", "zstandard", "isal", "botocore", "pipeline.missing_packages"},
     "pipeline.command_line": {
-        "pipeline.command_flags", "pipeline.command_help", "pipeline.missing_packages", "pipeline.shards.secret_values",
+        "pipeline.command_flags", "pipeline.command_help", "pipeline.interrupts", "pipeline.missing_packages",
+        "pipeline.shards.secret_values",
     },
     "pipeline.command_flags": {"pipeline.command_values", "yaml"},
     "pipeline.command_help": {"pipeline.command_values"},
     "pipeline.command_values": {"yaml"},
+    "pipeline.interrupts": set(),
     "pipeline.missing_packages": set(),
     "pipeline.compiled_instances": {"numpy", "tokenizer.compiled"},
     "pipeline.pairs": {"numpy", "pipeline.seeds", "pipeline.compiled_instances"},
@@ -31,8 +33,8 @@ ALLOWED = {
     "pipeline.masking": {"numpy", "pipeline.pairs", "pipeline.seeds", "pipeline.compiled_instances"},
     "pipeline.look": {"pipeline.look"},
     "trainer": {
-        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.look", "torch", "deepspeed",
-        "numpy", "pyarrow", "safetensors", "tqdm", "yaml", "fsspec", "tensorboard", "wandb",
+        "tokenizer", "tokenizers", "pipeline.shards", "pipeline.command_line", "pipeline.interrupts", "pipeline.look",
+        "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tqdm", "yaml", "fsspec", "tensorboard", "wandb",
         "google_crc32c",
     },
     "trainer.checkpoints": {
