@@ -138,6 +138,16 @@ def run_graph(
     if outputs.num_found:
         found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
         tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
+    try:
+        _run_watched(describe, build, options, outputs)
+    except KeyboardInterrupt as error:
+        outputs.remove_partial()
+        raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
+
+
+def _run_watched(
+    describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
+) -> None:
     with _worker_log() as log, _progress(describe, outputs):
         try:
             with worker_guard.guard_workers(f"{log}.lock"):
@@ -145,9 +155,6 @@ def run_graph(
                 build(pipeline)
                 gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
                 pipeline.run().wait_until_finish()
-        except KeyboardInterrupt as error:
-            outputs.remove_partial()
-            raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
