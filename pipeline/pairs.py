@@ -200,6 +200,8 @@ def _draw_random_b(
         other = draw_below(num_documents, getrandbits)
         if other != document:
             break
+    else:
+        other = (document + 1) % num_documents  # docs/parity.md 5: the reference takes the document itself
     first, end = firsts[other], firsts[other + 1]
     first += draw_below(end - first, getrandbits)
     b_start = bounds[first]

@@ -27,6 +27,8 @@ static span draw_random_b(const sentences *all, int64_t document, int64_t target
         if (*other != document)
             break;
     }
+    if (*other == document) /* docs/parity.md 5: the reference takes the document itself */
+        *other = (document + 1) % all->num_documents;
     int64_t first = all->firsts[*other], end = all->firsts[*other + 1];
     first += twister_below(rng, (uint32_t)(end - first));
     int64_t start = all->bounds[first];

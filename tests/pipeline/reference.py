@@ -125,11 +125,13 @@ def balanced_chance(labels: list[tuple[bool, bool]], tokens_left: int, max_token
 
 
 def draw_random_b(documents: list[Document], index: int, target: int, rng: Random) -> list[int]:
-    """1.6."""
+    """1.6; where ten draws hit the document itself, the next one, as in 5: no golden output has that case."""
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != index:
             break
+    else:
+        other = (index + 1) % len(documents)
     tokens: list[int] = []
     for sentence in documents[other][rng.randint(0, len(documents[other]) - 1) :]:
         tokens += sentence

@@ -123,12 +123,44 @@ def test_production_equals_the_oracle_given_the_same_generator(documents, seed, 
     assert (pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start <= seq_len - 3).all()
 
 
-def test_ten_unlucky_draws_leave_b_in_the_same_document():
+def unlucky_seed(document: int, num_documents: int) -> int:
+    """A seed of a document of one sentence whose ten draws of another document all hit it."""
+    for seed in range(1_000_000):
+        rng = Random(seed)
+        is_short = rng.random() < 0.1
+        if not is_short and all(rng.randint(0, num_documents - 1) == document for _ in range(10)):
+            return seed
+    raise AssertionError("no such seed")
+
+
+def test_ten_unlucky_draws_give_the_next_other_document():
+    """The reference takes the document itself, and calls it random (docs/parity.md 5)."""
     documents = [[[7, 8, 9]], [[10]]]
-    unlucky = next(seed for seed in range(100_000) if reference_rows(documents, [seed], 16)[0][1].count(9) == 2)
-    pairs, rows = production_rows(documents, [unlucky, 1], 16)
-    assert rows[0] == [0, [CLS, 7, 8, 9, SEP, 7, 8, 9, SEP], 5, True]
-    assert (pairs.document_a[0], pairs.document_b[0]) == (0, 0)
+    seeds = [unlucky_seed(0, 2), unlucky_seed(1, 2)]
+    pairs, rows = production_rows(documents, seeds, 16)
+    assert rows == [[0, [CLS, 7, 8, 9, SEP, 10, SEP], 5, True], [1, [CLS, 10, SEP, 7, 8, 9, SEP], 3, True]]
+    assert (pairs.document_a.tolist(), pairs.document_b.tolist()) == ([0, 1], [1, 0])
+    assert rows == reference_rows(documents, seeds, 16)
+
+
+def test_the_next_other_document_is_the_one_behind_and_of_the_last_the_first():
+    documents = [[[7]], [[8]], [[9]]]
+    for document, expected in enumerate((8, 9, 7)):
+        seeds = [1, 2, 3]
+        seeds[document] = unlucky_seed(document, 3)
+        assert production_rows(documents, seeds, 16)[1][document][1] == [CLS, 7 + document, SEP, expected, SEP]
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [0, 0, 0, 1], [1, 1]], ids=str)
+def test_no_draw_gives_a_document_to_itself(rows):
+    """Not in a bucket of two documents either, however often a pass uses them."""
+    lengths, offsets = np.array([3, 9, 40, 5, 60, 30]), np.array([0, 3, 6])
+    num_random = 0
+    for start in range(0, 4000 * len(rows), len(rows)):
+        pairs = make_pairs(lengths, offsets, list(range(start, start + len(rows))), 64, rows=rows)
+        assert (pairs.is_random_next == (pairs.document_a != pairs.document_b)).all()
+        num_random += int(pairs.is_random_next.sum())
+    assert num_random > 8 * 1024, "one in 1,024 draws ten times itself"
 
 
 def test_one_document_is_refused():
