@@ -1,16 +1,20 @@
-"""Rows of metrics.jsonl and what stands in them. Imports the stdlib and numpy."""
+"""Rows of metrics.jsonl and what stands in them."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.run_folder import replace_file
+
 # Order of the sums that `trainer.engine.train_step` returns.
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
+
+_SHOWN_STRETCHES = 5
 
 
 def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool = True) -> dict[str, float]:
@@ -57,8 +61,45 @@ class MetricsFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def cut_after(self, step: int) -> None:
-        """Drops rows of later steps, and a torn last line, before the run continues from `step`."""
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        self.path.write_text("".join(kept), encoding="utf-8")
+    def cut_after(self, step: int) -> list[int]:
+        """Drops rows of later steps, and a torn last line, before the run continues from `step`.
+
+        Returns:
+            The steps up to this one that have no row of training.
+
+        Raises:
+            ValueError: Another line is no row; the file stays as it is.
+        """
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        rows = [self._parse(line, number) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+        kept = [line for line, row in zip(lines, rows, strict=False) if row["step"] <= step]
+        if kept != lines or not lines:
+            replace_file(self.path, b"".join(kept))
+        return missing_steps((row["step"] for row in rows if row.get("split", "train") == "train"), step)
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise ValueError(  # noqa: TRY004
+                f"{self.path}, line {number} is no row: {line[:60]!r}; restore the file, or remove the line, with which"
+                " nothing is lost but what was measured in that step"
+            )
+        return row
+
+
+def missing_steps(found: Iterable[int], last: int) -> list[int]:
+    """Steps from the first to `last` that are not among those found."""
+    return sorted({*range(1, last + 1)}.difference(found))
+
+
+def format_steps(steps: Sequence[int]) -> str:
+    """Ascending steps for people, such as "steps 3-7, 12 and 2 more stretches"."""
+    starts = [step for step, before in zip(steps, [None, *steps], strict=False) if before is None or step > before + 1]
+    stops = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if after is None or step < after - 1]
+    pieces = [f"{start}-{stop}" if start < stop else str(start) for start, stop in zip(starts, stops, strict=True)]
+    more = len(pieces) - _SHOWN_STRETCHES
+    shown = ", ".join(pieces[:_SHOWN_STRETCHES]) + (f" and {more} more stretches" if more > 0 else "")
+    return f"step{'s' if len(steps) > 1 else ''} {shown}"

@@ -4,7 +4,7 @@
     RUN@STEP            the checkpoint after that many optimizer steps
     FOLDER              an export, a folder of transformers' save_pretrained, or a checkpoint released by Google
 
-May import torch, yaml, tokenizers, the tokenizer room, pipeline.shards' storage and this package.
+May import torch, tokenizers, the tokenizer room, pipeline.shards' storage and this package.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -38,7 +37,7 @@ from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 from trainer.run_folder import CONFIG as RUN_CONFIG
-from trainer.run_folder import RUN_FACTS, RunFolder
+from trainer.run_folder import REMEDY, RUN_FACTS, RunFolder
 
 
 @dataclass(frozen=True)
@@ -149,23 +148,50 @@ def _split_step(name: str) -> tuple[str, int | None]:
 
 def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     facts = run.read_facts()
-    state = read_state(checkpoint)
+    state, config = read_state(checkpoint), _read_model_config(run, facts)
     datasets = [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]]
+    weights = read_weights(checkpoint)
+    _refuse_other_weights(weights, config, str(checkpoint))
     return OpenedModel(
         where=str(checkpoint),
-        config=BertConfig(**facts["model"]),
-        state={key: tensor.float() for key, tensor in read_weights(checkpoint).items()},
-        vocab=(run.path / VOCAB).read_bytes(),
-        tokenizer_file=(run.path / TOKENIZER).read_bytes(),
+        config=config,
+        state={key: tensor.float() for key, tensor in weights.items()},
+        vocab=run.read_vocabulary(VOCAB),
+        tokenizer_file=run.read_vocabulary(TOKENIZER),
         lower_case=facts["datasets"][0]["lower_case"],
         provenance={
             "steps": state["step"],
             "tokens_seen": state["tokens"],
             "instances_seen": state["instances"],
-            "objective": yaml.safe_load(run.config.read_text())["objective"],
+            "objective": _read_objective(run),
             "datasets": datasets,
         },
     )
+
+
+def _read_model_config(run: RunFolder, facts: Mapping[str, Any]) -> BertConfig:
+    try:
+        return BertConfig(**facts["model"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}") from error
+
+
+def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
+    """Refuses weights that are not those of the whole model, of which half would be exported or begin as new."""
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+    expected = dict(model.named_parameters())
+    wrong = [name for name, each in expected.items() if name not in weights or weights[name].shape != each.shape]
+    wrong += sorted(weights.keys() - model.state_dict().keys())
+    if wrong:
+        raise ValueError(f"{where} does not hold the weights of the run's model: {', '.join(wrong[:3])} differ or lack")
+
+
+def _read_objective(run: RunFolder) -> Any:
+    config = run.read_config()
+    if "objective" not in config:
+        raise ValueError(f"{run.config} lacks objective: it was cut or edited; {REMEDY}")
+    return config["objective"]
 
 
 def _choose_checkpoint(run: RunFolder, step: int | None) -> Path:

@@ -30,7 +30,7 @@ def prepare_model(
         vocabulary: vocab.txt of the run.
 
     Raises:
-        ValueError: `init_from` is of another model or another vocabulary, or damaged.
+        ValueError: `init_from` is of another model or another vocabulary, or damaged; the checkpoint lacks a weight.
         FileNotFoundError: It is not there.
     """
     freeze_unused(model, settings.objective)
@@ -39,6 +39,8 @@ def prepare_model(
     if checkpoint is not None and frozen:
         # No optimizer has them, so they are in no fragment.
         weights = read_weights(checkpoint)
+        if lacking := sorted(frozen - weights.keys()):
+            raise ValueError(f"{checkpoint} does not hold {', '.join(lacking[:3])}; it is of another model")
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
         yield from _start_from(settings.init_from, model, settings.init_from_pickle, vocabulary)

@@ -12,7 +12,7 @@ from pipeline.shards.patience import Patience
 from pipeline.shards.secret_values import hide
 from pipeline.shards.storage import parse_storage_options
 from trainer.build_optimizer import build_optimizer
-from trainer.checkpoints.read import load_checkpoint, read_state
+from trainer.checkpoints.read import STATE, load_checkpoint, read_state
 from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import CheckpointStore
@@ -164,7 +164,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
     with together(ranks):
-        recorder = open_recorder(folder, settings, position.step) if ranks.rank == 0 else Recorder()
+        recorder = open_recorder(folder, settings, position.step, progress.say) if ranks.rank == 0 else Recorder()
     gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
     if gauge.peak_tflops is None:
         progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
@@ -192,10 +192,16 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
 
 
 def read_position(checkpoint: Path) -> Position:
-    """How far a run had come at a checkpoint."""
+    """How far a run had come at a checkpoint.
+
+    Raises:
+        ValueError: Its state is damaged, or says less than a run needs.
+    """
     state = read_state(checkpoint)
     names = [each.name for each in dataclasses.fields(Position)]
-    return Position(**{name: state[name] for name in names if name in state})
+    if lacking := [name for name in names if name not in state]:
+        raise ValueError(f"{checkpoint / STATE} lacks {', '.join(lacking)}; go back to the checkpoint before it")
+    return Position(**{name: state[name] for name in names})
 
 
 def refuse_consumed(settings: PretrainSettings, position: Position) -> None:

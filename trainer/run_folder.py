@@ -5,6 +5,7 @@ tokenizer.json, checkpoints/. Imports the stdlib, yaml and pipeline.shards; torc
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -31,7 +32,11 @@ from trainer.stream.source import Mixture, WeightedDataset
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
 LOCK = ".lock"
-VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
+VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
+"""Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
+RUN_KEYS = ("id", "model", "launches", "datasets")
+DATASET_KEYS = ("name", "url", "weight", "root_hash", "settings_hash", "lower_case", *VOCABULARY_HASHES.values())
+REMEDY = "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
 SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
 
 
@@ -93,13 +98,85 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: The folder holds no run.
+            ValueError: It is damaged.
         """
         if not self.facts.is_file():
             raise FileNotFoundError(f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command")
-        facts: dict[str, Any] = json.loads(self.facts.read_bytes())
-        if "datasets" not in facts:
-            raise ValueError(f"{self.facts} is of an earlier version, which cannot be continued; give another --output")
-        return facts
+        return parse_facts(self.facts.read_bytes(), str(self.facts))
+
+    def read_config(self) -> dict[str, Any]:
+        """config.yaml, as plain values.
+
+        Raises:
+            FileNotFoundError: It is missing.
+            ValueError: It is damaged.
+        """
+        if not self.config.is_file():
+            raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
+        try:
+            config = yaml.safe_load(self.config.read_bytes())
+        except (yaml.YAMLError, ValueError) as error:
+            raise ValueError(f"{self.config} is damaged, it is not YAML: {error}; {REMEDY}") from error
+        if not isinstance(config, dict):
+            found = f"{str(config)[:60]!r}, expected settings"
+            raise ValueError(f"{self.config} is damaged: it holds {found}; {REMEDY}")  # noqa: TRY004
+        return config
+
+    def read_vocabulary(self, name: str) -> bytes:
+        """vocab.txt or tokenizer.json, as the dataset had them.
+
+        Raises:
+            FileNotFoundError: It is missing.
+            ValueError: It was changed since, or run.json is damaged.
+        """
+        path, expected = self.path / name, self.read_facts()["datasets"][0][VOCABULARY_HASHES[name]]
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; copy it from the dataset that the run was trained on")
+        data = path.read_bytes()
+        if (found := hashlib.sha256(data).hexdigest()) != expected:
+            raise ValueError(
+                f"{path} is not what the run was trained with: its sha256 is {found}, {RUN_FACTS} says {expected}; copy"
+                " it from the dataset again"
+            )
+        return data
+
+
+def parse_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Args:
+        data: What the file holds.
+        where: Its path or URL, for messages.
+        remedy: What to do where it is damaged.
+
+    Raises:
+        ValueError: It is not JSON, or no object.
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is damaged, it is not JSON: {error}; {remedy}") from error
+    if not isinstance(found, dict):
+        shown = f"{str(found)[:60]!r}, expected an object"
+        raise ValueError(f"{where} is damaged: it holds {shown}; {remedy}")  # noqa: TRY004
+    return found
+
+
+def parse_facts(data: bytes, where: str) -> dict[str, Any]:
+    """What run.json holds.
+
+    Raises:
+        ValueError: It is damaged, or of an earlier version.
+    """
+    facts = parse_object(data, where, REMEDY)
+    lacking = [key for key in RUN_KEYS if key not in facts]
+    datasets = facts.get("datasets", ())
+    if not lacking and not (isinstance(datasets, list) and all(isinstance(each, dict) for each in datasets)):
+        raise ValueError(f"{where} is damaged: its datasets are {str(datasets)[:60]!r}, expected objects; {REMEDY}")
+    lacking += [f"{key} of a dataset" for each in datasets for key in DATASET_KEYS if key not in each]
+    if lacking:
+        raise ValueError(f"{where} lacks {lacking[0]}: it is damaged, or of an earlier version; {REMEDY}")
+    return facts
 
 
 def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int) -> None:
@@ -107,12 +184,14 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
-        ValueError: The folder's run has other settings or another dataset.
+        ValueError: The folder's run has other settings or another dataset, what the folder says of it is damaged, or a
+            dataset's vocabulary is not the one of its manifest.
     """
     run = RunFolder(Path(settings.output))
     if run.is_foreign:
         raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
     datasets = [dataset_facts(each) for each in mixture]
+    vocabularies = [{name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture]
     facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": dataclasses.asdict(model), "launches": []}
     if run.facts.is_file():
         facts = run.read_facts()
@@ -122,8 +201,8 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
     facts["launches"].append(launch_facts(world_size))
     # First, as it says that this folder is a run.
     replace_file(run.facts, (json.dumps(hide_in(facts), indent=2) + "\n").encode())
-    for name in VOCABULARY_FILES:
-        replace_file(run.path / name, mixture[0].dataset.read_file(name))
+    for name, data in vocabularies[0].items():
+        replace_file(run.path / name, data)
     replace_file(run.config, to_yaml(settings).encode())
 
 
@@ -161,6 +240,8 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
         "root_hash": None if manifest.root_hash == UNKNOWN_HASH else manifest.root_hash,
         "settings_hash": manifest.settings_hash,
         "lower_case": manifest.settings["lower_case"],
+        "vocab_sha256": manifest.vocab_sha256,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
     }
 
 
@@ -184,7 +265,9 @@ def _check_unchanged(
     run: RunFolder, settings: PretrainSettings, datasets: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
 ) -> None:
     new = yaml.safe_load(to_yaml(settings))
-    old = yaml.safe_load(run.config.read_text()) if run.config.is_file() else new
+    # A first launch may have been killed between run.json and config.yaml; then nothing was trained yet.
+    was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
+    old = new if was_killed_at_once else run.read_config()
     found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, new)]
     found += _changed_datasets(datasets, now)
     if found:

@@ -1,15 +1,18 @@
 """A run's newest checkpoint as a model folder, for Hugging Face and for Google, from its folder and from a URL."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
+from trainer.checkpoints.read import describe_file
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import CheckpointStore
 from trainer.cli import main
@@ -24,7 +27,12 @@ from trainer.safety_settings import CheckpointSettings
 
 URL = "memory://bucket/run"
 STATE = {"format": 2, "tokens": 1234, "instances": 56}
-DATASET = {"name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True}
+TOKENIZER = "{}"
+DATASET = {
+    "name": "wiki", "weight": 1, "root_hash": "ab", "url": "d", "lower_case": True, "settings_hash": "cd",
+    "vocab_sha256": hashlib.sha256(VOCAB.encode()).hexdigest(),
+    "tokenizer_sha256": hashlib.sha256(TOKENIZER.encode()).hexdigest(),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -32,9 +40,9 @@ def run(ranks, bucket, tmp_path):
     """A run's folder with checkpoints of steps 1 and 2, both at the URL too; and the weights of the second."""
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    facts = {"id": "abc", "model": dataclasses.asdict(CONFIG), "datasets": [DATASET]}
+    facts = {"id": "abc", "model": dataclasses.asdict(CONFIG), "launches": [], "datasets": [DATASET]}
     run.facts.write_text(json.dumps(facts))
-    for name, text in {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": "{}"}.items():
+    for name, text in {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": TOKENIZER}.items():
         (run.path / name).write_text(text)
     engine = SimpleNamespace(module=build_model(CONFIG, seed=1), zero_optimization_stage=lambda: 0)
     optimizer = AdamW(engine.module.named_parameters())
@@ -149,3 +157,53 @@ def test_models_that_googles_program_does_not_have_are_refused(tmp_path, change)
     with pytest.raises(ValueError, match=rf"the model has {name} {value}, in Google's program it is .* Hugging Face"):
         export_google(state, config, VOCAB.encode(), str(tmp_path / "out"), lower_case=True, provenance={})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "said"),
+    [
+        ("vocab.txt", lambda data: data.replace(b"\nd\n", b"\nD\n"), "vocab.txt is not what the run was trained with"),
+        ("tokenizer.json", lambda _: b"[]", "tokenizer.json is not what the run was trained with: its sha256 is"),
+        ("vocab.txt", None, "vocab.txt is missing; copy it from the dataset"),
+        ("run.json", lambda data: data[:-9], "run.json is damaged, it is not JSON: "),
+        ("run.json", lambda _: b"", "run.json is damaged, it is not JSON: "),
+        ("run.json", lambda _: b"7", "run.json is damaged: it holds '7', expected an object; restore it"),
+        ("run.json", lambda data: data.replace(b'"id"', b'"ID"'), "run.json lacks id: it is damaged, or of an earlier"),
+        ("run.json", lambda data: data.replace(b'"vocab_sha', b'"v'), "run.json lacks vocab_sha256 of a dataset"),
+        ("run.json", lambda data: data.replace(b'[{"name', b'[1, {"name'), "run.json is damaged: its datasets are"),
+        ("run.json", lambda data: data.replace(b'"num_heads"', b'"heads"'), "run.json is damaged: its model is not"),
+        ("config.yaml", lambda _: b"a: [", "config.yaml is damaged, it is not YAML: "),
+        ("config.yaml", lambda _: b"\xff\xfe\xff", "config.yaml is damaged, it is not YAML: "),
+        ("config.yaml", lambda _: b"", "config.yaml is damaged: it holds 'None', expected settings"),
+        ("config.yaml", lambda _: b"seed: 1", "config.yaml lacks objective: it was cut or edited"),
+        ("config.yaml", None, "config.yaml is missing; restore it"),
+    ],
+)  # fmt: skip
+def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(run, bucket, tmp_path, capsys, name, spoil, said):
+    place = run.path / name
+    data = place.read_bytes()
+    place.write_bytes(spoil(data)) if spoil else place.unlink()
+    assert export(run.path, tmp_path / "hf") == 2
+    error = capsys.readouterr().err
+    assert f"{run.path}/{said}" in error
+    assert not (tmp_path / "hf").exists()
+    place.write_bytes(data)
+    bucket.pipe_file(f"/bucket/run/{name}", spoil(data)) if spoil else bucket.rm_file(f"/bucket/run/{name}")
+    assert export(URL, tmp_path / "hf") == 2
+    assert name in capsys.readouterr().err
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_checkpoint_without_some_of_the_weights_is_not_exported(run, tmp_path, capsys):
+    checkpoint = run.path / "checkpoints" / "step-00000002"
+    weights = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    lost = weights.pop("bert.layers.0.key.bias")
+    for changed in (weights, {**weights, "bert.layers.0.key.bias": lost[:-1]}):
+        safetensors.torch.save_file(changed, checkpoint / "model.safetensors")
+        marker = json.loads((checkpoint / "COMMITTED").read_bytes())
+        marker["files"]["model.safetensors"] = describe_file(checkpoint / "model.safetensors")
+        (checkpoint / "COMMITTED").write_text(json.dumps(marker))
+        assert export(run.path, tmp_path / "hf") == 2
+        said = "does not hold the weights of the run's model: bert.layers.0.key.bias differ or lack"
+        assert f"{checkpoint} {said}" in capsys.readouterr().err
+    assert export(f"{run.path}@1", tmp_path / "hf") == 0

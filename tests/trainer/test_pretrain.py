@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 
@@ -26,9 +27,9 @@ from trainer.model.config import preset
 from trainer.model_settings import ModelSettings
 from trainer.plan import checkpoint_bytes
 from trainer.run import check_mixture
-from trainer.run_folder import prepare_run
+from trainer.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stream.source import one_dataset
+from trainer.stream.source import one_dataset, open_mixture
 from trainer.watch.curves import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
@@ -273,6 +274,73 @@ def test_another_dataset_is_refused(data, tmp_path):
         ValueError, match=r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of"
     ):
         prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(other))), preset("tiny"), 1)
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+def test_a_changed_vocabulary_of_any_dataset_is_refused_at_every_launch(data, tmp_path, name):
+    """Of one dataset, before its run begins and when it goes on; of the second of a mixture."""
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    path, model, output = folder / name, preset("tiny"), tmp_path / "run"
+    sound = path.read_bytes()
+    path.write_bytes(sound.replace(b"w17", b"w1x"))
+    changed = rf"{name} is not the file that manifest.json speaks of: its sha256 is \w{{64}}, expected \w{{64}}"
+    with pytest.raises(ValueError, match=changed):
+        prepare_run(settings_for(folder, output), one_dataset(open_dataset(str(folder))), model, 1)
+    assert not output.exists(), "nothing is begun"
+    path.write_bytes(sound)
+    prepare_run(settings_for(folder, output), one_dataset(open_dataset(str(folder))), model, 1)
+    path.write_bytes(sound + b" ")
+    with pytest.raises(ValueError, match=changed):
+        prepare_run(settings_for(folder, output), one_dataset(open_dataset(str(folder))), model, 1)
+    assert (output / name).read_bytes() == sound
+    mixture = open_mixture([f"a={data}", f"b={folder}"])
+    with pytest.raises(ValueError, match=changed):
+        prepare_run(settings_for(data, tmp_path / "mixed"), mixture, model, 1)
+
+
+def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on(data, tmp_path):
+    mixture, output = one_dataset(open_dataset(str(data))), tmp_path / "run"
+    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    for name in ("vocab.txt", "tokenizer.json"):
+        (output / name).write_text("other")
+        with pytest.raises(ValueError, match=f"{name} is not what the run was trained with"):
+            RunFolder(output).read_vocabulary(name)
+    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    for name in ("vocab.txt", "tokenizer.json"):
+        assert RunFolder(output).read_vocabulary(name) == (data / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", b'{"id": "a", "mo', r"run\.json is damaged, it is not JSON: .* line 1 column"),
+        ("run.json", b"[]", r"run\.json is damaged: it holds '\[\]', expected an object; restore it"),
+        ("run.json", b"{}", r"run\.json lacks id: it is damaged, or of an earlier version; restore it, from"),
+        ("config.yaml", b"seed: [", r"config\.yaml is damaged, it is not YAML: "),
+        ("config.yaml", b"17", r"config\.yaml is damaged: it holds '17', expected settings; restore it"),
+        ("config.yaml", b"seed: 0\n", r"holds a run with other settings: .*objective was None and is now 'mlm\+nsp'"),
+    ],
+)
+def test_a_damaged_run_is_named_when_it_goes_on(data, tmp_path, name, content, message):
+    mixture, output = one_dataset(open_dataset(str(data))), tmp_path / "run"
+    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    (output / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    assert (output / name).read_bytes() == content, "what is there is left to its owner"
+
+
+def test_settings_that_are_lost_are_not_taken_for_the_ones_asked_for(data, tmp_path):
+    """But a first launch that was killed before it wrote them trained nothing."""
+    mixture, output = one_dataset(open_dataset(str(data))), tmp_path / "run"
+    prepare_run(settings_for(data, output), mixture, preset("tiny"), 1)
+    (output / "config.yaml").unlink()
+    prepare_run(settings_for(data, output, seed=5), mixture, preset("tiny"), 1)
+    (output / "checkpoints" / "step-00000002").mkdir()
+    (output / "config.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.yaml is missing; restore it"):
+        prepare_run(settings_for(data, output, seed=5), mixture, preset("tiny"), 1)
 
 
 def test_a_folder_with_something_else_is_refused(data, tmp_path):

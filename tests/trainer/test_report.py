@@ -122,6 +122,17 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
     assert "grad_norm nan, positions [12, 24]" in events
 
 
+def test_steps_without_a_row_are_said(tmp_path):
+    rows = [step_row(step) for step in (1, 2, 5)]
+    run = write_run(tmp_path / "cut", rows)
+    assert read_runs([str(run)])[0].problems == ["metrics.jsonl lacks the rows of steps 3-4: it was cut or edited"]
+    for step, name in ((8, "COMMITTED"), (9, "state.json")):
+        (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (run / "checkpoints" / f"step-{step:08d}" / name).touch()
+    assert read_runs([str(run)])[0].problems == ["metrics.jsonl lacks the rows of steps 3-4, 6-8: it was cut or edited"]
+    assert "lacks the rows of steps 3-4, 6-8" in page_of(run)
+
+
 def test_a_run_without_steps_beside_one_with_steps(tmp_path, capsys):
     young, old = write_run(tmp_path / "young", []), write_run(tmp_path / "old")
     assert main(["report", str(young), str(old), "--output", str(tmp_path / "page.html")]) == 0

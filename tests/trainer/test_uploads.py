@@ -30,6 +30,9 @@ def _short_delays(monkeypatch):
     monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
 
 
+FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
+
+
 class Trained:
     """A model of one layer with its optimizer, a run's folder and its saver."""
 
@@ -42,7 +45,7 @@ class Trained:
         self.run = RunFolder(folder)
         folder.mkdir(exist_ok=True)
         for name in RUN_FILES:
-            (folder / name).write_text(json.dumps({"id": "abc", "datasets": []}) if name == "run.json" else name)
+            (folder / name).write_text(json.dumps(FACTS) if name == "run.json" else name)
         self.store = CheckpointStore(url) if url else None
         self.saver = CheckpointSaver(self.run, CheckpointSettings(**settings), ranks, self.store, self.said.append)
 
@@ -211,7 +214,7 @@ def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monk
 def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
     Trained(ranks, tmp_path / "one").save(1)
     other = Trained(ranks, tmp_path / "two")
-    other.run.facts.write_text(json.dumps({"id": "def", "datasets": []}))
+    other.run.facts.write_text(json.dumps({**FACTS, "id": "def"}))
     with pytest.raises(ValueError, match=r"run\.json is of another run \(abc\) than .*two \(def\)"):
         restore_run(other.run, other.store)
 

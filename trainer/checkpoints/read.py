@@ -24,6 +24,7 @@ from pipeline.shards.names import require_plain
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.partitions import refresh_weights
 from trainer.ranks import Ranks, together
+from trainer.run_folder import parse_object
 
 FORMAT = 2
 MODEL = "model.safetensors"
@@ -63,9 +64,9 @@ def read_state(path: Path) -> dict[str, Any]:
         ValueError: It is damaged or of another format.
     """
     verify_file(path, STATE)
-    state: dict[str, Any] = json.loads((path / STATE).read_bytes())
-    if state["format"] != FORMAT:
-        raise ValueError(f"{path / STATE}: format is {state['format']}, this version reads {FORMAT}")
+    state = parse_object((path / STATE).read_bytes(), str(path / STATE), _remedy(path))
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{path / STATE}: format is {state.get('format')}, this version reads {FORMAT}")
     return state
 
 

@@ -6,7 +6,6 @@
 Objects appear whole, their size is checked, and passing errors are tried again (`pipeline.shards.storage`).
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,11 +25,11 @@ from pipeline.shards.storage import (
 )
 from trainer.checkpoints.read import COMMITTED, read_marker
 from trainer.checkpoints.write import remove_folders, superseded
-from trainer.run_folder import CONFIG, RUN_FACTS, VOCABULARY_FILES, RunFolder
+from trainer.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
-RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_FILES)
+RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
 
 
 class CheckpointStore:
@@ -90,15 +89,13 @@ class CheckpointStore:
         """run.json; None where the URL holds no run.
 
         Raises:
-            StorageError: It is not JSON.
+            ValueError: It is damaged.
         """
         try:
-            facts: dict[str, Any] = json.loads(read_file(self._filesystem, f"{self._path}/{RUN_FACTS}"))
+            data = read_file(self._filesystem, f"{self._path}/{RUN_FACTS}")
         except FileNotFoundError:
             return None
-        except json.JSONDecodeError as error:
-            raise StorageError(f"{self.locate(RUN_FACTS)} is not JSON ({error}); give another URL") from error
-        return facts
+        return parse_facts(data, self.locate(RUN_FACTS))
 
     def fetch_files(self, names: Sequence[str], folder: Path) -> None:
         """Downloads files of the run, named relative to it, to a folder."""

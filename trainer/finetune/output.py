@@ -20,7 +20,7 @@ from pipeline.shards.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
-from trainer.run_folder import LOCK, replace_file
+from trainer.run_folder import LOCK, parse_object, replace_file
 from trainer.settings_changes import changes
 
 FORMAT = 1
@@ -63,9 +63,14 @@ class OutputFolder:
         return self.path / "results.json"
 
     def read_run(self, name: str) -> dict[str, Any] | None:
-        """A finished run, None where it is not finished."""
+        """A finished run, None where it is not finished.
+
+        Raises:
+            ValueError: Its file is damaged.
+        """
         path = self.runs / f"{name}.json"
-        return dict(json.loads(path.read_bytes())) if path.is_file() else None
+        remedy = "delete it, and this run is made again"
+        return parse_object(path.read_bytes(), str(path), remedy) if path.is_file() else None
 
     def write_run(self, name: str, run: Mapping[str, Any]) -> None:
         """Marks a run as finished."""
@@ -84,11 +89,13 @@ def open_output(output: OutputFolder, settings: FinetuneSettings, prepared: Prep
 
     Raises:
         FileExistsError: It holds something else.
-        ValueError: It holds runs of other settings, of another model or of other data; says which.
+        ValueError: It holds runs of other settings, of another model or of other data, and says which; or finetune.json
+            is damaged.
     """
     facts = json.loads(to_json(shared_facts(settings, prepared)))
     if output.facts.is_file():
-        old = json.loads(output.facts.read_bytes())
+        remedy = "restore it, or give another --output for new runs"
+        old = parse_object(output.facts.read_bytes(), str(output.facts), remedy)
         found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, facts)]
         if found:
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from trainer.metrics import format_steps, missing_steps
 from trainer.run_folder import RunFolder
 
 Row = Mapping[str, Any]
@@ -101,9 +102,18 @@ def _read_run(path: Path, name: str) -> ReadRun:
     validation = _each_step_once([row for row in rows if row.get("split") == "validation"], [])
     events = [row for row in rows if row.get("split") not in ("train", "validation")]
     events += _rows(path / ANOMALIES, problems)
-    if not train:
+    last = max(_last_saved(folder), train[-1]["step"] if train else 0)
+    if missing := missing_steps((row["step"] for row in train), last):
+        problems.append(f"metrics.jsonl lacks the rows of {format_steps(missing)}: it was cut or edited")
+    elif not train:
         problems.append("metrics.jsonl has no step yet")
     return ReadRun(name, path, train, validation, events, facts, config, problems)
+
+
+def _last_saved(folder: RunFolder) -> int:
+    """Step of the newest checkpoint."""
+    names = [path.parent.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*/COMMITTED")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def _parse(path: Path, parse: Any, problems: list[str]) -> Mapping[str, Any]:

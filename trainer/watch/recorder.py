@@ -1,11 +1,9 @@
-"""Where rows of metrics go: metrics.jsonl first, then whatever else shows curves. Imports stdlib and yaml."""
+"""Where rows of metrics go: metrics.jsonl first, then whatever else shows curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import yaml
-
-from trainer.metrics import MetricsFile
+from trainer.metrics import MetricsFile, format_steps
 from trainer.run_folder import RunFolder
 from trainer.settings import PretrainSettings
 from trainer.watch.tensorboard import TensorBoard
@@ -59,18 +57,29 @@ class Recorder:
             each.close()
 
 
-def open_recorder(folder: RunFolder, settings: PretrainSettings, step: int) -> Recorder:
+def open_recorder(
+    folder: RunFolder, settings: PretrainSettings, step: int, say: Callable[[str], None] = lambda _: None
+) -> Recorder:
     """Rank 0's recorder, going on after `step`: later rows of an earlier launch are dropped, so that none is doubled.
 
+    Args:
+        folder: Of the run.
+        settings: Of the run.
+        step: The last that was made.
+        say: Tells the user of rows that are missing.
+
     Raises:
-        ValueError: --wandb cannot be had.
+        ValueError: metrics.jsonl is damaged, or --wandb cannot be had.
     """
     metrics = MetricsFile(folder.metrics)
-    metrics.cut_after(step)
+    if missing := metrics.cut_after(step):
+        say(
+            f"{folder.metrics} lacks the rows of {format_steps(missing)}: it was cut or edited. Curves have a gap,"
+            " and nothing else is lost: training goes on"
+        )
     shown: list[Curves] = []
     if settings.tensorboard:
         shown.append(TensorBoard(folder.path / "tensorboard", step))
     if settings.wandb:
-        config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-        shown.append(WeightsAndBiases(settings.wandb, folder.path, folder.read_facts(), config))
+        shown.append(WeightsAndBiases(settings.wandb, folder.path, folder.read_facts(), folder.read_config()))
     return Recorder(metrics, shown)
