@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -276,6 +277,34 @@ def test_the_compiled_path_asks_zstd_about_frames_of_its_own_format_alone(make_b
         assert stored_in(found, block, stored) is None
         with pytest.raises(ValueError, match="here: "):
             decode_block(stored, "here")
+
+
+@needs_zstd
+def test_the_compiled_path_takes_no_bytes_behind_a_frame(make_block: Callable[..., Block]):
+    """zstd's own call goes on to frames behind the first: those that hold nothing change no value and no length."""
+    block = make_block(8)
+    encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
+    raw = struct.pack("<IBI", 0xFD2FB528, 0xA0, 64) + (64 << 3 | 1).to_bytes(3, "little") + values
+    empty = struct.pack("<IBB", 0xFD2FB528, 0x20, 0) + (1).to_bytes(3, "little")
+    skippable = struct.pack("<II", 0x184D2A50, 3) + b"abc"
+    assert zstandard.ZstdDecompressor().decompress(empty) == b""
+    for behind in (empty, skippable, skippable + empty, b"\0", bytes(8), raw):
+        stored = with_frame(encoded, 8, raw + behind, 64)
+        assert stored_in(found, block, stored) is None
+        with pytest.raises(ValueError, match="here: "):
+            decode_block(stored, "here")
+
+
+@needs_zstd
+def test_the_compiled_path_takes_no_frame_that_does_not_say_how_long_it_becomes(make_block: Callable[..., Block]):
+    block = make_block(8)
+    encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
+    unsaid = struct.pack("<IBB", 0xFD2FB528, 0, 0) + (64 << 3 | 1).to_bytes(3, "little") + values
+    assert zstandard.ZstdDecompressor().decompress(unsaid, max_output_size=64) == values
+    stored = with_frame(encoded, 8, unsaid, 64)
+    assert stored_in(found, block, stored) is None
+    with pytest.raises(ValueError, match="here: "):
+        decode_block(stored, "here")
 
 
 @pytest.fixture
