@@ -25,13 +25,15 @@ class BucketContents:
     Attributes:
         seal: Of its distinct documents, those left out aside.
         rows: How often parts hold one of them: the documents, and their copies.
+        checksum: Sum of the crc32 of these rows, so of all their tokens and sentences.
     """
 
     seal: Seal
     rows: int
+    checksum: int
 
     def __str__(self) -> str:
-        return f"{self.seal} in {self.rows:,} rows"
+        return f"{self.seal} in {self.rows:,} rows (sum of crc32 {self.checksum:x})"
 
 
 class DeliveredDocuments(Protocol):
@@ -61,15 +63,14 @@ class BucketSums:
         """
         self._buckets = buckets
         self._held_out = held_out
-        self._counts = np.zeros((3, len(buckets)), np.int64)  # documents, tokens, rows
+        self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
         self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
 
-    def add(self, documents: Rows, num_rows: npt.NDArray[np.int64]) -> None:
-        """Counts distinct documents, each with the number of rows that hold it or a copy."""
+    def add(self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]) -> None:
+        """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
         owners = find_buckets(documents, self._buckets, self._held_out)
-        for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows)):
-            sums = np.bincount(owners, values, len(self._buckets))
-            self._counts[row] += sums.astype(np.int64)  # of a group, so exact in floats
+        for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows, crc32)):
+            np.add.at(self._counts[row], owners, values.astype(np.uint64))
         for row, name in enumerate(("high", "low")):
             np.bitwise_xor.at(self._ids[row], owners, documents[name])
 
@@ -77,8 +78,8 @@ class BucketSums:
         """What was counted, by the bucket's name."""
         columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
         return {
-            bucket.name: BucketContents(Seal(documents, tokens, f"{high:016x}{low:016x}"), rows)
-            for bucket, documents, tokens, rows, high, low in columns
+            bucket.name: BucketContents(Seal(documents, tokens, f"{high:016x}{low:016x}"), rows, checksum)
+            for bucket, documents, tokens, rows, checksum, high, low in columns
         }
 
 

@@ -59,6 +59,7 @@ class BucketDocuments:
         tokens: [T] uint16 or uint32.
         sources: [D] uint8, number of each one's source.
         rows: How many came, copies included.
+        checksum: Sum of the crc32 of all that came.
     """
 
     ids: list[bytes]
@@ -67,6 +68,7 @@ class BucketDocuments:
     tokens: npt.NDArray[np.unsignedinteger]
     sources: npt.NDArray[np.uint8]
     rows: int
+    checksum: int
 
 
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
@@ -76,9 +78,9 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
-    rows = 0
+    rows = checksum = 0
     for document in documents:
-        rows += 1
+        rows, checksum = rows + 1, checksum + document.crc32
         if document.source < source_of.get(document.id, MAX_SOURCES):
             by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
@@ -93,7 +95,7 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
         tokens[start : start + len(own)] = own
         start += len(own)
     sources = np.array([source_of[each] for each in ids], np.uint8)
-    return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources, rows)
+    return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources, rows, checksum)
 
 
 def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Iterator[Block]:

@@ -126,9 +126,9 @@ def _seal_buckets(
     sums, digest = BucketSums(buckets, held_out.ids), hashlib.blake2b(digest_size=32)
 
     def walk() -> Iterator[bytes]:
-        for documents, num_rows in iterate_kept(tokens, folder, store.part_names, has_dropped=store.has_dropped):
-            sums.add(documents, num_rows)
-            ids = pack_ids(documents, len(settings.corpus))
+        for kept in iterate_kept(tokens, folder, store.part_names, has_dropped=store.has_dropped):
+            sums.add(*kept)
+            ids = pack_ids(kept[0], len(settings.corpus))
             digest.update(ids)
             yield ids
         found = digest.hexdigest(), total_seal(sums.contents()).tokens

@@ -20,8 +20,8 @@ from pipeline.grouped_rows import Rows
 from pipeline.held_out import is_held_out
 from pipeline.index_rows import read_part_rows
 from pipeline.shards.manifest import shard_name
-from pipeline.shards.storage import open_filesystem, read_range
-from pipeline.token_index import join_ranges, read_bucket
+from pipeline.shards.storage import open_filesystem
+from pipeline.token_index import join_ranges, read_bucket, read_tokens
 from pipeline.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]
@@ -100,26 +100,35 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
 
 
 class RefuseRepeats(beam.PTransform):  # type: ignore[misc]
-    """The end of a graph that shuffles: refuses that something was finished twice, as no retry of a runner shows it."""
+    """The end of a graph that shuffles: (bucket, shard) of each finished shard, refused where one is there twice.
 
-    def expand(self, names: beam.PCollection) -> beam.PCollection:
+    A bundle that a runner runs again leaves one: what a failed attempt gave is not in the collection.
+    """
+
+    def expand(self, finished: beam.PCollection) -> beam.PCollection:
         return (
-            names
-            | "Name" >> beam.Map(lambda name: (name.encode(), b"")).with_output_types(tuple[bytes, bytes])
+            finished
+            | "Names" >> beam.MapTuple(_encode_names).with_output_types(tuple[bytes, bytes])
             | beam.GroupByKey()
             | "RefuseRepeats" >> beam.MapTuple(refuse_repeats)
         )
 
 
-def refuse_repeats(name: bytes, found: Iterable[bytes]) -> None:
-    """Refuses a shard that two groups were delivered for.
+def _encode_names(bucket: str, shard: str) -> tuple[bytes, bytes]:
+    return shard.encode(), bucket.encode()
+
+
+def refuse_repeats(shard: bytes, buckets: Iterable[bytes]) -> None:
+    """Refuses a shard that several groups were delivered for.
 
     Raises:
-        ValueError: There is more than one of that name.
+        ValueError: They were; the message names their bucket.
     """
-    if (number := sum(1 for _ in found)) != 1:
+    bucket, *others = buckets
+    if others:
         raise ValueError(
-            f"the runner delivered the bucket of {name.decode()} {number} times, expected once; {_RUNNER_ADVICE}"
+            f"bucket {bucket.decode()}: the runner delivered it {1 + len(others)} times for {shard.decode()}, expected"
+            f" once; {_RUNNER_ADVICE}"
         )
 
 
@@ -250,7 +259,7 @@ def _read_documents(filesystem: Any, path: str, rows: Rows) -> bytes:
     """The bytes of some documents of a part, read from the first of them to the last."""
     ranges = join_ranges(rows)
     first, last = ranges[0][0], ranges[-1][1]
-    data = read_range(filesystem, path, first, last)
+    data = read_tokens(filesystem, path, first, last)
     return data if len(ranges) == 1 else b"".join(data[start - first : stop - first] for start, stop in ranges)
 
 

@@ -68,14 +68,15 @@ def iterate_reasons(filesystem: Any, folder: str, *, has_dropped: bool) -> Itera
 
 def iterate_kept(
     filesystem: Any, folder: str, names: Sequence[str], *, has_dropped: bool
-) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
-    """The first row of each kept document, in 256 groups, and how many rows hold that document or a copy."""
+) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
+    """In 256 groups the first row of each kept document, how many rows hold it or a copy, the sum of their crc32."""
     dropped = iterate_reasons(filesystem, folder, has_dropped=has_dropped)
     for rows, *_ in iterate_index(filesystem, folder, names):
         starts = _first_rows(rows)
         documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
+        sums = np.add.reduceat(rows["crc32"].astype(np.uint64), starts) if len(rows) else np.zeros(0, np.uint64)
         is_kept = reason_numbers(documents, next(dropped)) == len(REASONS)
-        yield documents[is_kept], num_rows[is_kept]
+        yield documents[is_kept], num_rows[is_kept], sums[is_kept]
 
 
 def read_part_rows(filesystem: Any, path: str) -> Rows:

@@ -44,8 +44,8 @@ class ShardBuilder:
     settings_hash: str
     storage_options: Mapping[str, Any] | None = None
 
-    def build(self, tasks: Sequence[ShardTask], documents: DeliveredDocuments) -> Iterator[str]:
-        """Writes those of a bucket's shards that are not finished yet; yields the names of the records of all.
+    def build(self, tasks: Sequence[ShardTask], documents: DeliveredDocuments) -> Iterator[tuple[str, str]]:
+        """Writes those of a bucket's shards that are not finished yet; yields the names of bucket and shard of all.
 
         A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice, but
         what was handed over is looked at again.
@@ -54,13 +54,14 @@ class ShardBuilder:
             ValueError: The documents are not those that the tasks must hold.
         """
         gathered = gather_documents(documents)
-        found = BucketContents(seal_documents(gathered.ids, len(gathered.tokens)), gathered.rows)
+        seal = seal_documents(gathered.ids, len(gathered.tokens))
+        found = BucketContents(seal, gathered.rows, gathered.checksum)
         for task in tasks:
             refuse_others(task.bucket.name, task.contents, found, documents)
         for task in tasks:
             if not self._is_finished(task):
                 self._write_shard(task, gathered)
-            yield record_name(task.name)
+            yield task.bucket.name, task.name
 
     def _is_finished(self, task: ShardTask) -> bool:
         filesystem, root = open_filesystem(self.output, self.storage_options)
@@ -91,7 +92,7 @@ class ShardBuilder:
 
 
 class BuildShards(beam.PTransform):  # type: ignore[misc]
-    """Builds the shards of each (tasks of one bucket, its documents) and yields the names of their records."""
+    """Builds the shards of each (tasks of one bucket, its documents) and yields the names of bucket and shard."""
 
     def __init__(self, builder: ShardBuilder) -> None:
         super().__init__()

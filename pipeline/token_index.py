@@ -3,6 +3,7 @@
 Read group by group (ids with the same top byte), so memory is the largest group and not the corpus.
 """
 
+import contextlib
 import hashlib
 import io
 from bisect import bisect_left, bisect_right
@@ -21,7 +22,7 @@ from pipeline.grouped_rows import Rows, read_rows
 from pipeline.held_out import LowestRows, is_held_out, split_ids
 from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.shards.ranged_file import open_ranged
-from pipeline.shards.storage import read_range
+from pipeline.shards.storage import SizeError, read_range
 from pipeline.shards.table_checks import check_range
 from pipeline.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
@@ -192,7 +193,7 @@ def read_bucket(
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
         path = f"{folder}/{names[index]}.tokens"
-        for document in unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path):
+        for document in unpack_documents(read_tokens(filesystem, path, start, stop), token_dtype, path):
             if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
 
@@ -209,7 +210,7 @@ def _read_held_out(
         rows = read_rows(filesystem, f"{folder}/{names[index]}.index", INDEX_DTYPE, *ends)
         path = f"{folder}/{names[index]}.tokens"
         for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
-            yield from unpack_documents(read_range(filesystem, path, start, stop), token_dtype, path)
+            yield from unpack_documents(read_tokens(filesystem, path, start, stop), token_dtype, path)
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
@@ -219,6 +220,29 @@ def join_ranges(rows: Rows) -> list[tuple[int, int]]:
     breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
     firsts, lasts = np.concatenate([[0], breaks])[: len(rows)], np.concatenate([breaks, [len(rows)]]) - 1
     return list(zip(starts[firsts].tolist(), stops[lasts[: len(rows)]].tolist(), strict=True))
+
+
+def read_tokens(filesystem: Any, path: str, start: int, stop: int) -> bytes:
+    """Bytes start to stop - 1 of a part's tokens.
+
+    Raises:
+        ValueError: The file ends before them, or is not there.
+    """
+    with _named_loss(path):
+        return read_range(filesystem, path, start, stop)
+
+
+@contextlib.contextmanager
+def _named_loss(path: str) -> Iterator[None]:
+    """Says what to do where a file that tokens.json speaks of is lost or cut; as a ValueError, which runners pass on."""
+    try:
+        yield
+    except SizeError as error:
+        raise ValueError(
+            f"{error}: shorter than its index says; delete the folder of token parts, run again"
+        ) from error
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing; delete the folder of token parts, run again") from error
 
 
 def find_prefix_rows(
@@ -250,7 +274,7 @@ def _read_ranges(
         ValueError: A row points to no part, or before the beginning of one.
     """
     path = f"{folder}/index.parquet"
-    with open_ranged(filesystem, path) as file:
+    with _named_loss(path), open_ranged(filesystem, path) as file:
         table = pq.ParquetFile(file)
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
         statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]

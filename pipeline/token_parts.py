@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pipeline.grouped_rows import pack_rows
 
-LAYOUT = 2
+LAYOUT = 3
 """Of these files, told in the settings of their folder: parts of another layout are refused."""
 
 ID_BYTES = 16
@@ -35,6 +35,7 @@ INDEX_DTYPE = np.dtype(
         ("sentences", "<u4"),
         ("tokens", "<u4"),
         ("source", "u1"),
+        ("crc32", "<u4"),  # that its record in the tokens begins with
     ]
 )
 
@@ -51,6 +52,7 @@ class TokenizedDocument:
         source: Number of its source.
         where: Its place in the input; not among the tokens, but in a file of its own (pipeline.provenance).
         signature: What near-duplicates are found by, in a file of its own; empty where they are not looked for.
+        crc32: Checksum of its record, of documents that were read from one.
     """
 
     id: bytes
@@ -60,6 +62,7 @@ class TokenizedDocument:
     source: int = 0
     where: str = ""
     signature: bytes = b""
+    crc32: int = 0
 
 
 def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
@@ -72,7 +75,8 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
         high, low = split_id(document.id)
         sentences, tokens = len(document.sentence_lengths), len(document.tokens)
         size, source = len(record), document.source
-        rows.append((high, low, position, size, document.cleaned_bytes, sentences, tokens, source))
+        (crc32,) = _CHECKSUM.unpack_from(record)
+        rows.append((high, low, position, size, document.cleaned_bytes, sentences, tokens, source, crc32))
         chunks.append(record)
         position += len(record)
     index = np.array(rows, INDEX_DTYPE)
@@ -102,7 +106,7 @@ def unpack_documents(data: bytes | memoryview, token_dtype: Any, where: str) -> 
             raise ValueError(f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts")
         lengths = np.frombuffer(data, LENGTH_DTYPE, num_sentences, position)
         tokens = np.frombuffer(data, dtype, num_tokens, middle)
-        yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source)
+        yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source, crc32=crc)
         position = end
 
 

@@ -67,7 +67,7 @@ def translated(request, client, vocab_file, monkeypatch):
         mode = "files" if "files" in request.param else choose_exchange("auto", options)
         assert mode in request.param
         buckets = plan_buckets(NUM_BUCKETS, bytes(16))
-        contents = {bucket.name: BucketContents(Seal(64, 9000, f"{7:032x}"), 70) for bucket in buckets}
+        contents = {bucket.name: BucketContents(Seal(64, 9000, f"{7:032x}"), 70, 2**38) for bucket in buckets}
         tasks = plan_tasks(buckets, [128], 1, contents)
         names = [
             f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)

@@ -51,12 +51,12 @@ def numbers_in(chunk):
 def contents_of(folder, buckets, names=("one", "two", "none")):
     filesystem, root = folder.open()
     sums = BucketSums(buckets, folder.held_out)
-    for documents, num_rows in iterate_kept(filesystem, root, names, has_dropped=folder.has_dropped):
-        sums.add(documents, num_rows)
+    for kept in iterate_kept(filesystem, root, names, has_dropped=folder.has_dropped):
+        sums.add(*kept)
     return sums.contents()
 
 
-NOT_COUNTED = defaultdict(lambda: BucketContents(NOTHING, 0))
+NOT_COUNTED = defaultdict(lambda: BucketContents(NOTHING, 0, 0))
 
 
 HELD_OUT = b"".join(make_document(number).id for number in (*range(10), 70, 205))

@@ -29,7 +29,7 @@ def whole(tmp_path, make_dataset):
 
 @pytest.fixture
 def tasks(whole):
-    contents = {bucket.name: BucketContents(seal_of(whole, bucket), 1) for bucket in BUCKETS}
+    contents = {bucket.name: BucketContents(seal_of(whole, bucket), 1, 1) for bucket in BUCKETS}
     return plan_tasks(BUCKETS, [8192], 2, contents)
 
 
@@ -94,7 +94,7 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
 
 def test_the_plan_has_what_is_there_and_what_will_be(tasks, whole):
     built = {shard.name: (shard, whole.blocks(shard)) for shard in whole.all_shards}
-    contents = {bucket.name: BucketContents(NOTHING, 0) for bucket in BUCKETS}
+    contents = {bucket.name: BucketContents(NOTHING, 0, 0) for bucket in BUCKETS}
     more = plan_tasks(BUCKETS[:2], [512], 3, contents)
     groups = planned_groups(more, built)
     assert [(each.split, each.seq_len, each.passes, each.shards, each.instances) for each in groups] == [

@@ -37,7 +37,7 @@ from pipeline.shards.seal import NOTHING, Seal, add_seals, seal_documents
 from pipeline.shards.storage import open_filesystem
 from pipeline.shards.verify import verify_dataset
 from pipeline.shards_job import ShardBuilder
-from pipeline.token_parts import unpack_documents
+from pipeline.token_parts import pack_documents, unpack_documents
 from tests.datasets import edit_manifest
 from tokenizer.vocab import parse_vocab
 
@@ -99,8 +99,8 @@ def encoded(corpus, texts, vocab_file, tmp_path_factory):
     held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
     buckets = choose_buckets(settings, store.totals, held_out)
     sums = BucketSums(buckets, held_out.ids)
-    for documents, num_rows in iterate_kept(filesystem, root, store.part_names, has_dropped=False):
-        sums.add(documents, num_rows)
+    for kept in iterate_kept(filesystem, root, store.part_names, has_dropped=False):
+        sums.add(*kept)
     rules = {64: instance_rule(settings, parse_vocab(vocab_file.read_bytes(), "vocab.txt"), 64)}
     tokens = TokenFolder(root, "uint16", held_out=held_out.ids)
     return Encoded(tokens, store.part_names, buckets, sums.contents(), rules)
@@ -110,7 +110,9 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
     for bucket in encoded.buckets:
         read = list(StoredDocuments(encoded.folder, encoded.part_names, bucket))
         gathered = gather_documents(read)
-        found = BucketContents(seal_documents(gathered.ids, len(gathered.tokens)), len(read))
+        seal = seal_documents(gathered.ids, len(gathered.tokens))
+        found = BucketContents(seal, len(read), sum(document.crc32 for document in read))
+        assert found.checksum > 2**32
         assert encoded.contents[bucket.name] == found
         assert found.seal.documents >= 2
     total = total_seal(encoded.contents)
@@ -121,7 +123,7 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
 def test_rows_find_their_bucket(encoded):
     filesystem, root = encoded.folder.open()
     held_out = encoded.folder.held_out
-    for documents, _ in iterate_kept(filesystem, root, encoded.part_names, has_dropped=False):
+    for documents, *_ in iterate_kept(filesystem, root, encoded.part_names, has_dropped=False):
         for row, place in zip(documents, find_buckets(documents, encoded.buckets, held_out), strict=True):
             bucket = encoded.buckets[place]
             document = int(row["high"]).to_bytes(8, "big") + int(row["low"]).to_bytes(8, "big")
@@ -210,15 +212,42 @@ def test_the_second_half_of_a_group_is_looked_at_though_its_shards_are_there(enc
         encoded.deliver(KEY, chunks[1:], tmp_path)
 
 
+def test_a_document_that_another_run_encoded_to_as_many_tokens_is_missed(encoded, tmp_path):
+    """Equal ids and numbers of tokens, as of another vocabulary; its checksum is right."""
+    first, *others = encoded.groups()[KEY]
+    part, documents = unpack_chunk(first)[0], documents_of(first)
+    documents[0] = dataclasses.replace(documents[0], tokens=documents[0].tokens[::-1])
+    with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the runner delivered .* rows \(sum of crc32"):
+        encoded.deliver(KEY, [pack_chunk(part, pack_documents(documents)[0]), *others], tmp_path)
+
+
+def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
+    shutil.copytree(encoded.folder.url, tmp_path / "tokens")
+    path = tmp_path / f"tokens/{encoded.part_names[0]}.tokens"
+    path.write_bytes(path.read_bytes()[:-5])
+    folder = dataclasses.replace(encoded.folder, url=str(tmp_path / "tokens"))
+    said = rf"{encoded.part_names[0]}.tokens: asked for bytes \S+, got .*: shorter than its index says; delete the"
+    with pytest.raises(ValueError, match=said):
+        list(cut_part(encoded.part_names[0], folder, encoded.buckets))
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"{encoded.part_names[0]}.tokens is missing; delete the folder of token"):
+        list(cut_part(encoded.part_names[0], folder, encoded.buckets))
+    path.with_name("index.parquet").unlink()
+    with pytest.raises(ValueError, match=r"index\.parquet is missing; delete the folder of token parts"):
+        list(StoredDocuments(folder, encoded.part_names, encoded.buckets[1]))
+
+
 def test_a_group_that_nothing_is_built_of_is_named(encoded, tmp_path):
     with pytest.raises(ValueError, match="delivered a bucket train-00001-of-00008 that no shard is built of"):
         encoded.deliver(b"train-00001-of-00008", [], tmp_path)
 
 
 def test_two_groups_of_one_bucket_are_refused():
-    refuse_repeats(b"_tasks/train/L64/pass-00/shard-00001.tar.json", [b""])
-    with pytest.raises(ValueError, match=r"bucket of _tasks/\S+shard-00001.tar.json 2 times, expected once"):
-        refuse_repeats(b"_tasks/train/L64/pass-00/shard-00001.tar.json", iter([b"", b""]))
+    refuse_repeats(b"train/L64/pass-00/shard-00001.tar", [KEY])
+    with pytest.raises(
+        ValueError, match=r"^bucket train-00001-of-00004: the runner delivered it 2 times for train/L64/pass-00/shard-0"
+    ):
+        refuse_repeats(b"train/L64/pass-00/shard-00001.tar", iter([KEY, KEY]))
 
 
 def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
@@ -230,7 +259,7 @@ def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
     shorter = dataclasses.replace(task, contents=dataclasses.replace(task.contents, rows=task.contents.rows - 1))
     with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the token parts in \S+ hold .*, expected"):
         list(builder.build([shorter], stored))
-    assert list(builder.build([task], stored)) == [record_name(task.name)]
+    assert list(builder.build([task], stored)) == [(task.bucket.name, task.name)]
 
 
 # Records.

@@ -1,0 +1,264 @@
+"""Builds one small corpus under a runner and a store that lie, and says which lies were found.
+
+    python -m scripts.soak.lying_runner --output scripts/soak/results/DATE-lying-runner.json
+
+Each lie (scripts/soak/lies.py) is told to one build, and must end as it says: the build ends with
+an error, or builds anew what was wrong, or `verify` finds it. What is no lie, such as groups in
+another order, must end as the honest build does. Lies of a runner are told between Beam's
+GroupByKey and what reads its groups. A lie that ends in a dataset of another root hash, and in none
+of these, was missed. Exit code 1 where one was missed or ended otherwise.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+
+from pipeline import publish, shards_job
+from pipeline.build_shards import choose_buckets
+from pipeline.build_tokens import read_store
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.exchange import TokenFolder, cut_part
+from pipeline.held_out import choose_held_out
+from pipeline.settings import BuildSettings
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.storage import open_filesystem
+from scripts.checkout import commit
+from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie, WriteLie
+from scripts.soak.root_hashes import make_documents
+
+NUM_DOCUMENTS = 240
+GroupByKey = beam.GroupByKey
+FLAGS = ["--passes", "2", "--seq_lens", "64", "--num_buckets", "4", "--workers", "1"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one lie came to.
+
+    Attributes:
+        lie: Its name.
+        told_by: runner or store.
+        exchange: How buckets came together.
+        expected: How it must end.
+        end: How it ended; "missed" where the dataset is another and nothing said so.
+        said: The first line of the error or finding.
+        seconds: Of the build.
+    """
+
+    lie: str
+    told_by: str
+    exchange: str
+    expected: str
+    end: str
+    said: str
+    seconds: float
+
+
+def main() -> int:
+    """Tells every lie; prints a line for each and one of JSON for all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", help="names of lies, or their beginnings")
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    own = parser.parse_args()
+    lies: list[Lie] = [*RUNNER_LIES, *STORE_LIES, *WRITE_LIES]
+    chosen = [lie for lie in lies if not own.only or lie.name.startswith(tuple(own.only))]
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="beambert-lies-") as folder:
+        liar = Liar(Path(folder))
+        for lie in chosen:
+            for exchange in exchanges(lie):
+                outcomes.append(liar.tell(lie, exchange))
+                print(f"{outcomes[-1].end:9} {exchange:8} {lie.name}: {outcomes[-1].said[:150]}", flush=True)
+    wrong = [outcome.lie for outcome in outcomes if outcome.end != outcome.expected]
+    result: dict[str, Any] = {
+        "soak": "lying_runner",
+        "commit": commit(),
+        "python": platform.python_version(),
+        "beam": version("apache-beam"),
+        "cores": os.cpu_count(),
+        "documents": NUM_DOCUMENTS,
+        "lies": len({outcome.lie for outcome in outcomes if outcome.expected != "unharmed"}),
+        "builds": len(outcomes),
+        "ends": dict(Counter(outcome.end for outcome in outcomes)),
+        "wrong": wrong,
+    }
+    print(json.dumps(result))
+    if own.output:
+        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
+        own.output.parent.mkdir(parents=True, exist_ok=True)
+        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
+    return 1 if wrong else 0
+
+
+def exchanges(lie: Lie) -> tuple[str, ...]:
+    """The ways of bringing buckets together in which a lie can be told."""
+    if isinstance(lie, RunnerLie):
+        return ("shuffle",)
+    is_for_both = isinstance(lie, StoreLie) and lie.before == "encoded"
+    return ("files", "shuffle") if is_for_both else ("files",)
+
+
+class Liar:
+    """One honest build in all its stages, another one to take files from, and a fresh copy for every lie."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        lines = make_documents(NUM_DOCUMENTS)
+        self._prepare("own", lines)
+        self._prepare("other", [*lines[12:], *make_documents(NUM_DOCUMENTS + 12)[-12:]], "--seed", "7")
+        self._root_hash = open_dataset(str(folder / "own/finished")).manifest.root_hash
+        self._other_groups = _group(folder / "other/encoded")
+
+    def tell(self, lie: Lie, exchange: str) -> Outcome:
+        """One build with one lie, and what came of it."""
+        before = lie.before if isinstance(lie, StoreLie) else "encoded"
+        folder = self._folder / "told"
+        shutil.copytree(self._folder / "own" / before, folder)
+        began = time.monotonic()
+        try:
+            with _told(lie, folder, self._folder / "other" / before, self._other_groups):
+                end, said = self._end_of(folder, exchange, before)
+        finally:
+            shutil.rmtree(folder)
+        told_by = "runner" if isinstance(lie, RunnerLie) else "store"
+        seconds = round(time.monotonic() - began, 2)
+        said = said.replace(str(self._folder), "...")
+        if end == "unharmed" and lie.end == "healed":
+            end = "healed"  # the dataset is the honest one, though files were not
+        return Outcome(lie.name, told_by, exchange, lie.end, end, said, seconds)
+
+    def _end_of(self, folder: Path, exchange: str, before: str) -> tuple[str, str]:
+        if before != "finished":
+            code, said = _run("shards", "--output", str(folder), *FLAGS, "--exchange", exchange)
+            if code:
+                return "refused", said
+        code, said = _run("verify", str(folder))
+        if code:
+            return "verify", said
+        is_own = open_dataset(str(folder)).manifest.root_hash == self._root_hash
+        return ("unharmed", f"root hash {self._root_hash[:16]}") if is_own else ("missed", "another root hash")
+
+    def _prepare(self, name: str, lines: list[str], *flags: str) -> None:
+        """The folders encoded, interrupted and finished of one corpus, some of whose documents are there twice."""
+        home = self._folder / name
+        (home / "text").mkdir(parents=True)
+        for number in range(4):
+            text = "".join(f"{line}\n" for line in [*lines[number::4], *lines[number * 3 : number * 3 + 2]])
+            (home / f"text/{number}.jsonl").write_text(text)
+        words = ("--input", str(home / "text"), "--output", str(home / "encoded"), "--vocab_size", "100")
+        _expect(_run("tokens", *words, "--part_bytes", "8192", *FLAGS, *flags))
+        shutil.copytree(home / "encoded", home / "interrupted")
+        keeping = partial(_replaced, publish, "remove_leftovers", lambda *_: None)
+        with keeping():
+            _expect(_run("shards", "--output", str(home / "interrupted"), *FLAGS, *flags))
+        shutil.copytree(home / "interrupted", home / "finished")
+        for table in ("manifest.json", "shards.parquet", "blocks.parquet"):
+            (home / "interrupted" / table).unlink()
+        shutil.rmtree(home / "finished/_tasks")
+
+
+class LyingGroupByKey(beam.PTransform):  # type: ignore[misc]
+    """GroupByKey, whose groups then pass through a lie."""
+
+    def __init__(self, lie: RunnerLie, others: dict[bytes, list[bytes]]) -> None:
+        super().__init__()
+        self._lie, self._others = lie, others
+
+    def expand(self, pairs: beam.PCollection) -> beam.PCollection:  # noqa: D102
+        return (
+            pairs
+            | "Grouped" >> GroupByKey()
+            | beam.Map(lambda group: (b"", (group[0], list(group[1]))))
+            | "Together" >> GroupByKey()
+            | beam.FlatMap(tell_groups, self._lie.name, self._others)
+        )
+
+
+def tell_groups(gathered: tuple[bytes, Any], name: str, others: dict[bytes, list[bytes]]) -> list[Group]:
+    """All groups of a shuffle after a lie about them; names of finished shards are shuffled too, and left alone."""
+    groups = sorted(gathered[1])
+    [lie] = [lie for lie in RUNNER_LIES if lie.name == name]
+    is_of_documents = groups[0][0].startswith((b"train-", b"validation-"))
+    return lie.tell(groups, others) if is_of_documents else groups
+
+
+@contextlib.contextmanager
+def _told(lie: Lie, folder: Path, other: Path, others: dict[bytes, list[bytes]]) -> Iterator[None]:
+    """While a lie is told."""
+    if isinstance(lie, StoreLie):
+        lie.tell(folder, other)
+        yield
+    elif isinstance(lie, RunnerLie):
+        with _replaced(beam, "GroupByKey", partial(LyingGroupByKey, lie, others)):
+            yield
+    else:
+        write = vars(shards_job)["write_atomic"]
+        with _replaced(shards_job, "write_atomic", partial(_write, lie, write)):
+            yield
+
+
+def _write(lie: WriteLie, write: Any, filesystem: Any, path: str, data: bytes) -> None:
+    kept = lie.keep(path, data)
+    if kept is not None:
+        write(filesystem, path, kept)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def _group(folder: Path) -> dict[bytes, list[bytes]]:
+    """What an honest shuffle brings together."""
+    filesystem, root = open_filesystem(str(folder / "tokens"))
+    store = read_store(filesystem, root)
+    settings = BuildSettings(output=str(folder), num_buckets=4)
+    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    buckets = choose_buckets(settings, store.totals, held_out)
+    found: dict[bytes, list[bytes]] = {}
+    for part in store.part_names:
+        for key, chunk in cut_part(part, TokenFolder(root, "uint16", held_out=held_out.ids), buckets):
+            found.setdefault(key, []).append(chunk)
+    return found
+
+
+def _run(*words: str) -> tuple[int, str]:
+    """A command's exit code and the last line of what it said; its progress is shown to nobody."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = run_program("python -m pipeline", "", COMMANDS, list(words))
+    lines = [line for line in said.getvalue().replace("\r", "\n").splitlines() if line.strip()]
+    telling = [line for line in lines if "it/s" not in line and "task/s" not in line and "finding(s)" not in line]
+    return code, (telling or lines or [""])[-1]
+
+
+def _expect(ran: tuple[int, str]) -> None:
+    assert ran[0] == 0, f"an honest build failed: {ran[1]}"
+
+
+if __name__ == "__main__":
+    from scripts.soak.lying_runner import main as run_imported  # workers find what is here by this module's name
+
+    sys.exit(run_imported())
