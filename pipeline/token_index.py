@@ -234,7 +234,7 @@ def read_tokens(filesystem: Any, path: str, start: int, stop: int) -> bytes:
 
 @contextlib.contextmanager
 def _named_loss(path: str) -> Iterator[None]:
-    """Says what to do where a file that tokens.json speaks of is lost or cut; as a ValueError, which runners pass on."""
+    """Says what to do where a token part's file is lost or cut: as a ValueError, which runners pass on."""
     try:
         yield
     except SizeError as error:

@@ -57,12 +57,14 @@ class StoreLie:
         tell: Changes files of a dataset's folder; the second folder is another build's.
         end: How it must end.
         before: encoded documents, an interrupted build, or a finished dataset.
+        exchanges: Ways of bringing buckets together that it is told to.
     """
 
     name: str
     tell: Callable[[Path, Path], object]
     end: End = "refused"
     before: Literal["encoded", "interrupted", "finished"] = "encoded"
+    exchanges: tuple[str, ...] = ("files", "shuffle")
 
 
 @dataclass(frozen=True)
@@ -337,8 +339,12 @@ STORE_LIES: Sequence[StoreLie] = (
     StoreLie("tokens of a part are cut", lambda folder, _: _cut(_part(folder))),
     StoreLie("tokens of a part are lost", lambda folder, _: _part(folder).unlink()),
     StoreLie("the index of a part is lost", lambda folder, _: _part(folder, "index").unlink()),
-    StoreLie("the index over all parts is lost", lambda folder, _: (folder / "tokens/index.parquet").unlink()),
-    StoreLie("the index over all parts is another build's", _copy("tokens/index.parquet")),
+    StoreLie(
+        "the index over all parts is lost",
+        lambda folder, _: (folder / "tokens/index.parquet").unlink(),
+        exchanges=("files",),  # the only one that reads it
+    ),
+    StoreLie("the index over all parts is another build's", _copy("tokens/index.parquet"), exchanges=("files",)),
     StoreLie(
         "tokens of a part are another part's",
         lambda folder, _: _part(folder).write_bytes(_part(folder, place=1).read_bytes()),
@@ -387,6 +393,14 @@ WRITE_LIES: Sequence[WriteLie] = (
     WriteLie("a record that was written is not there", _keep(f"{SHARD}.json", lambda _: None)),
     WriteLie("a shard was kept in part", _keep(SHARD, lambda data: data[:-512])),
     WriteLie("a record was kept in part", _keep(f"{SHARD}.json", lambda data: data[:-40])),
+    WriteLie(
+        "a slower attempt's record of part of a bucket is kept",
+        _keep(f"{SHARD}.json", lambda data: data.replace(b'"documents": ', b'"documents": 1')),
+    ),
+    WriteLie(
+        "another build's record is kept",
+        _keep(f"{SHARD}.json", lambda data: data.replace(b'"settings_hash": "', b'"settings_hash": "0')),
+    ),
     WriteLie("no shard of a pass is kept", lambda path, data: None if "/pass-01/shard" in path else data),
     WriteLie(
         "a shard was kept with a changed byte", _keep(SHARD, lambda data: data[:600] + b"\xaa" + data[601:]), "verify"

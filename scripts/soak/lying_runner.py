@@ -108,11 +108,10 @@ def main() -> int:
 
 
 def exchanges(lie: Lie) -> tuple[str, ...]:
-    """The ways of bringing buckets together in which a lie can be told."""
+    """The ways of bringing buckets together in which a lie is told."""
     if isinstance(lie, RunnerLie):
         return ("shuffle",)
-    is_for_both = isinstance(lie, StoreLie) and lie.before == "encoded"
-    return ("files", "shuffle") if is_for_both else ("files",)
+    return lie.exchanges if isinstance(lie, StoreLie) and lie.before == "encoded" else ("files",)
 
 
 class Liar:
