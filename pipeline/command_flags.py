@@ -124,9 +124,20 @@ class _Words:
     def _hint_of(self, name: str) -> Any:
         if name.startswith("--") and (hint := find_hint(self.settings_class, name[2:])) is not None:
             return hint
-        nearest = [f"--{key}" for key in suggest(name.lstrip("-"), flag_keys(self.settings_class))]
-        help_ = f"did you mean {' or '.join(nearest)}?" if nearest else f"{self.program} --help lists the flags"
-        raise ValueError(f"unknown flag {name}; {help_}")
+        raise ValueError(f"unknown flag {name}; {self._help_with(name.lstrip('-'))}")
+
+    def _help_with(self, name: str) -> str:
+        """What stands after an unknown flag: the nearest, the list whose items have that key, or where all are."""
+        flags = flag_keys(self.settings_class)
+        of_items = suggest(name, (key for key in known_keys(self.settings_class) if key not in flags))
+        nearest = suggest(name, flags)
+        is_flag_there = any(key.endswith(f".{name}") for key in nearest)
+        if of_items and (not nearest or (of_items[0].endswith(f".{name}") and not is_flag_there)):
+            listed, _, key = of_items[0].rpartition(".")
+            return f"{key} belongs to each of {listed}, in the --config file"
+        if nearest:
+            return f"did you mean {' or '.join(f'--{key}' for key in nearest)}?"
+        return f"{self.program} --help lists the flags"
 
 
 def is_flag(word: str) -> bool:
@@ -173,7 +184,8 @@ def _put(name: str, rest: str, node: yaml.Node, old: Any, settings_class: Any) -
     items = old.value if isinstance(old, yaml.SequenceNode) else []
     if len(items) != 1:
         has_list = item_of(typing.get_type_hints(settings_class).get(rest)) is not None
-        way = f"give --{rest} A B: one value for all, or one for each" if has_list else "write it in the --config file"
+        by_flag = f"give --{rest} A B: one value for all, or one for each"
+        way = by_flag if has_list else f"write {rest} in each of {name} in the --config file"
         raise ValueError(f"--{name}.{rest} names one of {name}, and there are {len(items)}; {way}")
     return yaml.SequenceNode(old.tag, [_with_value(items[0], rest, node)], old.start_mark, old.end_mark)
 

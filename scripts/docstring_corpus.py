@@ -97,7 +97,7 @@ def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
 
 def main() -> int:
     """Parses the arguments and writes the corpus."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--max_bytes", type=int, default=8_000_000)
     arguments = parser.parse_args()

@@ -114,7 +114,9 @@ def measure_reference(
 def main() -> int:
     """Runs the build several times and prints medians and spread."""
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0], epilog="Other arguments go to `python -m pipeline build`."
+        allow_abbrev=False,
+        description=(__doc__ or "").splitlines()[0],
+        epilog="Other arguments go to `python -m pipeline build`.",
     )
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)

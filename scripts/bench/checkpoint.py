@@ -94,7 +94,7 @@ class Link:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--preset", default="small")
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--latency_ms", type=float, default=30.0)

@@ -96,7 +96,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """What to run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0])
     names = ["sst2", "rte", "wnut17", "uner", "squad2", "squad11"]
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument("--data", required=True, help="folder with sst2/, rte/, ner_wnut17/, ner_uner_ewt/, squad/")

@@ -68,7 +68,7 @@ print(json.dumps({"seconds": seconds, "versions": {"tensorflow": tf.__version__,
 
 def main() -> int:
     """Measures, compares, prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--lower_case", choices=("true", "false"), default="true")

@@ -149,7 +149,7 @@ def peak_mb() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the tables, or measures in the process that --tables starts with them at hand."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shards", type=int, default=80_000)
     parser.add_argument("--blocks", type=int, default=62)
     parser.add_argument("--latency_ms", type=float, default=30)

@@ -30,7 +30,7 @@ PLACES: tuple[Rows, ...] = ("cls", "mean")
 
 def main() -> None:
     """Prints one line of JSON: the accuracy on the dev file by place and layer."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument("--data", required=True, help="folder with sst2/")
     parser.add_argument("--sentences", type=int, default=4_000, help="of the train file, drawn as downstream.py draws")

@@ -160,7 +160,7 @@ def describe() -> dict[str, Any]:
 
 def main() -> int:
     """Compares all loaders, or measures one of ours for the process that does."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 4096])

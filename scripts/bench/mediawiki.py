@@ -33,7 +33,7 @@ _TEXT = re.compile(rb"(<text[^>/]*>)(?!#)")
 
 def main() -> int:
     """Writes the dump, builds from it, prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--copies", type=int, default=8)

@@ -49,7 +49,7 @@ _DOCUMENTS_OF_A_PART = 20_000
 
 def main() -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--documents", type=int, default=500_000, help="random signatures to group")
     parser.add_argument("--threshold", type=float, default=0.8)

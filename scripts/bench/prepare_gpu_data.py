@@ -33,7 +33,7 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_26", "manylinux_2_17", "manylinux201
 
 def main() -> None:
     """Packs."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder with wiki_en, books_en and bert_vocab")
     parser.add_argument("--output", type=Path, default=ROOT / "gpu-pack")
     parser.add_argument("--only", nargs="+", choices=(*DATASETS, "wheels"), default=[*DATASETS, "wheels"])

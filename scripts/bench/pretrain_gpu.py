@@ -44,7 +44,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, help="dataset with lengths 128 and 512")
     parser.add_argument("--minutes", type=float, default=9.5, help="after which no case is begun that would not fit")
     parser.add_argument("--case_seconds", type=float, default=5.0, help="timed steps of a case, at least 5 steps")

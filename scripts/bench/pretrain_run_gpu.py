@@ -35,7 +35,7 @@ VALIDATION = {"step": 0, "mlm_loss": 4, "mlm_accuracy": 4, "nsp_loss": 4, "nsp_a
 
 def main() -> int:
     """Trains, exports, asks."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--work", type=Path, required=True, help="folder for the run and its export")
     parser.add_argument("--preset", choices=tuple(PEAK_LR), default="small")

@@ -232,7 +232,7 @@ def write_instances(
 
 def main() -> int:
     """Runs the three stages and prints what each cost."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", required=True, help="a sentence a line, a blank line between documents")
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--output", required=True)

@@ -44,7 +44,7 @@ SPLITTERS: dict[str, Splitter] = {
 
 def main() -> int:
     """Scores, measures, prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--golden")
     parser.add_argument("--paragraphs")
     parser.add_argument("--language", default="en", help="of the paragraphs and of the text for speed")

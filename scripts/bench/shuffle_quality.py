@@ -110,7 +110,7 @@ def permutation(size: int, seed: int, epoch: int) -> Array:
 
 def main() -> int:
     """Measures the stream for some seeds and as many permutations."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("dataset")
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--global_batch", type=int, default=256)

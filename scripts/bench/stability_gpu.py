@@ -55,7 +55,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, help="dataset with length 128, or --seq_len")
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -135,7 +135,7 @@ def measure(call: Any) -> dict[str, float]:
 
 def main() -> int:
     """Compares the window at several settings with one stream."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--latency_ms", type=float, default=30)
     parser.add_argument("--connection_mb_per_second", type=float, default=80)
     parser.add_argument("--megabytes", type=int, default=512)

@@ -273,7 +273,7 @@ def comparisons(options: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[str
 
 def main() -> None:
     """Compares."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, help="dataset with lengths 128 and --seq_len")
     parser.add_argument("--seq_len", type=int, default=512)
     parser.add_argument("--model", default="small")

@@ -106,7 +106,7 @@ def measure_tokens(vocabulary: Vocabulary, lines: Sequence[str]) -> dict[str, fl
 
 def main() -> int:
     """Learns, measures, prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--train", nargs="+", required=True)
     parser.add_argument("--held_out", nargs="+", required=True)
     parser.add_argument("--bert", help="BERT's own uncased vocab.txt")

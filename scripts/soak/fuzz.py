@@ -33,7 +33,7 @@ PLACE = "fuzzed"
 
 def main() -> int:
     """Fuzzes the targets one after the other, or, as a child process, one of them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=600, help="of all targets together")
     parser.add_argument("--targets", nargs="+", help="some of them; all by default")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs that break")

@@ -55,7 +55,7 @@ class Outcome:
 
 def main() -> int:
     """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--documents", type=int, default=600, help="size of the made-up corpus")

@@ -70,7 +70,7 @@ class Outcome:
 
 def main() -> int:
     """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=20, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150)

@@ -64,7 +64,7 @@ class Outcome:
 
 def main() -> int:
     """Builds, prints, compares."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--documents", type=int, default=300)
     parser.add_argument("--only", nargs="+", help="names of ways, or their beginnings")
     parser.add_argument("--output", type=Path, help="JSON file for the results")

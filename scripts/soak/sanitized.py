@@ -34,7 +34,7 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
         fuzz: Takes the modules by name, seconds and a seed; gives what was called how often. A difference that it finds
             is to be raised.
     """
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=description.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="JSON file for the result")

@@ -43,7 +43,7 @@ CONFIG = {
 
 def main() -> int:
     """Runs everything; exit code 1 where something was not as it should be."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     own = parser.parse_args()
     missing = [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]

@@ -114,7 +114,7 @@ GOOD = {"name": "a", "input": ["x"]}
         ([GOOD | {"weight": 0.1234567}], (), "expected at most 6 decimals"),
         ([GOOD | {"input": []}], (), "sources[0] ('a'): input is empty"),
         ([{"name": "a"}], (), "input"),
-        ([GOOD | {"weigth": 2}], (), "'weigth' is not accepted; the keys are"),
+        ([GOOD | {"weigth": 2}], (), "unknown key sources[0].weigth; did you mean sources[0].weight?"),
         ([GOOD | {"format": "csv"}], (), "csv"),
         ([GOOD], ("--language", "zh"), "language: with sources this belongs to each of them"),
         ([GOOD | {"name": str(number)} for number in range(256)], (), "found 256, at most 255"),

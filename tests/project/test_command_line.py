@@ -122,6 +122,7 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
         (["--step", "3"], "unknown flag --step; did you mean --steps?"),
         (["--dry-run=SECRET"], "unknown flag --dry-run; did you mean --dry_run?"),
         (["--quux", "3"], "unknown flag --quux; program build --help lists the flags"),
+        (["--phases.peak", "3"], "unknown flag --phases.peak; did you mean --phases?"),
         (["-o", "3"], "unknown flag -o; program build --help lists the flags"),
         (["--steps", "many"], "--steps: found 'many', expected a whole number"),
         (["--steps"], "--steps: a value is missing, expected a whole number"),
@@ -192,7 +193,7 @@ def test_one_key_of_a_mapping_and_of_a_list_of_one(commands, tmp_path):
 def test_one_key_of_several_items_is_refused(commands, capsys):
     arguments = ["--output", "o", "--phases", "[{peak_lr: 1}, {peak_lr: 2}]", "--phases.peak_lr", "7"]
     assert run_program("program", "Tests.", commands, ["build", *arguments]) == 2
-    said = "--phases.peak_lr names one of phases, and there are 2; write it in the --config file"
+    said = "--phases.peak_lr names one of phases, and there are 2; write peak_lr in each of phases in the --config file"
     assert said in capsys.readouterr().err
 
 

@@ -51,3 +51,11 @@ def test_flags_and_commands_that_a_page_names_exist(page):
     assert flags <= known, f"no such flags: {flags - known}"
     named = set(re.findall(r"(?:python -m|--module) (pipeline|trainer) ([a-z][a-z-]*)", text))
     assert all(name in PROGRAMS[program] for program, name in named), named
+
+
+def test_scripts_refuse_abbreviated_flags():
+    """As both programs do: an abbreviation means something else as soon as another flag begins so."""
+    programs = [path for path in (ROOT / "scripts").rglob("*") if path.suffix == ".py" or path.name == "supervise"]
+    made = [text for path in programs for text in path.read_text().split("ArgumentParser(")[1:]]
+    assert len(made) > 20
+    assert all(text.lstrip().startswith("allow_abbrev=False") for text in made)

@@ -64,7 +64,9 @@ def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
 def test_flags_for_all_phases_or_for_each(flags, values):
     arguments = ("--config", "configs/pretrain/bert-base.yaml", *flags)
     if values is None:
-        with pytest.raises(ValueError, match="unknown flag --end_lr"):
+        with pytest.raises(
+            ValueError, match="unknown flag --end_lr; end_lr belongs to each of phases, in the --config file"
+        ):
             pretrain_settings(*arguments)
         return
     phases = pretrain_settings(*arguments).phases
