@@ -16,11 +16,14 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pipeline.build_shards import instance_rule, make_shards
-from pipeline.build_tokens import make_tokens, read_store, store_settings
+from pipeline.build_tokens import TokenStore, make_tokens, read_store, store_settings
 from pipeline.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.choose_documents import choice_content
+from pipeline.describe import count_documents
+from pipeline.document_counts import format_counts
 from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
+from pipeline.documents.sentence_lines import SENTENCE_LINES
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
@@ -63,6 +66,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     seconds["shards"] = watch() - sum(seconds.values())
     _write_sources(dataset, settings.corpus, corpus)
     _write_report(dataset, settings, seconds)
+    _print_counts(settings, store)
     _print_result(dataset, watch())
 
 
@@ -78,6 +82,7 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     corpus = find_corpus(settings)
     vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+    _print_counts(settings, store)
     print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
 
 
@@ -94,7 +99,9 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
     if changed := describe_changes({**store.settings, **store.choice}, wanted):
         raise ValueError(f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones")
-    _print_result(make_shards(settings, vocabulary, store, beam_arguments), watch())
+    dataset = make_shards(settings, vocabulary, store, beam_arguments)
+    _print_counts(settings, store)
+    _print_result(dataset, watch())
 
 
 def find_corpus(settings: BuildSettings) -> Corpus:
@@ -122,6 +129,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
     for number, source in enumerate(settings.corpus):
         own = [file for file in files if file.source == number]
         parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
+    _say_what_was_detected(settings.corpus, parts)
     return Corpus(files, parts)
 
 
@@ -148,11 +156,23 @@ def _refuse_output_in_input(settings: BuildSettings) -> None:
 
 def _say_what_is_left_out(urls: Sequence[str]) -> None:
     if urls:
-        shown = ", ".join(urls[:_NUM_SHOWN]) + ", ..." * (len(urls) > _NUM_SHOWN)
+        shown = ", ".join(map(hide, urls[:_NUM_SHOWN])) + ", ..." * (len(urls) > _NUM_SHOWN)
         tqdm.write(
             f"input: {len(urls):,} file(s) of the folders speak of the data and are left out: {shown};"
             " name a file in --input to read it"
         )
+
+
+def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:
+    """Plain text that is taken apart is never taken apart in silence."""
+    for number, source in enumerate(sources):
+        ranges = (each for part in parts if part.source == number for each in part.ranges)
+        urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
+        if urls and source.format == "auto":
+            tqdm.write(
+                f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a line and blank lines"
+                f" between documents: read as {SENTENCE_LINES}; if each file is one document, give --format text"
+            )
 
 
 def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
@@ -182,6 +202,11 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
     write_report(dataset, report)
     write_page(report, f"{dataset.root}/{REPORT_PAGE}", dataset.filesystem)
+
+
+def _print_counts(settings: BuildSettings, store: TokenStore) -> None:
+    for line in format_counts(count_documents(settings, store), store.without_text):
+        tqdm.write(line)
 
 
 def _print_result(dataset: Dataset, seconds: float) -> None:

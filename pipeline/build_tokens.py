@@ -5,6 +5,7 @@ tokens.json is written last; it names the parts that belong to the input, and on
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,7 +22,15 @@ from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
 from pipeline.token_index import SourceTotals, Totals, build_index
 from pipeline.token_parts import LAYOUT
-from pipeline.token_records import finished_parts, read_counters, read_examples, record_stem, sum_counters
+from pipeline.token_records import (
+    choose_examples,
+    count_by_source,
+    find_files_without_text,
+    finished_parts,
+    read_records,
+    record_stem,
+    sum_counters,
+)
 from pipeline.tokens_job import (
     CleanDocuments,
     EncodeDocuments,
@@ -38,6 +47,8 @@ SETTINGS = "settings.json"
 INDEX = "index.parquet"
 _TOTALS_VERSION = 2
 """Of tokens.json: documents counted by another version are counted anew."""
+FILES_WITHOUT_TEXT = "files_without_text"
+_NUM_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class TokenStore:
         source_counters: The counters of each source, by its number.
         dropped_examples: A few dropped documents of each reason; they decide nothing.
         choice: What decided which documents are left out because of others, or held out.
+        without_text: The first input files that gave no text; the counter files_without_text says how many did.
     """
 
     settings: Mapping[str, Any]
@@ -63,6 +75,7 @@ class TokenStore:
     source_counters: Sequence[Mapping[str, int]]
     dropped_examples: Sequence[Mapping[str, str]] = ()
     choice: Mapping[str, Any] = field(default_factory=dict)
+    without_text: Sequence[str] = ()
 
     @property
     def has_dropped(self) -> bool:
@@ -96,13 +109,16 @@ def make_tokens(
     num_sources = len(settings.corpus)
     found = drop_documents(settings, names, beam_arguments)
     totals, index = build_index(filesystem, folder, names, num_sources, found.reasons, settings.validation_tokens)
-    by_source = read_counters(filesystem, folder, records)
+    told = read_records(filesystem, folder, records)
+    silent = find_files_without_text(told, parts)
+    by_source = _count(told, silent)
     _refuse_empty(sum_counters(by_source), totals)
     write_atomic(filesystem, f"{folder}/{INDEX}", index)
-    examples = read_examples(filesystem, folder, records)
+    examples = choose_examples(told)
     examples += describe_near_duplicates(filesystem, folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
-    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice)
+    named = [url for url, _ in silent[:_NUM_NAMED]]
+    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice, named)
     write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
     _remove_other_files(filesystem, folder, store)
     return store
@@ -142,6 +158,14 @@ def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]
     """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
     signs = {"signatures": True} if settings.signs else {}
     return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs
+
+
+def _count(told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]]) -> dict[int, dict[str, int]]:
+    """The counters of each source, its files without text among them where there are any."""
+    by_source = count_by_source(told)
+    for source, number in Counter(source for _, source in silent).items():
+        by_source[source][FILES_WITHOUT_TEXT] = number
+    return by_source
 
 
 def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:

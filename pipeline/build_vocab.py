@@ -27,7 +27,13 @@ from pipeline.shards.storage import (
     write_atomic,
 )
 from pipeline.sources import Source, count_factors
-from pipeline.token_records import finished_parts, read_counters, sum_counters
+from pipeline.token_records import (
+    count_by_source,
+    find_files_without_text,
+    finished_parts,
+    read_records,
+    sum_counters,
+)
 from pipeline.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments
 from pipeline.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.word_counts import join_tables, read_commonest, sample_bits
@@ -39,6 +45,7 @@ VOCAB = "vocab.txt"
 TOKENIZER = "tokenizer.json"
 ORIGIN = "vocab.json"
 WORD_COUNTS = "word_counts.parquet"
+_NUM_NAMED = 8
 _COUNTING = "_words"  # what the job leaves while it runs
 
 
@@ -121,12 +128,13 @@ def _read_given(settings: BuildSettings) -> Vocabulary:
 def _learn(
     settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
 ) -> Vocabulary:
-    counters, table = _count_words(settings, parts, filesystem, root, beam_arguments)
+    counters, table, silent = _count_words(settings, parts, filesystem, root, beam_arguments)
     write_atomic(filesystem, f"{root}/{WORD_COUNTS}", table)
     words, counts = read_commonest(table)
     sampled = f"{counters.get('documents_counted', 0):,} of {counters.get('documents_read', 0):,} documents"
     if not words:
-        raise ValueError(f"no word was found in {sampled}; expected text to learn from, or --vocab FILE")
+        said = f"; no text came from {', '.join(silent[:_NUM_NAMED])}" if silent else ""
+        raise ValueError(f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE")
     tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
     vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
     if len(vocabulary) < settings.vocab_size:
@@ -136,8 +144,8 @@ def _learn(
 
 def _count_words(
     settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
-) -> tuple[Mapping[str, int], bytes]:
-    """Runs the job from its beginning: what was read and counted, and the table of all words."""
+) -> tuple[Mapping[str, int], bytes, list[str]]:
+    """Runs the job from its beginning: what was read and counted, the table of all words, files without text."""
     folder, folder_url = f"{root}/{_COUNTING}", f"{settings.output.rstrip('/')}/{_COUNTING}"
     options = settings.filesystem_options()
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
@@ -169,10 +177,11 @@ def _count_words(
     run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments), outputs)
     names = list_files(filesystem, folder)
     records = [record for found in finished_parts(names, parts).values() for record in found]
-    counters = sum_counters(read_counters(filesystem, folder, records))
+    told = read_records(filesystem, folder, records)
     table = join_tables(filesystem, [f"{folder}/{name}" for name in names if name.endswith(".parquet")])
     _remove_counting(filesystem, root)
-    return counters, table
+    silent = [url for url, _ in find_files_without_text(told, parts)]
+    return sum_counters(count_by_source(told)), table, silent
 
 
 def _remove_counting(filesystem: Any, root: str) -> None:

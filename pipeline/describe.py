@@ -57,6 +57,12 @@ def describe_dataset(
     )
 
 
+def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dict[str, int]]:
+    """The counters of each source, by its name."""
+    rows = zip(settings.corpus, store.source_counters, store.totals.sources, strict=True)
+    return {source.name: dict(counters) | _count_distinct(totals) for source, counters, totals in rows}
+
+
 def _describe_source(
     source: Source, counters: Mapping[str, int], totals: SourceTotals, validation: HeldOutSource
 ) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.parts import Part
 from pipeline.filters import DocumentFilter
 from pipeline.minhash import sign_texts
-from pipeline.sentences import cut_document, split_sentences
+from pipeline.sentences import cut_document, keep_lines, split_sentences
 from pipeline.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
 
@@ -58,6 +58,7 @@ class DocumentList(Generic[DocumentKind]):
         counters: What was read, dropped by reason or cut, so far.
         dropped: A few examples of what was dropped.
         source: Number of the part's source.
+        without_text: URL of every range of the part that gave no text; only the last list knows.
     """
 
     part: str
@@ -67,6 +68,7 @@ class DocumentList(Generic[DocumentKind]):
     counters: Mapping[str, int] = field(default_factory=dict)
     dropped: tuple[DroppedDocument, ...] = ()
     source: int = 0
+    without_text: tuple[str, ...] = ()
 
     def replace(
         self, documents: list[Any], counters: Mapping[str, int], empty: Iterable[tuple[str, str]] = ()
@@ -85,15 +87,18 @@ def group_documents(
     malformed: Mapping[str, int],
     max_characters: int,
     examples: Sequence[DroppedDocument] = (),
+    without_text: Sequence[str] = (),
 ) -> Iterator[DocumentList[Document]]:
     """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
 
     Args:
         part: What they are read from.
         documents: Read lazily.
-        malformed: Filled by the reader while it is read: documents it skipped, by reason. Counted in the last list.
+        malformed: Filled by the reader while it is read: documents it skipped, by reason. They
+            count in the last list, as read too.
         max_characters: A list ends with the document that reaches it.
         examples: Filled as `malformed` is: some of the documents skipped.
+        without_text: Filled as `malformed` is: URLs of ranges that gave no text.
     """
     key, number, size = part.key, 0, 0
     gathered: list[Document] = []
@@ -104,13 +109,14 @@ def group_documents(
             number, size, gathered = number + 1, 0, []
         gathered.append(document)
         size += len(document.text)
-    counters = {"documents_read": len(gathered)} | {f"dropped_{reason}": n for reason, n in malformed.items()}
-    yield DocumentList(key, number, True, gathered, counters, tuple(examples), part.source)
+    counters = {"documents_read": len(gathered) + sum(malformed.values())}
+    counters |= {f"dropped_{reason}": number for reason, number in malformed.items()}
+    yield DocumentList(key, number, True, gathered, counters, tuple(examples), part.source, tuple(without_text))
 
 
 def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
     """Cleans every text and drops documents without any."""
-    cleaned = [Document(clean_text(document.text), document.where) for document in documents.documents]
+    cleaned = [Document(clean_text(each.text), each.where, each.is_split) for each in documents.documents]
     kept = [document for document in cleaned if document.text]
     pairs = zip(documents.documents, cleaned, strict=True)
     empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
@@ -142,7 +148,7 @@ def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) 
 
 
 def split_documents(documents: DocumentList[Document], languages: Sequence[str]) -> DocumentList[SplitDocument]:
-    """Splits cleaned documents into sentences by the rules of their source's language.
+    """Splits cleaned documents into sentences by the rules of their source's language, unless their lines are some.
 
     A very long one becomes several documents with their own ids.
     """
@@ -151,14 +157,15 @@ def split_documents(documents: DocumentList[Document], languages: Sequence[str])
     empty: list[tuple[str, str]] = []
     counters = {"dropped_empty": 0, "documents_cut": 0}
     for document in documents.documents:
-        pieces = cut_document(split_sentences(document.text, language))
+        sentences = keep_lines(document.text) if document.is_split else split_sentences(document.text, language)
+        pieces = cut_document(sentences)
         if not pieces:
             empty.append((document.where, document.text[:1000]))
         counters["dropped_empty"] += not pieces
         counters["documents_cut"] += len(pieces) > 1
-        for sentences in pieces:
-            text = document.text if len(pieces) == 1 else "\n".join(sentences)
-            split.append(SplitDocument(document_id(text), len(text.encode()), sentences, document.where))
+        for piece in pieces:
+            text = document.text if len(pieces) == 1 else "\n".join(piece)
+            split.append(SplitDocument(document_id(text), len(text.encode()), piece, document.where))
     return documents.replace(split, counters, empty)
 
 

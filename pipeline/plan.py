@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.buckets import NUM_PREFIXES, choose_num_buckets
 from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
+from pipeline.document_counts import format_mean
 from pipeline.documents.parts import InputFile, Part
 from pipeline.held_out import wanted_tokens
 from pipeline.plan_sample import Sample, take_sample
@@ -104,7 +105,7 @@ def make_plan(
     Raises:
         ValueError: Malformed input, or too few documents.
     """
-    sample = take_sample(settings, files)
+    sample = take_sample(settings, files, parts)
     scales = [
         sum(part.text_bytes for part in parts if part.source == number) / max(1, text_bytes)
         for number, text_bytes in enumerate(sample.text_bytes)
@@ -159,11 +160,7 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         for each in plan.lengths
     )
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.dropped.items())
-    sources = (
-        f"  {each.name}: {each.documents:,} documents of {each.tokens:,} tokens; weight {each.weight:g} makes them"
-        f" {each.used_share:.1%} of what a pass uses"
-        for each in (plan.sources if len(plan.sources) > 1 else ())
-    )
+    sources = (f"  {_format_source(each, len(plan.sources))}" for each in plan.sources)
     rows = [
         f"input: {plan.files:,} file(s), {_size(plan.stored_bytes)} as stored; ranges read: {formats}",
         f"about {plan.documents:,} documents, {_size(plan.cleaned_bytes)} of text, {plan.tokens:,} tokens (copies too)",
@@ -179,6 +176,13 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         "nothing has been written; leave --plan out to build",
     ]
     return "\n".join(rows)
+
+
+def _format_source(source: SourcePlan, num_sources: int) -> str:
+    shown = f"{source.name}: {format_mean(source.documents, source.tokens)}"
+    if num_sources == 1:
+        return shown
+    return f"{shown}, {source.tokens:,} in all; weight {source.weight:g} makes them {source.used_share:.1%} of a pass"
 
 
 def _plan_sources(sources: Sequence[Source], documents: Sequence[int], tokens: Sequence[int]) -> tuple[SourcePlan, ...]:

@@ -62,16 +62,18 @@ class Sample:
         ]
 
 
-def take_sample(settings: BuildSettings, files: Sequence[InputFile]) -> Sample:
+def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part]) -> Sample:
     """Reads and encodes up to 8 places of half a MB, of several sources at least 2 each, spread evenly by size."""
     corpus = settings.corpus
     places = max(2, _NUM_PLACES // len(corpus))
     text_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
     lists: list[DocumentList[Document]] = []
     chosen = DocumentFilter(settings.filter_rule)
+    formats = {each.url: each.format for part in parts for each in part.ranges}
     for number, source in enumerate(corpus):
         start = time.perf_counter()
-        for part in _choose_places(settings, source, [file for file in files if file.source == number], places):
+        own = [file for file in files if file.source == number]
+        for part in _choose_places(settings, source, own, formats, places):
             first, num_bytes = _read_place(settings, source, part)
             text_bytes[number] += num_bytes
             lists.append(filter_documents(clean_documents(first), chosen))
@@ -108,14 +110,17 @@ def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[Do
     return first, part.text_bytes if first.is_last else read
 
 
-def _choose_places(settings: BuildSettings, source: Source, files: Sequence[InputFile], number: int) -> list[Part]:
+def _choose_places(
+    settings: BuildSettings, source: Source, files: Sequence[InputFile], formats: Mapping[str, str], number: int
+) -> list[Part]:
     ends = np.cumsum([file.size for file in files])
     wanted = (np.arange(number) + 0.5) / number * ends[-1]
     chosen = Counter(np.searchsorted(ends, wanted, side="right").tolist())
     places: list[Part] = []
     for index, count in chosen.items():
         options = settings.filesystem_options()
-        found = plan_parts([files[index]], source.format, _PLACE_BYTES, options, source.wrapping)
+        file_format = formats[files[index].url]
+        found = plan_parts([files[index]], file_format, _PLACE_BYTES, options, source.wrapping)
         picks = {int((pick + 0.5) / count * len(found)) for pick in range(count)}
         places += [found[pick] for pick in sorted(picks)]
     return places

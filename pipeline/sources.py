@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from pipeline.seeds import seed_for
 
-TextFormat = Literal["auto", "text", "text-blank-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"]
+TextFormat = Literal[
+    "auto", "text", "text-blank-lines", "sentence-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"
+]
 Wrapping = Literal["auto", "none", "blank-lines", "hard"]
 
 MAX_SOURCES = 255

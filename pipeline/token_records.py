@@ -16,9 +16,10 @@ from pipeline.documents import EXAMPLES_PER_REASON
 from pipeline.documents.parts import Part
 from pipeline.shards.ranged_file import read_files
 from pipeline.shards.records import json_bytes
-from pipeline.shards.secret_values import hide_in
+from pipeline.shards.secret_values import hide, hide_in
 
-_EXAMPLES, _SOURCE = "examples", "source"  # the keys of a record that are no counts
+# The keys of a record that are no counts.
+_EXAMPLES, _SOURCE, _WITHOUT_TEXT = _NO_COUNTS = "examples", "source", "without_text"
 _EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
 _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
 
@@ -42,13 +43,17 @@ def record_stem(record: str) -> str:
     return record.removesuffix(".json").removesuffix("-last")
 
 
-def read_counters(filesystem: Any, folder: str, records: Sequence[str]) -> dict[int, dict[str, int]]:
+def read_records(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, Any]]:
+    """What the records say, in the order of their names."""
+    return [json.loads(data) for _, data in sorted(read_files(filesystem, folder, records).items())]
+
+
+def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
     """Sums the counters of all records, by the source's number."""
     totals: dict[int, Counter[str]] = {}
-    for data in read_files(filesystem, folder, records).values():
-        counters = json.loads(data)
-        counters.pop(_EXAMPLES, None)
-        totals.setdefault(counters.pop(_SOURCE, 0), Counter()).update(counters)
+    for record in records:
+        counters = {name: count for name, count in record.items() if name not in _NO_COUNTS}
+        totals.setdefault(record.get(_SOURCE, 0), Counter()).update(counters)
     return {source: dict(sorted(found.items())) for source, found in sorted(totals.items())}
 
 
@@ -60,21 +65,35 @@ def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def read_examples(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, str]]:
-    """A few dropped documents of each reason, the first by the records' names: reason, where and text."""
+def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A few dropped documents of each reason, the first of the records: reason, where and text."""
     kept: list[dict[str, str]] = []
     numbers: Counter[str] = Counter()
-    for _, data in sorted(read_files(filesystem, folder, records).items()):
-        for example in json.loads(data).get(_EXAMPLES, ()):
+    for record in records:
+        for example in record.get(_EXAMPLES, ()):
             numbers[example["reason"]] += 1
             if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:
                 kept.append(example)
     return sorted(kept, key=lambda example: example["reason"])
 
 
+def find_files_without_text(records: Iterable[Mapping[str, Any]], parts: Sequence[Part]) -> list[tuple[str, int]]:
+    """The input files none of whose ranges gave text, by URL, each with the number of its source."""
+    silent = Counter(url for record in records for url in record.get(_WITHOUT_TEXT, ()))
+    ranges = Counter((_writable(each.url), part.source) for part in parts for each in part.ranges)
+    return sorted(file for file, number in ranges.items() if silent[file[0]] == number)
+
+
+def _writable(url: str) -> str:
+    """Without secrets; a name that is no UTF-8 has surrogates, which no file can hold."""
+    return hide(url).encode(errors="replace").decode()
+
+
 def format_record(documents: DocumentList[Any]) -> bytes:
-    """What is kept of a list that is done: its counters, its source's number, examples of what was dropped."""
-    examples = [hide_in(dataclasses.asdict(each)) for each in documents.dropped]
-    return json_bytes(
-        dict(documents.counters) | {_SOURCE: documents.source} | ({_EXAMPLES: examples} if examples else {})
-    )
+    """What is kept of a list that is done: its counters and source, examples of what was dropped, silent ranges."""
+    told: dict[str, list[Any]] = {
+        _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in documents.dropped],
+        _WITHOUT_TEXT: list(map(_writable, documents.without_text)),
+    }
+    counted = dict(documents.counters) | {_SOURCE: documents.source}
+    return json_bytes(counted | {key: value for key, value in told.items() if value})

@@ -161,6 +161,7 @@ def read_lists(
     """A part's lists, read lazily one after the other."""
     malformed: dict[str, int] = {}
     examples: list[DroppedDocument] = []
+    without_text: list[str] = []
     documents = read_part(
         part,
         text_field=text_fields[part.source],
@@ -168,8 +169,9 @@ def read_lists(
         skipped=malformed,
         storage_options=storage_options,
         examples=examples,
+        without_text=without_text,
     )
-    return group_documents(part, documents, malformed, max_characters, examples)
+    return group_documents(part, documents, malformed, max_characters, examples, without_text)
 
 
 def write_token_part(

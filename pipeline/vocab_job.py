@@ -14,8 +14,8 @@ import apache_beam as beam
 from pipeline import worker_guard
 from pipeline.document_lists import DocumentList
 from pipeline.documents import Document
-from pipeline.shards.records import json_bytes
 from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.token_records import format_record
 from pipeline.word_counts import (
     PackedCounts,
     add_counts,
@@ -104,10 +104,10 @@ def count_and_record(
 ) -> Iterator[tuple[int, PackedCounts]]:
     """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
     counts = list(count_list(documents, lower_case, factors))
-    counters = dict(documents.counters) | {"documents_counted": len(documents.documents)}
+    counted = documents.replace(documents.documents, {"documents_counted": len(documents.documents)})
     filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
-    write_atomic(filesystem, f"{folder}/{name}.json", json_bytes(counters))
+    write_atomic(filesystem, f"{folder}/{name}.json", format_record(counted))
     yield from counts
 
 

@@ -15,10 +15,12 @@ class Document:
     Attributes:
         text: As it stands in the input; may be empty.
         where: "FILE:LINE", "FILE" or "FILE, byte N" it starts at, for messages only.
+        is_split: Whether every line of the text is a sentence.
     """
 
     text: str
     where: str
+    is_split: bool = False
 
 
 EXAMPLES_PER_REASON = 3

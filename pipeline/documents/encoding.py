@@ -8,6 +8,7 @@ from pipeline.documents.records import BadDocumentError
 UTF8_MARK = codecs.BOM_UTF8
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 MARK_BYTES = 2
+_SHORTEST_SIGN = 8  # bytes
 
 
 def is_utf16(head: bytes) -> bool:
@@ -21,14 +22,15 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
     Halves of surrogate pairs become bytes that are no UTF-8, so that `decode` names their line.
 
     Raises:
-        ValueError: UTF-16 of an odd number of bytes.
+        ValueError: UTF-16 of an odd number of bytes or without a mark, or UTF-32.
     """
     stream = iter(blocks)
     head = b""
     for block in stream:
         head += block
-        if len(head) >= MARK_BYTES:
+        if len(head) >= _SHORTEST_SIGN:
             break
+    _refuse_others(head, url)
     if not is_utf16(head):
         yield head
         yield from stream
@@ -39,6 +41,16 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
         yield decoder.decode(block).encode("utf-8", "surrogatepass")
     if decoder.getstate()[0]:
         raise ValueError(f"{url}: the UTF-16 text ends in the middle of a character; fetch or write the file again")
+
+
+def _refuse_others(head: bytes, url: str) -> None:
+    """In Latin letters they are also UTF-8 with many zero bytes, which cleaning would drop."""
+    first = head[:64]
+    is_utf32 = first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+    has_gaps = len(first) >= _SHORTEST_SIGN and not (any(first[::2]) and any(first[1::2]))
+    if is_utf32 or has_gaps:
+        found = "UTF-32" if is_utf32 else "a zero in every second byte, as UTF-16 without a byte order mark has"
+        raise ValueError(f"{url}: found {found}, expected UTF-8, or UTF-16 with a byte order mark; convert it by iconv")
 
 
 def head_to_utf8(head: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """The layouts of text: how a file becomes records, a record a text, and which range a document belongs to.
 
 - text: a file is a document.
-- text-blank-lines: blank lines end a document. It belongs to the range in which the last blank line before it starts,
-  the first one of a file to the range that starts at 0.
+- text-blank-lines, sentence-lines: blank lines end a document; in the second a line is a sentence. It belongs to the
+  range in which the last blank line before it starts, the first one of a file to the range that starts at 0.
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
 - mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
@@ -23,12 +23,13 @@ from pathlib import PurePosixPath
 from pipeline.documents.compression import is_compressed, plain_name
 from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
-from pipeline.documents.jsonl import parse_jsonl, split_jsonl
+from pipeline.documents.jsonl import TO_JSON_LINES, parse_jsonl, split_jsonl
 from pipeline.documents.lines import read_lines, read_whole, split_file
 from pipeline.documents.mediawiki import ROOT_TAG, read_pages
 from pipeline.documents.parquet import MAGIC, read_rows
 from pipeline.documents.plain_text import split_blank_lines
 from pipeline.documents.records import Line, Record
+from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, look_at_lines
 from pipeline.documents.warc import HTML, read_warc
 from pipeline.documents.warc import MAGIC as WARC_MAGIC
 from pipeline.documents.web_page import extract_text
@@ -40,8 +41,11 @@ from pipeline.documents.zip_archive import Member, read_members
 
 _COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress the first two bytes
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
+_LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
+_JSON_SUFFIXES = {".json", ".geojson"}
 _SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] = {
     "text-blank-lines": split_blank_lines,
+    SENTENCE_LINES: split_blank_lines,
     "jsonl": split_jsonl,
     "wikiextractor": split_wikiextractor,
 }
@@ -84,6 +88,8 @@ def _read_member(member: Member, text_format: str) -> Iterator[Record]:
     if text_format == "auto":
         head = next(filter(None, member.blocks()), b"")
         text_format = detect_format(member.where, head)
+        if text_format == "text":
+            _refuse_sentence_lines(member.where, head)
     if text_format not in LINE_FORMATS or member.where.endswith(ZIP):
         kind = "zip archive" if member.where.endswith(ZIP) else text_format
         raise ValueError(f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive")
@@ -93,6 +99,13 @@ def _read_member(member: Member, text_format: str) -> Iterator[Record]:
     else:
         records = _SPLITTERS[text_format](split_file(member.blocks(), member.where), whole)
     return (replace(record, member=member.info.filename, format=text_format) for record in records)
+
+
+def _refuse_sentence_lines(where: str, head: bytes) -> None:
+    """A member is one of many, read when it is too late to ask what the others look like."""
+    seen = look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=False)
+    if seen.is_likely:
+        raise ValueError(f"{where}: found {seen} in its beginning: {WHICH_FLAG}")
 
 
 def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
@@ -125,8 +138,10 @@ def may_be_cut(text_format: str, url: str) -> bool:
 def detect_format(url: str, head: bytes) -> str:
     """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
 
-    Plain text never counts as text-blank-lines: nothing tells blank lines between documents from those between
-    paragraphs.
+    Of plain text nothing is said of blank lines: `pipeline.documents.choose_formats` looks at all of a source.
+
+    Raises:
+        ValueError: It is JSON, but not an object a line.
     """
     name = PurePosixPath(plain_name(url))
     if name.suffix == ".parquet" or head.startswith(MAGIC):
@@ -138,4 +153,18 @@ def detect_format(url: str, head: bytes) -> str:
         return "mediawiki"
     if name.suffix in {".jsonl", ".ndjson"} or _LOOKS_LIKE_JSON.match(first):
         return "jsonl"
-    return "wikiextractor" if first.startswith(b"<doc ") else "text"
+    if first.startswith(b"<doc "):
+        return "wikiextractor"
+    _refuse_json(url, name.suffix, first)
+    return "text"
+
+
+def _refuse_json(url: str, suffix: str, first: bytes) -> None:
+    """JSON that is no lines of objects would be read as text, brackets, keys and all."""
+    is_array = bool(_LOOKS_LIKE_ARRAY.match(first))
+    if is_array or (suffix in _JSON_SUFFIXES and first):
+        found = "a JSON array" if is_array else f"{first[:20].decode(errors='replace')!r}"
+        raise ValueError(
+            f"{url}: begins with {found}, expected an object in each line; {TO_JSON_LINES}, or give --format text to"
+            " read the file as text as it stands"
+        )

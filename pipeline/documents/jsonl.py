@@ -7,6 +7,8 @@ from typing import Any
 from pipeline.documents.files import FileRange
 from pipeline.documents.records import BadDocumentError, Line, Record, too_long
 
+TO_JSON_LINES = "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
+
 
 def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
     """A record a line; blank lines are no records."""
@@ -24,9 +26,11 @@ def parse_jsonl(text: str, text_field: str) -> str:
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadDocumentError("not_json", f"found no JSON ({error}), expected an object in one line") from error
+        message = f"found no JSON ({error}), expected an object in one line; {TO_JSON_LINES}"
+        raise BadDocumentError("not_json", message) from error
     if not isinstance(found, dict):
-        raise BadDocumentError("not_an_object", f"found a JSON {type(found).__name__}, expected an object with fields")
+        message = f"found a JSON {type(found).__name__}, expected an object with fields; {TO_JSON_LINES}"
+        raise BadDocumentError("not_an_object", message)
     if text_field not in found:
         message = (
             f"found the fields {sorted(found)}, expected {text_field!r} among them; give the field as --text_field"

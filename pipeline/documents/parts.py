@@ -1,20 +1,19 @@
 """Which files the input is, and which bytes of them one task reads. May import: stdlib, fsspec's filesystems."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from pipeline.documents.choose_formats import choose_formats
 from pipeline.documents.compression import is_compressed
-from pipeline.documents.files import FileRange, StorageOptions, read_head
-from pipeline.documents.formats import FORMATS, detect_format, may_be_cut
+from pipeline.documents.files import FileRange, StorageOptions
+from pipeline.documents.formats import may_be_cut
 from pipeline.documents.listing import Listing, list_matches
 from pipeline.documents.wrapping import WRAPPINGS
 from pipeline.documents.zip_archive import SUFFIX as ZIP
 
-_NUM_DETECTING_THREADS = 16
 _LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20
 _COMPRESSION_RATIO = 4  # of English text by zstd, about
@@ -115,14 +114,14 @@ def plan_parts(
         wrapping: How lines of plain text become paragraphs.
 
     Raises:
-        ValueError: No such format or wrapping.
+        ValueError: No such format or wrapping, or plain text that may be one document a file or many.
     """
     if wrapping not in WRAPPINGS:
         raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
     ordered = sorted(files, key=_by_url)
     source = ordered[0].source if ordered else 0
     assert all(file.source == source for file in ordered), "files of several sources in one plan"
-    formats = _choose_formats(ordered, text_format, storage_options)
+    formats = choose_formats([(file.url, file.size) for file in ordered], text_format, wrapping, storage_options)
     ranges = (
         r for file, found in zip(ordered, formats, strict=True) for r in _cut_file(file, found, part_bytes, wrapping)
     )
@@ -149,19 +148,6 @@ def _ratio(url: str) -> int:
 
 def _by_url(file: InputFile) -> str:
     return file.url
-
-
-def _choose_formats(files: Sequence[InputFile], text_format: str, storage_options: StorageOptions) -> list[str]:
-    if text_format in FORMATS:
-        return [text_format] * len(files)
-    if text_format != "auto":
-        raise ValueError(f"format is {text_format!r}, expected auto or one of {', '.join(FORMATS)}")
-    with ThreadPoolExecutor(_NUM_DETECTING_THREADS) as threads:
-        heads = threads.map(lambda file: read_head(file.url, file.size, storage_options), files)
-        return [
-            text_format if file.url.endswith(ZIP) else detect_format(file.url, head)
-            for file, head in zip(files, heads, strict=True)
-        ]
 
 
 def _cut_file(file: InputFile, text_format: str, part_bytes: int, wrapping: str) -> Iterator[FileRange]:

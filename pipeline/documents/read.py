@@ -8,6 +8,7 @@ from pipeline.documents.formats import parse_record, read_records
 from pipeline.documents.lines import count_line_ends
 from pipeline.documents.parts import Part
 from pipeline.documents.records import BadDocumentError, Record
+from pipeline.documents.sentence_lines import SENTENCE_LINES
 
 ON_BAD_DOCUMENT = ("stop", "skip")
 
@@ -20,6 +21,7 @@ def read_part(
     skipped: MutableMapping[str, int] | None = None,
     storage_options: StorageOptions = None,
     examples: list[DroppedDocument] | None = None,
+    without_text: list[str] | None = None,
 ) -> Iterator[Document]:
     """Yields a part's documents in the order of its files; memory is that of the longest document.
 
@@ -30,6 +32,7 @@ def read_part(
         skipped: Counts skipped documents by reason, while the stream is read.
         storage_options: Of the input's filesystem.
         examples: Takes a few of the skipped documents, while the stream is read.
+        without_text: Takes the URL of every range that gives no text, while the stream is read.
 
     Raises:
         ValueError: A malformed document, named by file and line; a file that changed or is broken, also when skipping.
@@ -38,11 +41,24 @@ def read_part(
         raise ValueError(f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}")
     counts = {} if skipped is None else skipped
     kept = [] if examples is None else examples
+    silent = [] if without_text is None else without_text
     return (
         document
         for file_range in part.ranges
-        for document in _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept)
+        for document in _note_silence(
+            _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept), file_range, silent
+        )
     )
+
+
+def _note_silence(documents: Iterator[Document], file_range: FileRange, without_text: list[str]) -> Iterator[Document]:
+    """The documents as they come; at their end notes whether all of them were blank."""
+    has_text = False
+    for document in documents:
+        has_text = has_text or not (document.text == "" or document.text.isspace())
+        yield document
+    if not has_text:
+        without_text.append(file_range.url)
 
 
 def _read_range(
@@ -68,7 +84,8 @@ def _read_range(
             text = record.data[:1000].decode(errors="replace")
             add_example(examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text)
         else:
-            yield Document(text, _describe_place(file_range, record))
+            is_split = (record.format or file_range.format) == SENTENCE_LINES
+            yield Document(text, _describe_place(file_range, record), is_split)
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:

@@ -43,7 +43,7 @@ def reader_seeds() -> dict[str, list[bytes]]:
     plain = "\n\n".join(TEXTS).encode()
     seeds = {
         "text.txt": [plain, plain.decode().encode("utf-16"), b"\xef\xbb\xbf" + plain],
-        "text-blank-lines.txt": [plain, plain.decode().encode("utf-16-be")],
+        "text-blank-lines.txt": [plain, ("\ufeff" + plain.decode()).encode("utf-16-be")],
         "jsonl.jsonl": [jsonl],
         "wikiextractor.txt": [_wikiextractor()],
         "parquet.parquet": [_parquet(None), _parquet("zstd"), _parquet("snappy")],

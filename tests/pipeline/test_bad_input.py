@@ -82,6 +82,42 @@ def test_text_that_is_not_utf8(run, vocab_file, tmp_path):
     assert_refused(result, output, f"{bad}:2", "UTF-8")
 
 
+def test_files_and_documents_without_text_are_counted_and_named(run, texts, vocab_file, tmp_path, capsys):
+    news, dumps = tmp_path / "news", tmp_path / "dumps"
+    for folder in (news, dumps):
+        folder.mkdir()
+    lines = [json.dumps({"text": text}) for text in [*texts[:30], " ", "\n"]]
+    (news / "a.jsonl").write_text("\n".join(lines))
+    (news / "blank.txt").write_text(" \n")
+    (dumps / "none.xml").write_text("<mediawiki></mediawiki>")
+    redirect = "<page><title>A</title><redirect/><revision><text>x</text></revision></page>"
+    (dumps / "some.xml").write_text(f"<mediawiki>{redirect}<page><revision><text>{texts[40]}</text></revision></page>")
+    sources = [{"name": name, "input": [str(tmp_path / name)]} for name in ("news", "dumps")]
+    (tmp_path / "c.yaml").write_text(json.dumps({"sources": sources, "passes": 1, "workers": 1}))
+    flags = ("--config", tmp_path / "c.yaml", "--vocab", vocab_file, "--output", tmp_path / "data")
+    for command in ("tokens", "shards", "build"):
+        assert run_program("python -m pipeline", "Tests.", COMMANDS, [command, *map(str, flags)]) == 0
+        printed = capsys.readouterr().out
+        assert "news: 30 documents of " in printed
+        assert "dumps: 1 documents of " in printed
+        assert "3 of 35 documents have no text: news 3\n" in printed
+        assert "1 of 35 documents are redirects: dumps 1\n" in printed
+        assert f"2 input file(s) gave no text: {dumps}/none.xml, {news}/blank.txt\n" in printed
+    manifest = json.loads((tmp_path / "data/manifest.json").read_text())
+    assert manifest["counters"]["files_without_text"] == 2
+    assert [source["counters"].get("files_without_text") for source in manifest["sources"]] == [1, 1]
+    for counters in (manifest["counters"], *(source["counters"] for source in manifest["sources"])):
+        dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
+        assert counters["documents_read"] == counters["documents"] + dropped
+
+
+def test_input_without_a_word_names_its_files(run, tmp_path):
+    (tmp_path / "none.xml").write_text("<mediawiki></mediawiki>")
+    output = tmp_path / "data"
+    result = run("build", "--input", tmp_path / "none.xml", "--workers", 1, "--output", output)
+    assert_refused(result, output, f"no word was found in 0 of 0 documents; no text came from {tmp_path}/none.xml")
+
+
 def test_fewer_than_four_documents_are_built_without_validation(run, texts, vocab_file, tmp_path):
     folder = tmp_path / "three"
     folder.mkdir()

@@ -126,6 +126,61 @@ def test_malformed_documents_stop_with_file_and_line(text_format, data, line, me
     assert skipped == {reason: 1}
 
 
+@pytest.mark.parametrize("text_format", ["text", "text-blank-lines", "jsonl", "wikiextractor", "mediawiki"])
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("utf-16-le", "found a zero in every second byte, as UTF-16 without"),
+        ("utf-16-be", "found a zero in every second byte, as UTF-16 without"),
+        ("utf-32", "found UTF-32"),
+    ],
+)
+def test_other_encodings_that_seem_utf8_are_refused(text_format, encoding, message):
+    data = '<mediawiki>{"text": "A line of text."}'.encode(encoding)
+    with pytest.raises(ValueError, match=f"memory:///read/f: {message}.*convert it by iconv"):
+        read(data, text_format, on_bad_document="skip")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b' [\n {"text": "One."}]'),
+        ("a.json", b'["One."]'),
+        ("a.json", b'"One."'),
+        ("a.txt", b'[{"text": "One."},{"text": "Two."}]'),
+        ("a", b'\xef\xbb\xbf["One.", "Two \\" and"]'),
+        ("a.json.zst", zstandard.compress(b'[[["a"]]]')),
+        ("a.geojson", b"[1, 2]"),
+    ],
+)
+def test_json_that_is_no_lines_of_objects_is_refused(name, data):
+    with pytest.raises(ValueError, match=rf"/{name}: begins with .*expected an object in each line; .*jq -c.*--format"):
+        read(data, "auto", name=name)
+    assert len(read(data, "text", name=name)) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"[Illustration]\nOne.", b"[[File:A.jpg]]", b'["Ho," he said.', b"[1] A note.", b"[]"]
+)
+def test_text_that_begins_with_a_bracket_is_text(data):
+    assert texts(data, "auto") == [data.decode()]
+
+
+def test_one_json_object_over_several_lines_is_refused():
+    with pytest.raises(ValueError, match=r"f\.json:1: found no JSON .* a single object by `jq -c \.`"):
+        read(b'{\n "type": "FeatureCollection",\n "features": []\n}', "auto", name="f.json")
+
+
+def test_ranges_without_text_are_noted():
+    without_text: list[str] = []
+    fsspec.filesystem("memory").pipe(
+        {"/n/a.txt": b" \n", "/n/b.jsonl": b"\n", "/n/c.txt": b"c", "/n/d.xml": b"<mediawiki>"}
+    )
+    [part] = plan_parts(find_inputs(["memory://n"]), "auto", 2**20)
+    assert [document.text for document in read_part(part, without_text=without_text)] == [" \n", "c"]
+    assert without_text == [f"memory:///n/{name}" for name in ("a.txt", "b.jsonl", "d.xml")]
+
+
 def test_lines_are_counted_from_the_start_of_the_file_in_any_part():
     data = b'{"text": "a"}\n' * 1000 + b"bad\n" + b'{"text": "a"}\n' * 10
     with pytest.raises(ValueError, match=r"^memory:///read/f:1001: found no JSON"):

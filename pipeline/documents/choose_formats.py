@@ -1,0 +1,69 @@
+"""What the format `auto` means for the files of a source: each by its name and first bytes, plain text by all of them.
+
+Whether a plain text is one document or many with blank lines between them is decided for a source, never for a file
+alone, and where the evidence does not suffice the user has to say it: both errors would be silent.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pipeline.documents.encoding import head_to_utf8
+from pipeline.documents.files import StorageOptions, read_head
+from pipeline.documents.formats import FORMATS, detect_format
+from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
+from pipeline.documents.zip_archive import SUFFIX as ZIP
+
+_NUM_DETECTING_THREADS = 16
+_NUM_FILES_LOOKED_AT = 64
+_LEAST_BLOCKS_OF_MANY_FILES = 10  # on average
+
+File = tuple[str, int]  # URL and size
+
+
+def choose_formats(
+    files: Sequence[File], text_format: str, wrapping: str, storage_options: StorageOptions = None
+) -> list[str]:
+    """The format of each file of a source; that of an archive, whose members are looked at later, stays auto.
+
+    Raises:
+        ValueError: No such format, or plain text that may be one document a file or many.
+    """
+    if text_format in FORMATS:
+        return [text_format] * len(files)
+    if text_format != "auto":
+        raise ValueError(f"format is {text_format!r}, expected auto or one of {', '.join(FORMATS)}")
+    with ThreadPoolExecutor(_NUM_DETECTING_THREADS) as threads:
+        heads = threads.map(lambda file: read_head(file[0], file[1], storage_options), files)
+        found = [
+            text_format if url.endswith(ZIP) else detect_format(url, head)
+            for (url, _), head in zip(files, heads, strict=True)
+        ]
+    texts = [file for file, own in zip(files, found, strict=True) if own == "text" and file[1]]
+    if wrapping == "auto" and texts and _has_sentence_lines(texts, storage_options):
+        return [SENTENCE_LINES if own == "text" else own for own in found]
+    return found
+
+
+def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
+    """Whether plain texts hold a sentence a line and blank lines between documents, by some of them."""
+    looked_at = files[:: -(-len(files) // _NUM_FILES_LOOKED_AT)]
+    seen = {url: _look(url, size, storage_options) for url, size in looked_at}
+    likely = {url: own for url, own in seen.items() if own.is_likely}
+    if not likely:
+        return False
+    blocks = sum(own.blocks for own in likely.values()) / len(likely)
+    is_sure = all(own.is_sure for own in likely.values())
+    is_plain = any(own.has_enough and not own.is_likely for own in seen.values())
+    if is_sure and not is_plain and (len(files) == 1 or blocks >= _LEAST_BLOCKS_OF_MANY_FILES):
+        return True
+    url, own = min(likely.items(), key=lambda each: (each[1].is_sure, each[0]))
+    raise ValueError(f"{url}: found {own} in its beginning{_among(len(likely), len(seen))}: {WHICH_FLAG}")
+
+
+def _among(likely: int, seen: int) -> str:
+    return "" if seen == 1 else f", {likely:,} of {seen:,} files looked at are alike"
+
+
+def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
+    head = read_head(url, size, storage_options)
+    return look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=len(head) == size)

@@ -1,0 +1,169 @@
+"""Corpora with a sentence a line, told from novels, speeches and poems, and read with the sentences they have."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from pipeline.cli import COMMANDS
+from pipeline.command_line import run_program
+from pipeline.document_lists import group_documents, split_documents
+from pipeline.documents import Document
+from pipeline.documents.parts import Part, find_inputs, plan_parts
+from pipeline.documents.read import read_part
+from pipeline.documents.sentence_lines import look_at_lines
+from pipeline.sentences import split_sentences
+from pipeline.shards.dataset import open_dataset
+
+SENTENCES = ["The ship left at noon.", '"Is it far?"', "No one knew, said Mr. Grey!", "They sailed on (for a while.)"]
+DOCUMENT = "\n".join(SENTENCES) + "\n"
+CORPUS = "\n".join([DOCUMENT] * 50)
+NOVEL = "\n".join(["He came in. She rose at once. It was late.\n", "“Go on,” he said. “Now!”\n", "Well. Yes.\n"] * 20)
+POEM = "\n".join(["The sea is grey and\nthe wind is cold,\nthe ship is made of\nwood and old.\n"] * 20)
+HALF = "\n".join(["One line is a sentence.\nAnother one is too.\nThis is another. It is two.\nA fourth?\nFine.\n"] * 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_sure", "is_likely"),
+    [
+        (CORPUS, True, True),
+        (CORPUS.replace("\n", "\r\n"), True, True),
+        ("\n".join(["这是一句话。\n他说:“好!”\n真的吗?\n"] * 20), True, True),
+        ("\n".join(["यह एक वाक्य है।\nक्या यह सच है?\n"] * 20), True, True),
+        (HALF, False, True),
+        (DOCUMENT * 5 + "\n" + DOCUMENT * 5, False, True),
+        (DOCUMENT * 50, False, False),
+        (DOCUMENT + "\n" + DOCUMENT, False, False),
+        (NOVEL, False, False),
+        (NOVEL.replace("\n\n", "\n") + "\n\n" + NOVEL.replace("\n\n", "\n") * 3, False, False),
+        ("\n".join(["这是一句话。他说:“好!”真的吗?\n这也是。两句。\n"] * 20), False, False),
+        (POEM, False, False),
+        (POEM.replace("\n\n", "\n"), False, False),
+        ("\n\n".join(SENTENCES * 20), False, False),
+        ("", False, False),
+    ],
+)
+def test_the_beginning_of_a_text(text, is_sure, is_likely):
+    seen = look_at_lines(text, is_whole=True)
+    assert (seen.is_sure, seen.is_likely) == (is_sure, is_likely), str(seen)
+
+
+def write(**texts):
+    filesystem = fsspec.filesystem("memory")
+    if filesystem.exists("/lines"):
+        filesystem.rm("/lines", recursive=True)
+    filesystem.pipe({f"/lines/{name.replace('_', '.')}": text.encode() for name, text in texts.items()})
+    return find_inputs(["memory://lines"])
+
+
+def formats(files, text_format="auto", wrapping="auto"):
+    parts = plan_parts(files, text_format, 2**30, None, wrapping)
+    return [each.format for part in parts for each in part.ranges]
+
+
+def test_files_are_judged_together():
+    assert formats(write(a_txt=CORPUS)) == ["sentence-lines"]
+    assert formats(write(a_txt=CORPUS, b_txt=CORPUS, c_txt=DOCUMENT)) == ["sentence-lines"] * 3
+    assert formats(write(a_txt=CORPUS, b_jsonl='{"text": "x"}')) == ["sentence-lines", "jsonl"]
+    assert formats(write(a_txt=NOVEL, b_txt=POEM, c_txt=DOCUMENT)) == ["text"] * 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (
+            {"a_txt": HALF},
+            r"a\.txt: found 20 blank-line blocks of 100 lines, of which 100% .* and 80% hold one sentence",
+        ),
+        ({"a_txt": NOVEL, "b_txt": CORPUS}, r"b\.txt: found 50 blank-line blocks .* 1 of 2 files looked at are alike"),
+        ({f"{i}_txt": "\n".join([DOCUMENT] * 5) for i in range(9)}, r"0\.txt: found 5 blank-line blocks"),
+    ],
+)
+def test_what_is_not_sure_stops_and_is_read_as_told(texts, said):
+    files = write(**texts)
+    with pytest.raises(ValueError, match=rf"{said}.*: give --format sentence-lines if .* or --format text if each"):
+        formats(files)
+    for text_format in ("text", "sentence-lines"):
+        assert formats(files, text_format) == [text_format] * len(files)
+    assert set(formats(files, "auto", "none")) == {"text"}
+
+
+def test_members_of_an_archive_are_never_taken_apart_unasked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", CORPUS)
+
+    def read(text_format):
+        [part] = plan_parts(find_inputs([str(tmp_path / "a.zip")]), text_format, 2**20)
+        return len(list(read_part(part)))
+
+    with pytest.raises(ValueError, match=r"a\.zip/a\.txt: found 50 blank-line blocks.*: give --format sentence-lines"):
+        read("auto")
+    assert (read("text"), read("sentence-lines")) == (1, 50)
+
+
+def test_lines_stay_sentences():
+    text = "One. Two.\nthree\n" + "x " * 700
+    part = Part(())
+    lists = group_documents(part, [Document(text.strip(), "f", is_split=True), Document(text.strip(), "f")], {}, 10**6)
+    first, second = split_documents(next(lists), ["en"]).documents
+    assert first.sentences == ["One. Two.", "three", ("x " * 500).strip(), ("x " * 200).strip()]
+    assert second.sentences[:3] == ["One.", "Two.", "three"]
+    assert first.id == second.id
+
+
+def test_no_book_and_no_speech_is_taken_apart(shared_data):
+    for path in sorted((shared_data / "data/books_en").glob("*.zst")):
+        text = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(path.read_bytes()), "utf-8").read()
+        for start in range(0, len(text), 2**17):
+            seen = look_at_lines(text[start : start + 2**17], is_whole=False)
+            assert not seen.is_likely, f"{path.name}: {seen}"
+    with zipfile.ZipFile(shared_data / "data/state_union/state_union.zip") as archive:
+        for name in archive.namelist():
+            seen = look_at_lines(archive.read(name).decode(errors="replace"), is_whole=True)
+            assert not seen.is_likely, f"{name}: {seen}"
+
+
+@pytest.mark.parametrize(
+    ("name", "language"), [("wikinews_en/wikinews_en_00.jsonl.zst", "en"), ("wiki_zh/wiki_zh_00.txt.zst", "zh")]
+)
+def test_corpora_of_real_sentences_are_found(shared_data, name, language):
+    [part] = plan_parts(find_inputs([str(shared_data / "data" / name)]), "auto", 2**30)
+    texts = ["\n".join(filter(str.strip, document.text.split("\n"))) for document in read_part(part)]
+    sentences = "\n\n".join("\n".join(split_sentences(text, language)) for text in texts[:100] if text)
+    assert look_at_lines(sentences, is_whole=False).is_sure
+    paragraphs = "\n\n".join(filter(None, texts[:100]))
+    assert not look_at_lines(paragraphs, is_whole=False).is_likely
+
+
+def run(*words):
+    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
+
+
+def test_the_sample_of_the_reference_is_three_documents(shared_data, tmp_path, capsys):
+    sample = shared_data / "data/bert_sample/sample_text.txt"
+    flags = ("--input", sample, "--workers", 1, "--passes", 1, "--vocab_size", 400)
+    assert run("build", *flags, "--output", tmp_path / "data", "--plan", "true") == 0
+    assert "about 3 documents" in capsys.readouterr().out
+    assert run("build", *flags, "--output", tmp_path / "data") == 0
+    printed = capsys.readouterr().out
+    assert f"input: 1 file(s), such as {sample}, hold a sentence a line and blank lines between documents" in printed
+    assert "input: 3 documents of " in printed
+    counters = open_dataset(str(tmp_path / "data")).manifest.counters
+    assert (counters["documents"], counters["sentences"]) == (3, 31)
+
+
+def test_any_part_size_gives_one_root_hash(texts, vocab_file, tmp_path):
+    documents = [text.replace(". ", ".\n") for text in texts]
+    Path(tmp_path / "a.txt").write_text("\n\n".join(documents))
+    hashes = set()
+    for number, part_bytes in enumerate((1024, 5000, 2**25)):
+        flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 1, "--seq_lens", 64, "--part_bytes", part_bytes)
+        assert run("build", "--input", tmp_path / "a.txt", "--output", tmp_path / str(number), *flags) == 0
+        manifest = json.loads((tmp_path / str(number) / "manifest.json").read_text())
+        hashes.add(manifest["root_hash"])
+        assert manifest["counters"]["documents"] == len(texts)
+    assert len(hashes) == 1
