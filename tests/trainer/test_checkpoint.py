@@ -8,26 +8,34 @@ import dataclasses
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
+from torch.nn import Linear, Sequential
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.checkpoints.read import (
+    describe_file,
     find_checkpoints,
     load_checkpoint,
     newest_checkpoint,
     read_state,
     read_weights,
 )
+from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.write import remove_old, save_checkpoint
 from trainer.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.ranks import start_ranks, stop_ranks
+from trainer.ranks import Ranks, start_ranks, stop_ranks
+from trainer.run import Position, read_position
+from trainer.run_folder import RunFolder
+from trainer.safety_settings import CheckpointSettings
 
 pytestmark = pytest.mark.slow
 
@@ -218,6 +226,85 @@ def test_a_damaged_marker_is_named(launches, tmp_path, content, message):
     shutil.copytree(launches / "alone" / "step-00000003", path)
     (path / "COMMITTED").unlink() if content is None else (path / "COMMITTED").write_bytes(content)
     with pytest.raises(ValueError, match=message):
+        read_state(path)
+
+
+def save_small(ranks: Ranks, folder: Path) -> tuple[SimpleNamespace, AdamW, Path]:
+    """A model of two parameters that came one update far, and its checkpoint."""
+    module = Linear(3, 2)
+    optimizer = AdamW(module.named_parameters())
+    optimizer.set_learning_rate(0.1)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    engine = SimpleNamespace(module=module, zero_optimization_stage=lambda: 0)
+    saver = CheckpointSaver(RunFolder(folder), CheckpointSettings(), ranks, None, lambda _: None)
+    saver.save({"step": 1}, engine, optimizer)
+    saver.finish()
+    return engine, optimizer, RunFolder(folder).checkpoints / "step-00000001"
+
+
+def edit_state(path: Path, edit: Callable[[dict], object]) -> None:
+    """Changes state.json, of which COMMITTED then speaks."""
+    state = json.loads((path / "state.json").read_bytes())
+    edit(state)
+    (path / "state.json").write_text(json.dumps(state))
+    marker = json.loads((path / "COMMITTED").read_bytes())
+    marker["files"]["state.json"] = describe_file(path / "state.json")
+    (path / "COMMITTED").write_text(json.dumps(marker))
+
+
+def pieces_of(state: dict) -> dict[str, list[int]]:
+    [pieces] = state["fragments"].values()
+    return pieces
+
+
+@pytest.mark.parametrize(
+    ("edit", "lacking"),
+    [
+        (lambda state: pieces_of(state).pop("bias"), "bias"),
+        (lambda state: pieces_of(state).update(weight=[0, 5]), "weight"),
+        (lambda state: pieces_of(state).update(weight=[1, 5]), "weight"),
+        (lambda state: pieces_of(state).clear(), "weight, bias"),
+        (lambda state: state["fragments"].clear(), "weight, bias"),
+    ],
+)
+def test_a_checkpoint_that_lacks_parameters_is_refused(ranks, tmp_path, edit, lacking):
+    engine, optimizer, path = save_small(ranks, tmp_path)
+    assert load_checkpoint(path, engine, optimizer, ranks)["step"] == 1
+    edit_state(path, edit)
+    with pytest.raises(ValueError, match=rf"step-00000001 does not hold all of {lacking}; it is of another model"):
+        load_checkpoint(path, engine, optimizer, ranks)
+
+
+def test_a_checkpoint_of_a_model_without_some_of_the_parameters_is_refused(ranks, tmp_path):
+    _, _, path = save_small(ranks, tmp_path)
+    larger = Sequential(Linear(3, 2), Linear(2, 2))
+    optimizer = AdamW([*larger[0].named_parameters(), ("more", larger[1].weight)])
+    engine = SimpleNamespace(module=larger, zero_optimization_stage=lambda: 0)
+    with pytest.raises(ValueError, match="step-00000001 does not hold all of more; it is of another model"):
+        load_checkpoint(path, engine, optimizer, ranks)
+
+
+@pytest.mark.parametrize("name", ["phase", "streams", "guard"])
+def test_a_state_that_says_too_little_is_named(ranks, tmp_path, name):
+    _, _, path = save_small(ranks, tmp_path)
+    position = Position(step=1, drawn=[[6, 60]], streams={"16": {"position": 6}})
+    edit_state(path, lambda state: state.update(dataclasses.asdict(position)))
+    assert read_position(path) == position
+    edit_state(path, lambda state: state.pop(name))
+    with pytest.raises(ValueError, match=rf"step-00000001/state.json lacks {name}; go back to the checkpoint before"):
+        read_position(path)
+
+
+@pytest.mark.parametrize(("content", "message"), [("[]", "expected an object"), ('{"step": 1}', "format is None")])
+def test_a_state_of_another_kind_is_named(ranks, tmp_path, content, message):
+    _, _, path = save_small(ranks, tmp_path)
+    (path / "state.json").write_text(content)
+    marker = json.loads((path / "COMMITTED").read_bytes())
+    marker["files"]["state.json"] = describe_file(path / "state.json")
+    (path / "COMMITTED").write_text(json.dumps(marker))
+    with pytest.raises(ValueError, match=f"state.json.*{message}"):
         read_state(path)
 
 

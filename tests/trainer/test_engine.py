@@ -6,6 +6,8 @@ Run as a program, this file is one of the ranks: it writes what it measured, the
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from trainer.engine import (
     forward_sums,
     grad_norm,
     read_deepspeed_file,
+    seed_dropout,
     start_engine,
     train_step,
 )
@@ -404,6 +407,20 @@ def test_a_fault_of_one_rank_is_raised_on_all(two_ranks):
     missing = "[Errno 2] No such file or directory: 'no-such-shard'"
     assert results_of(two_ranks, 0)["fault"] == ["ValueError", f"rank 1: {missing}"]
     assert results_of(two_ranks, 1)["fault"] == ["FileNotFoundError", missing]
+
+
+def test_dropout_is_keyed_to_seed_phase_step_and_rank():
+    def draw(*key):
+        seed_dropout(*key)
+        return tuple(torch.rand(4).tolist())
+
+    keys = list(itertools.product((0, 7), (0, 1), (0, 1, 10), (0, 1, 10)))
+    drawn = [draw(*key) for key in keys]
+    assert len(set(drawn)) == len(keys), "every part of the key counts"
+    assert [draw(*key) for key in keys] == drawn
+    draw(7, 1, 2, 3)
+    digest = hashlib.blake2b(b"7/dropout/1/2/3", digest_size=8).digest()
+    assert torch.initial_seed() == int.from_bytes(digest, "little") // 2
 
 
 def test_deepspeed_file_of_the_project_is_accepted():

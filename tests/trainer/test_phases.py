@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import trainer.pretrain
 from pipeline.shards.patience import Patience
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.engine import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.pretrain import _advance, _steps_of_phase
+from trainer.pretrain import _advance, _steps_of_phase, train_phase
 from trainer.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.source import Mixture, open_mixture
@@ -79,6 +81,39 @@ def train(run: SimpleNamespace, stop_after: int = 10**9) -> list[tuple[int, torc
 
 def read_all(mixture: Mixture, phases: Sequence[Phase], **changed) -> list[tuple[int, torch.Tensor]]:
     return train(make_run(mixture, phases, Position(), **changed))
+
+
+def record_steps(mixture: Mixture, phases: Sequence[Phase], monkeypatch: pytest.MonkeyPatch, rank: int) -> list[object]:
+    """What the training loop of one of four ranks does in turn: keys of dropout, and "step" for each step."""
+    events: list[object] = []
+    run = make_run(mixture, phases, Position())
+    run.ranks.rank, run.ranks.world_size = rank, 4
+    run.optimizer = SimpleNamespace(set_learning_rate=lambda _: None)
+    run.weights_check = SimpleNamespace(forget=lambda: None)
+    run.saver, run.profile = SimpleNamespace(has_failed=False), SimpleNamespace(step=lambda _: nullcontext())
+    run.engine, run.stop_requested, run.is_due = None, False, lambda _: False
+    stubs = {
+        "load_validation_sets": lambda *_: [],
+        "describe_unmeasured": lambda *_: "",
+        "agree_on_step": lambda *_: COUNTS,
+        "seed_dropout": lambda *key: events.append(key),
+        "train_step": lambda *_: events.append("step"),
+        "note_gradient": lambda *_: True,
+        "_log_step": lambda *_: None,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(trainer.pretrain, name, stub)
+    while run.position.phase < len(phases):
+        train_phase(run)
+    return events
+
+
+def test_every_step_draws_its_own_dropout(mixture, monkeypatch):
+    """Keyed to the seed, the phase, the phase's step and the rank, just before the step's passes."""
+    plan = phases((16, 8, 2), (32, 8, 1))
+    expected = [(3, 0, 0, 2), "step", (3, 0, 1, 2), "step", (3, 1, 0, 2), "step"]
+    assert record_steps(mixture, plan, monkeypatch, rank=2) == expected
+    assert record_steps(mixture, plan, monkeypatch, rank=0)[::2] == [(3, 0, 0, 0), (3, 0, 1, 0), (3, 1, 0, 0)]
 
 
 def assert_same(found, expected) -> None:

@@ -1,0 +1,252 @@
+"""From where a run goes on, seen by one rank of several nodes: the other ranks' answers are given by hand."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.checkpoints import resume
+from trainer.checkpoints.read import COMMITTED, describe_file
+from trainer.checkpoints.resume import choose_checkpoint, copy_run, discard_from, restore_run
+from trainer.checkpoints.store import RUN_FILES, CheckpointStore
+from trainer.ranks import Ranks
+from trainer.run_folder import RunFolder
+
+URL = "memory://bucket/run"
+FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
+
+
+def write_run(path: Path, steps: Sequence[int] = (), facts: dict[str, Any] | None = None) -> RunFolder:
+    """A run's folder with committed checkpoints of one small file each."""
+    run = RunFolder(path)
+    run.checkpoints.mkdir(parents=True)
+    for name in RUN_FILES:
+        (path / name).write_text(json.dumps(facts or FACTS) if name == "run.json" else f"{name} of {path.name}")
+    for step in steps:
+        folder = run.checkpoints / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "state.json").write_text(f'{{"step": {step}}}')
+        files = {"state.json": describe_file(folder / "state.json")}
+        (folder / COMMITTED).write_text(json.dumps({"files": files}))
+    return run
+
+
+def upload(run: RunFolder, *steps: int) -> CheckpointStore:
+    """The store with the run's files and its checkpoints of these steps."""
+    store = CheckpointStore(URL)
+    run.metrics.write_text('{"step": 1}\n')
+    store.upload_run(run)
+    for step in steps:
+        name = f"step-{step:08d}"
+        store.upload(run.checkpoints / name, name, ["state.json", COMMITTED])
+    return store
+
+
+@pytest.fixture
+def second(ranks: Ranks) -> Ranks:
+    """A rank of the second node."""
+    return dataclasses.replace(ranks, rank=1)
+
+
+@pytest.fixture
+def see(monkeypatch) -> Callable[..., None]:
+    """see(is_shared, name=None, is_first=True): whether this rank sees rank 0's folder, what rank 0 chose there."""
+
+    def set_answers(is_shared: bool, name: str | None = None, is_first: bool = True) -> None:
+        answers = {bool: [True, is_shared], str: [name], type(None): [name]}
+        monkeypatch.setattr(resume, "_see_same_folder", lambda *_: is_shared)
+        monkeypatch.setattr(resume, "_gather", lambda value, _: answers[type(value)])
+        monkeypatch.setenv("LOCAL_RANK", "0" if is_first else "1")
+
+    return set_answers
+
+
+@pytest.fixture
+def broadcast(monkeypatch, tmp_path) -> dict[str, bytes]:
+    """The run's files as rank 0 sends them."""
+    first = write_run(tmp_path / "first")
+    files = {name: (first.path / name).read_bytes() for name in RUN_FILES}
+
+    def send(objects: list[Any], **_: object) -> None:
+        objects[0] = files
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", send)
+    return files
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path):
+    see(is_shared=False)
+    own = RunFolder(tmp_path / "own")
+    copy_run(own, CheckpointStore(URL), second)
+    assert names(own.path) == sorted([*RUN_FILES, "checkpoints"])
+    assert {name: (own.path / name).read_bytes() for name in RUN_FILES} == broadcast
+    (own.path / "config.yaml").write_text("old")
+    copy_run(own, CheckpointStore(URL), second)
+    assert (own.path / "config.yaml").read_bytes() == broadcast["config.yaml"]
+
+
+def test_only_the_first_rank_of_a_node_writes_there(second, see, broadcast, tmp_path):
+    see(is_shared=False, is_first=False)
+    copy_run(RunFolder(tmp_path / "own"), CheckpointStore(URL), second)
+    assert names(tmp_path / "own") == []
+
+
+def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(second, see, broadcast, tmp_path, monkeypatch):
+    see(is_shared=True)
+    monkeypatch.setattr(resume, "_gather", lambda *_: [True, True, False])
+    copy_run(RunFolder(tmp_path / "own"), None, second)
+    assert names(tmp_path / "own") == []
+
+
+def test_nothing_is_sent_where_all_see_the_folder(second, see, monkeypatch, tmp_path):
+    see(is_shared=True)
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", None)
+    copy_run(RunFolder(tmp_path / "own"), None, second)
+    assert names(tmp_path / "own") == []
+
+
+def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
+    see(is_shared=False)
+    with pytest.raises(ValueError, match=r"does not see the run's folder .*own of rank 0; give an --output that all"):
+        copy_run(RunFolder(tmp_path / "own"), None, second)
+    assert names(tmp_path / "own") == []
+
+
+def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, broadcast, tmp_path):
+    see(is_shared=False)
+    other = write_run(tmp_path / "other", facts={**FACTS, "id": "def"})
+    with pytest.raises(ValueError, match=r"holds another run \(def\) than rank 0's \(abc\); remove it"):
+        copy_run(other, CheckpointStore(URL), second)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("x")
+    with pytest.raises(FileExistsError, match=r"exists and is not a run; give another --output, or remove it"):
+        copy_run(RunFolder(tmp_path / "thesis"), CheckpointStore(URL), second)
+    assert (other.path / "config.yaml").read_text() == "config.yaml of other"
+    assert names(tmp_path / "thesis") == ["thesis.tex"]
+
+
+def test_a_node_of_its_own_downloads_to_a_place_of_its_own(second, see, bucket, tmp_path):
+    """And has no other checkpoint there, neither an older download nor one of its own."""
+    store = upload(write_run(tmp_path / "first", [2, 4]), 2, 4)
+    own = write_run(tmp_path / "own", [9])
+    see(is_shared=False, name="step-00000002")
+    assert choose_checkpoint(own, store, second, False, print) == own.downloads / "step-00000002"
+    see(is_shared=False, name="step-00000004")
+    found = choose_checkpoint(own, store, second, False, print)
+    assert found == own.downloads / "step-00000004"
+    assert names(own.downloads) == ["step-00000004"]
+    assert (found / "state.json").read_text() == '{"step": 4}'
+    assert names(own.checkpoints) == ["step-00000009"]
+    see(is_shared=False, name="step-00000002", is_first=False)
+    assert choose_checkpoint(own, store, second, False, print) == own.downloads / "step-00000002"
+    assert names(own.downloads) == ["step-00000004"], "the first rank of the node downloads"
+
+
+def test_who_sees_the_folder_reads_there(second, see, bucket, tmp_path):
+    run = write_run(tmp_path / "run", [2])
+    store = upload(run, 2)
+    see(is_shared=True, name="step-00000002")
+    assert choose_checkpoint(run, store, second, False, print) == run.checkpoints / "step-00000002"
+    assert not run.downloads.exists()
+    see(is_shared=True)
+    assert choose_checkpoint(run, store, second, False, print) is None
+
+
+def test_only_what_is_at_the_url_is_chosen_where_a_node_cannot_see_the_folder(
+    ranks, see, bucket, tmp_path, monkeypatch
+):
+    run = write_run(tmp_path / "run", [2, 4])
+    store = upload(run, 2)
+    see(is_shared=True)
+    assert everywhere(run, store, ranks, monkeypatch, [True, True]) == run.checkpoints / "step-00000004"
+    assert everywhere(run, store, ranks, monkeypatch, [True, False]) == run.checkpoints / "step-00000002"
+
+
+def everywhere(
+    run: RunFolder, store: CheckpointStore, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, seen: list[bool]
+) -> Path | None:
+    """What rank 0 chooses where these ranks see its folder."""
+    monkeypatch.setattr(resume, "_gather", lambda value, _: seen if isinstance(value, bool) else [value])
+    return choose_checkpoint(run, store, ranks, False, print)
+
+
+def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(ranks, bucket, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", [2, 4, 10])
+    store = upload(run, 2, 4, 10)
+    fetched: list[str] = []
+    fetch = CheckpointStore.fetch_checkpoint
+    monkeypatch.setattr(
+        CheckpointStore,
+        "fetch_checkpoint",
+        lambda self, name, *more: (fetched.append(name), fetch(self, name, *more))[1],
+    )
+    assert choose_checkpoint(run, store, ranks, False, print).name == "step-00000010"
+    assert choose_checkpoint(run, store, ranks, False, print, before=10).name == "step-00000004"
+    assert fetched == []
+    (run.checkpoints / "step-00000010" / COMMITTED).unlink()
+    assert choose_checkpoint(run, store, ranks, False, print).name == "step-00000010"
+    assert fetched == ["step-00000010"]
+
+
+def test_going_back_deletes_the_step_and_later_ones_on_both_sides(bucket, tmp_path):
+    run = write_run(tmp_path / "run", [2, 4, 6])
+    store = upload(run, 2, 4, 6)
+    discard_from(run, store, 4)
+    assert names(run.checkpoints) == ["step-00000002"]
+    assert store.list_checkpoints() == (["step-00000002"], [])
+    discard_from(run, None, 1)
+    assert names(run.checkpoints) == []
+    assert store.list_checkpoints() == (["step-00000002"], [])
+
+
+def test_what_a_wiped_node_lacks_comes_back_and_what_it_has_stays(bucket, tmp_path):
+    store = upload(write_run(tmp_path / "first"))
+    own = RunFolder(tmp_path / "own")
+    restore_run(own, store)
+    assert names(own.path) == sorted(RUN_FILES)
+    (own.path / "vocab.txt").unlink()
+    (own.path / "config.yaml").write_text("own")
+    restore_run(own, store)
+    assert (own.path / "vocab.txt").read_text() == "vocab.txt of first"
+    assert (own.path / "config.yaml").read_text() == "own"
+
+
+def test_nothing_comes_back_into_what_is_no_run_or_from_an_empty_url(bucket, tmp_path):
+    own = RunFolder(tmp_path / "own")
+    restore_run(own, CheckpointStore(URL))
+    assert not own.path.exists()
+    upload(write_run(tmp_path / "first"))
+    own.path.mkdir()
+    (own.path / "thesis.tex").write_text("x")
+    restore_run(own, CheckpointStore(URL))
+    assert names(own.path) == ["thesis.tex"]
+
+
+def test_a_damaged_run_json_is_named_in_the_folder_and_at_the_url(bucket, tmp_path):
+    run = write_run(tmp_path / "run")
+    store = upload(run)
+    run.facts.write_text("{")
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(run.facts))} is damaged, it is not JSON: "):
+        restore_run(run, store)
+    bucket.pipe_file("/bucket/run/run.json", b"{}")
+    with pytest.raises(ValueError, match=r"^memory:///?bucket/run/run.json lacks id: it is damaged, or of an earlier"):
+        restore_run(run, store)
+
+
+def test_who_sees_the_folder_knows_it_by_the_lock_of_rank_0(ranks, second, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr(resume, "_gather", lambda value, _: [b"the job" if value is None else value])
+    assert not resume._see_same_folder(run, second), "there is no lock"
+    run.lock.write_bytes(b"another job")
+    assert not resume._see_same_folder(run, second)
+    assert resume._see_same_folder(run, ranks), "rank 0 sees its own"
+    run.lock.write_bytes(b"the job")
+    assert resume._see_same_folder(run, second)
