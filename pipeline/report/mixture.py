@@ -32,6 +32,11 @@ def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[
             "weight": source["weight"],
             "documents_read": source["counters"].get("documents_read", 0),
             "documents": source["counters"]["documents"],
+            "dropped": {
+                name.removeprefix("dropped_"): count
+                for name, count in source["counters"].items()
+                if name.startswith("dropped_") and count
+            },
             "tokens": own,
             "share_of_corpus": _share(own, sum(tokens)),
             "share_of_instances": _share(shown, sum(trained)),
@@ -49,6 +54,20 @@ def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f" {row['share_of_instances']:>6.1%} of train instances  {row['licence']}".rstrip()
         for row in rows
     ]
+
+
+def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sources that give nothing to the train instances, each with the reason."""
+    found = []
+    for row in rows:
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())
+        if not row["documents_read"] and not dropped:
+            found.append(f"{row['name']}: its input holds no documents")
+        elif not row["documents"]:
+            found.append(f"{row['name']}: all of its documents were dropped: {dropped}")
+        elif not row["share_of_instances"]:
+            found.append(f"{row['name']}: no pass uses its documents, at weight {row['weight']:g}")
+    return found
 
 
 def mixture_cards(rows: Sequence[Mapping[str, Any]]) -> str:

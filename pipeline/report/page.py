@@ -13,8 +13,9 @@ from pipeline.report.cards import histogram
 from pipeline.report.charts import bar_rows
 from pipeline.report.group import anchor, group_section, title_of
 from pipeline.report.measure import MASK_KINDS
-from pipeline.report.mixture import mixture_cards
+from pipeline.report.mixture import find_unused, mixture_cards
 from pipeline.report.summary import STAGES
+from pipeline.report.validation import validation_card
 from pipeline.shards.storage import write_atomic
 
 REPORT_PAGE = "report.html"
@@ -31,18 +32,19 @@ def render_page(report: Mapping[str, Any]) -> str:
     links += [("sources", "Sources"), ("build", "Build and settings")]
     nav = "".join(f'<a href="#{escape(anchor)}">{escape(title)}</a>' for anchor, title in links)
     parts = [
-        f'<h1>Dataset report</h1><p class="soft">root hash <code>{escape(dataset["root_hash"])}</code></p>',
+        f"<h1>Dataset {escape(dataset['name'])}</h1>",
+        f'<p class="soft">root hash <code>{escape(dataset["root_hash"])}</code></p>',
         f"<nav>{nav}</nav>{_tiles(dataset)}",
         f'<div class="card"><h3>Checks</h3><ul class="checks">{"".join(_checks(dataset))}</ul></div>',
         _documents(dataset),
         *map(group_section, groups),
-        _sources(dataset["sources"], dataset["mixture"]),
+        _sources(dataset["sources"], dataset["mixture"], dataset["validation"]),
         _build(dataset, build),
         "<footer>Every number stands in report.json beside this page. Samples are spread evenly over the dataset;"
         " what was sampled is said where it is shown.</footer>",
     ]
     body = "\n".join(parts)
-    return whole_page(f"Dataset report {dataset['root_hash'][:12]}", body)
+    return whole_page(f"{dataset['name']} — dataset report", body)
 
 
 def write_page(report: Mapping[str, Any], path: str, filesystem: Any) -> None:
@@ -71,10 +73,32 @@ def _checks(dataset: Mapping[str, Any]) -> list[str]:
         shares = " / ".join(f"{100 * kinds['shares'][kind]:.1f}" for kind in MASK_KINDS)
         lines.append(_check(kinds["p"], f"{title}: masks against 80 / 10 / 10", f"{shares} %"))
         lines.append(_check(positions["p"], f"{title}: masks evenly over positions", ""))
+    lines += [_check_read(dataset["counters"]), _check_sources(dataset["mixture"])]
+    lines += _check_validation(dataset["validation"])
     lines.append(_line(dataset["coverage"]["is_whole"], "Coverage", dataset["coverage"]["said"]))
     rate = dataset["unknown_rate"]
     lines.append(_line(rate < 0.01, "Unknown pieces", f"{rate:.3%} of all tokens"))
     return lines
+
+
+def _check_read(counters: Mapping[str, int]) -> str:
+    read, kept = counters.get("documents_read", 0), counters["documents"]
+    dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
+    said = f"{read:,} read; {kept:,} kept, {dropped:,} dropped"
+    cut = counters.get("documents_cut", 0)
+    return _line(read <= kept + dropped, "Documents read are kept or dropped", said + (f"; {cut:,} cut" if cut else ""))
+
+
+def _check_sources(mixture: Sequence[Mapping[str, Any]]) -> str:
+    unused = find_unused(mixture)
+    return _line(not unused, "Every source is trained on", "; ".join(unused) or f"{len(mixture)} source(s)")
+
+
+def _check_validation(validation: Mapping[str, Any] | None) -> list[str]:
+    if validation is None:
+        return []
+    said = "; ".join([f"it {validation['said']}", *validation["warnings"]])
+    return [_line(not validation["warnings"], "Validation split", said)]
 
 
 def _check(p: float | None, what: str, found: str) -> str:
@@ -137,9 +161,13 @@ def _dropped(examples: Sequence[Mapping[str, str]]) -> str:
     return card("Some of the dropped documents", f'<div class="scroll">{table}</div>')
 
 
-def _sources(sources: Mapping[str, Any] | None, mixture: Sequence[Mapping[str, Any]]) -> str:
+def _sources(
+    sources: Mapping[str, Any] | None, mixture: Sequence[Mapping[str, Any]], validation: Mapping[str, Any] | None
+) -> str:
     files = '<p class="soft">The dataset has no table of sources.</p>' if sources is None else _files(sources)
-    return f'<section id="sources"><h2>Sources</h2>{mixture_cards(mixture)}{files}</section>'
+    return (
+        f'<section id="sources"><h2>Sources</h2>{mixture_cards(mixture)}{validation_card(validation)}{files}</section>'
+    )
 
 
 def _files(sources: Mapping[str, Any]) -> str:

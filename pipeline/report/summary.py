@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.provenance import find_tokens
 from pipeline.report.measure import MASK_KINDS, measure_documents, measure_group
-from pipeline.report.mixture import format_mixture, measure_mixture
+from pipeline.report.mixture import find_unused, format_mixture, measure_mixture
 from pipeline.report.validation import format_validation, measure_validation
 from pipeline.shards.coverage import describe_coverage, find_uncovered
 from pipeline.shards.dataset import Dataset
@@ -41,6 +41,7 @@ def summarize_dataset(
     manifest = dataset.manifest
     return {
         "report_version": REPORT_VERSION,
+        "name": dataset_name(dataset),
         "root_hash": manifest.root_hash,
         "settings_hash": manifest.settings_hash,
         "vocab_sha256": manifest.vocab_sha256,
@@ -63,10 +64,15 @@ def summarize_dataset(
 def format_report(report: dict[str, Any]) -> str:
     """report.json for people."""
     dataset, build = report["dataset"], report.get("build", {})
-    lines = [f"root hash   {dataset['root_hash']}", f"vocabulary  {dataset['vocab_size']:,} entries"]
+    lines = [
+        f"dataset     {dataset['name']}",
+        f"root hash   {dataset['root_hash']}",
+        f"vocabulary  {dataset['vocab_size']:,} entries",
+    ]
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
     lines += format_mixture(dataset["mixture"])
+    lines += [f"warning: nothing is trained on of {each}" for each in find_unused(dataset["mixture"])]
     lines += format_validation(dataset["validation"])
     lines.append("documents")
     lines += [f"  {name.replace('_', ' '):<22} {count:>14,}" for name, count in dataset["counters"].items()]
@@ -84,7 +90,13 @@ def read_report(dataset: Dataset) -> dict[str, Any]:
     found = load_report(dataset)
     if found.get("dataset", {}).get("report_version") != REPORT_VERSION:
         found["dataset"] = summarize_dataset(dataset, _tokens_url(found))
+    found["dataset"]["name"] = dataset_name(dataset)  # it may have been moved
     return found
+
+
+def dataset_name(dataset: Dataset) -> str:
+    """The last part of the dataset's path."""
+    return dataset.root.rstrip("/").rsplit("/", 1)[-1]
 
 
 def load_report(dataset: Dataset) -> dict[str, Any]:

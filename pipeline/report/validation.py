@@ -5,7 +5,11 @@ from typing import Any
 
 from pipeline.buckets import VALIDATION_TOKENS
 from pipeline.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
+from pipeline.look.cards import card, small
+from pipeline.look.text import escape
 from pipeline.shards.records import Manifest
+
+_MOST_NAMES = 8  # sources that a line of text names
 
 
 def measure_validation(manifest: Manifest) -> dict[str, Any] | None:
@@ -18,20 +22,31 @@ def measure_validation(manifest: Manifest) -> dict[str, Any] | None:
         row["share_of_split"] = _share(row["tokens"], tokens)
     share = _share(tokens, sum(row["of_tokens"] for row in rows))
     found = {"documents": documents, "tokens": tokens, "share": share, "sources": rows}
-    return found | {"warnings": list(_warnings(found, manifest.settings))}
+    return found | {"said": _describe(found), "warnings": list(_warnings(found, manifest.settings))}
 
 
 def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
     """The split as lines of text: what it holds, by source where there are several, and the warnings."""
     if measured is None:
         return []
-    rows = [row for row in measured["sources"] if row["documents"]]
-    by_source = ", ".join(f"{row['name']} {row['share_of_split']:.1%}" for row in rows)
-    held = (
-        f"validation holds out {measured['documents']:,} documents of {measured['tokens']:,} tokens,"
-        f" {measured['share']:.2%} of the text{f' ({by_source})' if len(measured['sources']) > 1 else ''}"
+    said = [f"validation {measured['said']}"] if measured["documents"] or not measured["warnings"] else []
+    return [*said, *(f"warning: {each}" for each in measured["warnings"])]
+
+
+def validation_card(measured: Mapping[str, Any] | None) -> str:
+    """The split by source as a table; nothing for a dataset that does not know it or has none."""
+    if measured is None or not measured["documents"]:
+        return ""
+    cells = "".join(
+        f'<tr><td><b>{escape(row["name"])}</b></td><td class="n">{row["documents"]:,}</td>'
+        f'<td class="n">{row["tokens"]:,}</td><td class="n">{row["share_of_source"]:.2%}</td>'
+        f'<td class="n">{row["share_of_split"]:.1%}</td></tr>'
+        for row in measured["sources"]
     )
-    return [*([held] if rows else []), *(f"warning: {each}" for each in measured["warnings"])]
+    head = "".join(f'<th class="n">{name}</th>' for name in ("documents", "tokens", "of the source", "of validation"))
+    table = f"<table><tr><th>source</th>{head}</tr>{cells}</table>"
+    said = f"The validation split {measured['said']}. Each of its documents is used once, whatever its source's weight."
+    return card("Validation by source", f'<div class="scroll">{table}</div>{small(said)}')
 
 
 def _measure_source(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,6 +62,20 @@ def _measure_source(source: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _describe(measured: Mapping[str, Any]) -> str:
+    rows = [row for row in measured["sources"] if row["documents"]]
+    if not rows:
+        return "holds no documents"
+    numbers = measured["documents"], measured["tokens"], measured["share"]
+    said = "holds {:,} documents of {:,} tokens, {:.2%} of the text".format(*numbers)
+    if len(measured["sources"]) == 1:
+        return said
+    if len(rows) > _MOST_NAMES:
+        return f"{said}, from {len(rows)} of {len(measured['sources'])} sources"
+    shares = ", ".join(f"{row['name']} {row['share_of_split']:.1%}" for row in rows)
+    return f"{said}: {shares}"
+
+
 def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     if not (fraction := settings["validation_fraction"]):
         return
@@ -59,12 +88,12 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
     if not measured["documents"]:
         yield f"no validation split: {_join(reasons)}; set validation_fraction to what may be held out"
         return
-    for name, reason in reasons.items():
-        yield f"validation holds nothing of {name}: {reason}"
+    if reasons:
+        yield f"validation holds nothing of {_join(reasons, always_named=True)}"
     if measured["tokens"] < LEAST_TOKENS:
         yield (
-            f"validation holds {measured['tokens']:,} tokens; below {LEAST_TOKENS:,} its losses hang on single"
-            " documents: give more text, or a larger validation_fraction"
+            f"losses on fewer than {LEAST_TOKENS:,} tokens hang on single documents: give more text, or a larger"
+            " validation_fraction"
         )
     if measured["share"] > 1.5 * max(fraction, 1 / LEAST_SHARE):
         yield (
@@ -87,8 +116,11 @@ def _explain(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     return f"two documents are over {most_share:.0%} of the tokens, or over validation_tokens ({most_tokens:,})"
 
 
-def _join(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" if len(reasons) > 1 else reason for name, reason in reasons.items())
+def _join(reasons: Mapping[str, str], *, always_named: bool = False) -> str:
+    is_named = always_named or len(reasons) > 1
+    said = [f"{name} ({reason})" if is_named else reason for name, reason in reasons.items()]
+    more = len(said) - _MOST_NAMES
+    return ", ".join(said[:_MOST_NAMES]) + (f" and {more} more sources" if more > 0 else "")
 
 
 def _share(part: int, whole: int) -> float:

@@ -249,6 +249,28 @@ def test_report_makes_a_page_anywhere(copy, tmp_path, capsys):
     assert json.loads((copy / "report.json").read_text()) == {"dataset": numbers}
 
 
+def test_the_page_has_the_name_and_checks_of_the_dataset(copy, built, tmp_path, capsys):
+    page = built.read_file("report.html").decode()
+    assert "<title>data — dataset report</title>" in page
+    assert "<h1>Dataset data</h1>" in page
+    for check, said in (
+        ("Documents read are kept or dropped", "122 read; 120 kept, 2 dropped"),
+        ("Every source is trained on", "1 source(s)"),
+        ("Validation split", "it holds 7 documents of 1,064 tokens, 5.80% of the text; losses on fewer"),
+        ("Coverage", "every one of 120 documents is in exactly one bucket"),
+    ):
+        assert f'<b>{check}</b> <span class="soft">{said}' in page
+    copy.rename(tmp_path / "moved & <b>")
+    assert run("report", tmp_path / "moved & <b>") == 0
+    assert "dataset     moved & <b>\n" in capsys.readouterr().out
+    page = (tmp_path / "moved & <b>/report.html").read_text()
+    assert "<h1>Dataset moved &amp; &lt;b&gt;</h1>" in page
+    report = json.loads((tmp_path / "moved & <b>/report.json").read_text())
+    assert report["dataset"]["name"] == "moved & <b>"
+    report["dataset"]["counters"]["documents_read"] = 123
+    assert "!</span><span><b>Documents read are kept or dropped</b>" in render_page(report)
+
+
 def test_a_report_of_another_content_is_not_shown(copy):
     path = copy / "report.json"
     report = json.loads(path.read_text())

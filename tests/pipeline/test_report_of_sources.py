@@ -1,0 +1,128 @@
+"""What the report says of sources and of validation by source, from literal manifests."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.report.mixture import find_unused
+from pipeline.report.validation import format_validation, measure_validation, validation_card
+
+
+def source(name, documents, tokens, held=0, held_tokens=0, first=100):
+    counters = {"documents": documents, "distinct_tokens": tokens}
+    validation = {
+        "documents": held,
+        "tokens": held_tokens,
+        "last_id": "0" * 32 if held else None,
+        "first_tokens": first,
+    }
+    return {"name": name, "counters": counters, "validation": validation}
+
+
+def said_of(*sources, **settings):
+    manifest = SimpleNamespace(sources=sources, settings={"validation_fraction": 0.005} | settings)
+    return format_validation(measure_validation(manifest))
+
+
+def test_one_source():
+    assert said_of(source("input", 5000, 4_000_000, 25, 20_100)) == [
+        "validation holds 25 documents of 20,100 tokens, 0.50% of the text"
+    ]
+
+
+def test_several_sources_and_one_that_gives_nothing():
+    sources = (
+        source("wiki", 5000, 3_000_000, 15, 15_000),
+        source("books", 2, 1_000_000, first=600_000),
+        source("news", 9, 10_000, first=4000),
+        source("web", 6000, 1_000_000, 7, 5000),
+    )
+    assert said_of(*sources) == [
+        "validation holds 22 documents of 20,000 tokens, 0.40% of the text: wiki 75.0%, web 25.0%",
+        "warning: validation holds nothing of books (it has 2 document(s), at least 3 are needed), news (its first"
+        " document has 40% of its tokens, at most 10% are held out)",
+    ]
+
+
+def test_many_sources_are_counted_not_listed():
+    sources = [source(f"s{number}", 100, 50_000, number % 2, 2000 * (number % 2)) for number in range(40)]
+    held, warning = said_of(*sources)
+    assert held == "validation holds 20 documents of 40,000 tokens, 2.00% of the text, from 20 of 40 sources"
+    assert warning.endswith("s14 (two documents are over 10% of the tokens, or over validation_tokens (1,280,000)) and"
+                            " 12 more sources")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "expected"),
+    [
+        (source("input", 3, 900), {}, "3 documents: no validation split, at least 4 are needed"),
+        (
+            source("input", 9, 900), {},
+            "no validation split: its first document has 11% of its tokens, at most 10% are held out; set"
+            " validation_fraction to what may be held out",
+        ),
+        (
+            source("input", 90_000, 9_000_000, first=700_000), {"validation_tokens": 1_000_000},
+            "no validation split: its first document has 700,000 tokens, validation_tokens is 1,000,000; set"
+            " validation_fraction to what may be held out",
+        ),
+        (
+            source("input", 15, 1500), {},
+            "no validation split: two documents are over 10% of the tokens, or over validation_tokens (1,280,000); set"
+            " validation_fraction to what may be held out",
+        ),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_split(own, settings, expected):
+    assert said_of(own, **settings) == [f"warning: {expected}"]
+
+
+def test_a_split_that_is_too_small_or_too_large():
+    assert said_of(source("input", 30, 3000, 2, 290)) == [
+        "validation holds 2 documents of 290 tokens, 9.67% of the text",
+        "warning: losses on fewer than 20,000 tokens hang on single documents: give more text, or a larger"
+        " validation_fraction",
+        "warning: validation takes 9.7% of the text, as documents are held out whole; validation_fraction 0 trains on"
+        " all of it",
+    ]
+
+
+def test_what_was_not_asked_for_is_no_warning():
+    assert said_of(source("input", 3, 900), validation_fraction=0) == ["validation holds no documents"]
+
+
+def test_a_dataset_of_before_says_nothing():
+    own = source("input", 300, 90_000)
+    del own["validation"]
+    assert measure_validation(SimpleNamespace(sources=[own], settings={})) is None
+    assert measure_validation(SimpleNamespace(sources=[], settings={})) is None
+    assert (format_validation(None), validation_card(None)) == ([], "")
+
+
+def test_the_card_has_a_row_a_source():
+    sources = [source("<wiki>", 5000, 3_000_000, 15, 15_000), source("books", 2, 1_000_000)]
+    measured = measure_validation(SimpleNamespace(sources=sources, settings={"validation_fraction": 0.005}))
+    card = validation_card(measured)
+    row = '<td class="n">15</td><td class="n">15,000</td><td class="n">0.50%</td><td class="n">100.0%</td></tr>'
+    assert f"<tr><td><b>&lt;wiki&gt;</b></td>{row}" in card
+    assert card.count("<tr>") == 3
+
+
+def row(name, read, documents, dropped, share, weight=1.0):
+    return {"name": name, "documents_read": read, "documents": documents, "dropped": dropped, "weight": weight,
+            "share_of_instances": share}  # fmt: skip
+
+
+def test_sources_that_give_nothing_to_training_are_named_with_the_reason():
+    rows = [
+        row("wiki", 100, 90, {"duplicate": 10}, 0.9),
+        row("copies", 20, 0, {"duplicate": 18, "empty": 2}, 0.0),
+        row("nothing", 0, 0, {}, 0.0),
+        row("rare", 4, 4, {}, 0.0, weight=0.01),
+    ]
+    assert find_unused(rows) == [
+        "copies: all of its documents were dropped: duplicate 18, empty 2",
+        "nothing: its input holds no documents",
+        "rare: no pass uses its documents, at weight 0.01",
+    ]
+    assert find_unused(rows[:1]) == []
