@@ -14,7 +14,7 @@ class ModelSettings:
             vocabulary's size is the dataset's and cannot be set.
     """
 
-    preset: str = "base"
+    preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base"
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
@@ -40,3 +40,11 @@ class OptimizerSettings:
     weight_decay: float = 0.01
     bias_correction: bool = True
     max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+        for name in ("eps", "weight_decay", "max_grad_norm"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name} is {getattr(self, name)}; it must be at least 0")

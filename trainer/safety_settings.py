@@ -23,6 +23,11 @@ class CheckpointSettings:
     url: str | None = None
     skip_damaged: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("interval", "keep", "keep_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}; it must be at least 0")
+
 
 @dataclass(frozen=True)
 class SafetySettings:

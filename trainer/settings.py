@@ -91,6 +91,11 @@ class ValidationSettings:
     num_instances: int = 10_000
     stop_at_mlm_accuracy: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("interval", "num_instances"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"validation.{name} is {getattr(self, name)}; it must be at least 0")
+
 
 @dataclass(frozen=True)
 class PretrainSettings:
@@ -238,12 +243,6 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
         raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
     settings.skipped()
     _check_training(settings)
-    for name in ("interval", "num_instances"):
-        if getattr(settings.validation, name) < 0:
-            raise ValueError(f"validation.{name} is {getattr(settings.validation, name)}; it must be at least 0")
-    saving = settings.checkpoint
-    if min(saving.interval, saving.keep, saving.keep_every) < 0:
-        raise ValueError(f"checkpoint.interval, keep and keep_every must be at least 0, got {saving}")
     none_given: dict[str, Any] = {name: [] for name in OF_PHASES}
     return dataclasses.replace(settings, phases=phases, **none_given)
 

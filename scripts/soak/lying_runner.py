@@ -73,7 +73,7 @@ class Outcome:
 
 def main() -> int:
     """Tells every lie; prints a line for each and one of JSON for all."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", help="names of lies, or their beginnings")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     own = parser.parse_args()

@@ -43,7 +43,7 @@ def test_parameter_counts_with_both_heads(name, num_parameters):
     ("build", "message"),
     [
         (lambda: preset("huge"), "'huge' is unknown; choose one of tiny, mini, small, medium, base, large"),
-        (lambda: preset("tiny", hiden_size=1), "hiden_size is unknown; the settings are vocab_size, hidden_size"),
+        (lambda: preset("tiny", hiden_size=1), "hiden_size is unknown; did you mean hidden_size"),
         (lambda: BertConfig(hidden_size=100, num_heads=3), "hidden_size 100 cannot be shared by 3 heads"),
         (lambda: BertConfig(num_layers=0), "num_layers is 0; it must be at least 1"),
         (lambda: BertConfig(hidden_dropout=1.0), "hidden_dropout is 1.0; a dropout is in"),

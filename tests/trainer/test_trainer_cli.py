@@ -152,6 +152,28 @@ def test_a_mistake_gives_one_message_and_code_2(capsys, arguments, message):
     assert "Traceback" not in printed.err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--model.preset", "bass"],
+            "--model.preset: found 'bass', expected one of tiny, mini, small, medium, base, large",
+        ),
+        (["--optimizer.beta1", "1"], "optimizer.beta1 is 1.0; it must be at least 0 and below 1"),
+        (["--optimizer.eps", "-1"], "optimizer.eps is -1.0; it must be at least 0"),
+        (["--checkpoint.keep", "-1"], "checkpoint.keep is -1; it must be at least 0"),
+        (["--validation.interval", "-1"], "validation.interval is -1; it must be at least 0"),
+        (["--model.overrides", "{hiden_size: 3}"], "model setting hiden_size is unknown; did you mean hidden_size?"),
+        (["--model.overrides.hidden_size", "abc"], "model setting hidden_size is 'abc'; it must be a whole number"),
+        (["--model.overrides.pre_norm", "1"], "model setting pre_norm is 1; it must be true or false"),
+        (["--model.overrides.hidden_dropout", "true"], "model setting hidden_dropout is True; it must be a number"),
+    ],
+)
+def test_values_out_of_range_say_what_is_allowed(flags, message, capsys):
+    assert main(["plan", "--config", "configs/pretrain/bert-tiny.yaml", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_misspelled_key_is_named_with_its_line(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text("phases: [{seq_len: 128, global_batch: 8, steps: 1, peak_lr: 0.1}]\nmicro_token: 5\n")

@@ -1,5 +1,6 @@
 """Sizes and constants of a BERT, and the sizes Google released. May import the standard library only."""
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,7 @@ def preset(name: str, **overrides: Any) -> BertConfig:
     if name not in PRESETS:
         raise ValueError(f"model preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
     _check_names(overrides)
+    _check_types(overrides)
     num_layers, default_hidden_size = PRESETS[name]
     hidden_size = overrides.get("hidden_size", default_hidden_size)
     fields = {
@@ -78,10 +80,20 @@ def preset(name: str, **overrides: Any) -> BertConfig:
 
 
 def _check_names(overrides: dict[str, Any]) -> None:
-    unknown = sorted(set(overrides) - set(BertConfig.__dataclass_fields__))
-    if unknown:
-        choices = ", ".join(BertConfig.__dataclass_fields__)
-        raise ValueError(f"model setting {', '.join(unknown)} is unknown; the settings are {choices}")
+    fields = BertConfig.__dataclass_fields__
+    for name in sorted(overrides.keys() - fields.keys()):
+        near = difflib.get_close_matches(name, fields, n=1)
+        choices = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(fields)}"
+        raise ValueError(f"model setting {name} is unknown; {choices}")
+
+
+def _check_types(overrides: dict[str, Any]) -> None:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    for name, value in overrides.items():
+        kind = BertConfig.__annotations__[name]
+        takes = (int, float) if kind is float else kind
+        if not isinstance(value, takes) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"model setting {name} is {value!r}; it must be {words[kind]}")
 
 
 def _check_sizes(config: BertConfig) -> None:
