@@ -165,9 +165,11 @@ def _default_of(settings_class: Any, name: str) -> Any:
 
 
 def _with_place(message: str, tree: Tree, prefix: str) -> str:
-    """The message of a settings class, after the file and line of the key that it begins with."""
-    name = message.removeprefix(prefix).partition(" ")[0].rstrip(":")
-    node = tree.get(name)
+    """The message of a settings class, after the file and line of the key or item that it begins with."""
+    named = re.match(r"(\w+)(?:\[(\d+)\])?", message.removeprefix(prefix))
+    node = tree.get(named[1]) if named else None
+    if named and named[2] and isinstance(node, yaml.SequenceNode):
+        node = node.value[int(named[2])]
     return f"{line_of(node)}{message}" if isinstance(node, yaml.Node) else message
 
 

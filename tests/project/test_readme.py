@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.command_line import parse_settings
 from tests.trainer.two_ranks import free_port
+from trainer.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -123,6 +125,15 @@ def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
     )
     assert ran.stdout == f"1 {os.environ['PATH']}\n"
     assert not (tmp_path / "venv/.beambert-installed").exists()
+
+
+def test_doctor_can_stand_in_the_place_of_pretrain(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = [command.partition(" --module trainer pretrain ")[2] for command in commands()]
+    parsed = [parse_settings("doctor", COMMANDS["doctor"], shlex.split(words)) for words in found if words]
+    assert [(settings.data, settings.output) for settings in parsed] == [
+        (["data"], "run"), (["s3://bucket/data"], "/shared/run"),
+    ]  # fmt: skip
 
 
 def test_commands_for_clusters_name_what_exists():
