@@ -114,6 +114,10 @@ def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[yaml.Node, yam
     """Keys and values, those of a merge (<<) where the mapping does not have them itself."""
     names: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ValueError(  # noqa: TRY004
+                f"{line_of(key)}found {_shown(key)} in the place of a key, expected a name"
+            )
         if (name := str(key.value)) in names:
             raise ValueError(f"{place_of(key, prefix + name)} stands there twice; leave one out")
         names.add(name)
@@ -232,7 +236,7 @@ def _plain_mapping(node: yaml.Node, key: str) -> Any:
         raise _UnfitError
     list(_pairs(node, f"{key}."))
     try:
-        return Loader("").construct_document(node)
+        return {str(name): value for name, value in Loader("").construct_document(node).items()}
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"{place_of(node, key)}: {error.problem}") from error
 

@@ -214,6 +214,8 @@ def test_one_key_of_several_items_is_refused(commands, capsys):
         ("phases:\n- {}\n- {peak_lr: -1}\n", "3: peak_lr is -1.0; it must be 0 or more"),
         ("schedule:\n  peak_lr: -1\n", "2: peak_lr is -1.0; it must be 0 or more"),
         ("steps: 3\nsteps: 4\n", "2: steps stands there twice; leave one out"),
+        ("[a, b]: 3\n", "1: found a list in the place of a key, expected a name"),
+        ("options: {{a: 1}: 3}\n", "1: found keys and values in the place of a key, expected a name"),
         ("options: {a: 1,\n a: 2}\n", "2: options.a stands there twice; leave one out"),
         ("steps: 3\n  input: [a]\n", "2: not YAML: mapping values are not allowed here"),
         ("- steps\n", "1: settings: found a list, expected keys and values; keys are dry_run, input, kind and others"),
@@ -250,11 +252,11 @@ def test_brackets_nested_deeply_are_refused(commands, capsys, tmp_path):
 
 def test_anchors_merges_and_several_files(commands, tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    first.write_text("options: {c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n")
+    first.write_text("options: {7: 8, c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n")
     second.write_text("schedule: {}\nsteps: 8\nkind: 3\ninput: [no, 3]\n")
     words = ["--config", str(first), f"--config={second}", "--output", "o"]
     settings = parse_settings("p", commands["build"], words)
-    assert settings.options == {"c": {"x": 1, "y": 2}, "d": {"x": 1, "y": 3}}
+    assert settings.options == {"7": 8, "c": {"x": 1, "y": 2}, "d": {"x": 1, "y": 3}}
     assert (settings.schedule, settings.steps, settings.kind) == (Schedule(3.0), 8, 3)
     assert settings.input == ["no", "3"]
 
