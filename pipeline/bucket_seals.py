@@ -17,6 +17,8 @@ from pipeline.held_out import is_held_out
 from pipeline.shards.seal import Seal, add_seals
 from pipeline.token_parts import TokenizedDocument
 
+_ROWS_AT_ONCE = 1 << 16
+
 
 @dataclass(frozen=True)
 class BucketContents:
@@ -65,9 +67,21 @@ class BucketSums:
         self._held_out = held_out
         self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
         self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
+        self._waiting: list[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]] = []
+        self._num_waiting = 0
 
     def add(self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]) -> None:
         """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
+        self._waiting.append((documents, num_rows, crc32))
+        self._num_waiting += len(documents)
+        if self._num_waiting >= _ROWS_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        """Counts what waits, all at once: a 256th of a small corpus is a few rows."""
+        documents, num_rows, crc32 = map(np.concatenate, zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        self._num_waiting = 0
         owners = find_buckets(documents, self._buckets, self._held_out)
         for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows, crc32)):
             np.add.at(self._counts[row], owners, values.astype(np.uint64))
@@ -76,6 +90,8 @@ class BucketSums:
 
     def contents(self) -> dict[str, BucketContents]:
         """What was counted, by the bucket's name."""
+        if self._waiting:
+            self._count()
         columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
         return {
             bucket.name: BucketContents(Seal(documents, tokens, f"{high:016x}{low:016x}"), rows, checksum)
