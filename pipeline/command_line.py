@@ -192,7 +192,7 @@ def _overview(program: str, description: str, commands: dict[str, Command]) -> s
     rows = "\n".join(f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items())
     return (
         f"usage: {program} COMMAND [flags]\n\n{description}\n\ncommands:\n{rows}\n\n"
-        f"{program} COMMAND --help lists a command's flags."
+        f"{program} COMMAND --help lists a command's flags, {program} --version says which version this is."
     )
 
 

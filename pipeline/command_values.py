@@ -190,8 +190,7 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
     try:
         return _convert_kind(node, kind, key)
     except _UnfitError:
-        near = _nearest(node, kind)
-        raise ValueError(f"{place_of(node, key)}: found {_shown(node)}, expected {describe_type(hint)}{near}") from None
+        raise ValueError(f"{place_of(node, key)}: found {_shown(node)}, expected {describe_type(hint)}") from None
 
 
 class _UnfitError(Exception):
@@ -203,7 +202,9 @@ def _convert_kind(node: yaml.Node, kind: Any, key: str) -> Any:
     if origin is list:
         if not isinstance(node, yaml.SequenceNode):
             raise _UnfitError
-        return [convert(each, inner[0], f"{key}[{index}]") for index, each in enumerate(node.value)]
+        is_words = not line_of(node) and not dataclasses.is_dataclass(inner[0])
+        keys = (key if is_words else f"{key}[{index}]" for index in range(len(node.value)))
+        return [convert(each, inner[0], each_key) for each, each_key in zip(node.value, keys, strict=True)]
     if origin is dict:
         return _plain_mapping(node, key)
     if dataclasses.is_dataclass(kind):
@@ -299,23 +300,13 @@ def _shown(node: yaml.Node) -> str:
     return repr(shown)
 
 
-def _nearest(node: yaml.Node, kind: Any) -> str:
-    if typing.get_origin(kind) is not Literal or not isinstance(node, yaml.ScalarNode):
-        return ""
-    return _question(suggest(node.value, map(str, typing.get_args(kind))))
-
-
-def _question(names: list[str]) -> str:
-    return f"; did you mean {' or '.join(names)}?" if names else ""
-
-
 def _help_with(key: str, settings_class: Any, program: str) -> str:
     """What stands after an unknown key of a file: the nearest, or where all are listed."""
     level, _, name = key.rpartition(".")
     names = list(typing.get_type_hints(settings_class))
     nearest = suggest(name, names if level else known_keys(settings_class))
     if nearest:
-        return _question([f"{level}.{each}" if level else each for each in nearest]).removeprefix("; ")
+        return f"did you mean {' or '.join(f'{level}.{each}' if level else each for each in nearest)}?"
     return f"the keys there are {', '.join(names)}" if level else f"{program} --help lists the keys"
 
 
