@@ -4,7 +4,6 @@ Each stage skips what is already there, so a build that was killed anywhere ends
 """
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from pipeline.document_counts import format_counts
 from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.sentence_lines import SENTENCE_LINES
+from pipeline.machine import num_cores, this_machine
 from pipeline.plan import format_plan, make_plan
 from pipeline.report.page import REPORT_PAGE, write_page
 from pipeline.report.summary import SOURCES, load_report, summarize_dataset, write_report
@@ -56,7 +56,8 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     corpus = find_corpus(settings)
     if settings.plan:
         plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
-        print(format_plan(plan, settings.workers, settings.passes))
+        workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
+        print(format_plan(plan, workers, settings.passes))
         return
     vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     seconds["vocabulary"] = watch()
@@ -191,7 +192,7 @@ def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
     """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
-    machine = {"host": platform.node(), "cores": os.cpu_count(), "python": sys.version.split()[0]}
+    machine = {"host": platform.node(), "cores": num_cores(), "python": sys.version.split()[0]}
     machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
     run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
     left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own

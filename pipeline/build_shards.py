@@ -216,7 +216,8 @@ def _run_job(
     outputs: Outputs,
     beam_arguments: Sequence[str],
 ) -> None:
-    options = pipeline_options(settings.workers, beam_arguments)
+    # In the shuffle the token parts are tasks too.
+    options = pipeline_options(settings.workers, beam_arguments, max(len(missing), len(store.part_names)))
     mode = choose_exchange(settings.exchange, options)
     folder = TokenFolder(
         settings.tokens_folder,

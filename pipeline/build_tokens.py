@@ -213,7 +213,7 @@ def _run_job(
         return len(finished_parts(list_files(filesystem, folder), parts))
 
     outputs = Outputs("parts of the input", len(parts), len(finished), count, filesystem, folder)
-    run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments), outputs)
+    run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments, len(missing)), outputs)
 
 
 def add_tokens_graph(

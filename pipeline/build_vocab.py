@@ -174,7 +174,7 @@ def _count_words(
         return len(finished_parts(list_files(filesystem, folder), parts))
 
     outputs = Outputs("word counts", len(parts), 0, count, filesystem, root, are_kept=False)
-    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments), outputs)
+    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments, len(parts)), outputs)
     names = list_files(filesystem, folder)
     records = [record for found in finished_parts(names, parts).values() for record in found]
     told = read_records(filesystem, folder, records)

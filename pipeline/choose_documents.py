@@ -158,7 +158,8 @@ def _find_near_duplicates(
     if not {keys.file_name for keys in ranges} <= sizes.keys():
         found = len(names_of_all & sizes.keys())
         outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, filesystem, folder)
-        run_graph("near-duplicates", build, pipeline_options(settings.workers, beam_arguments), outputs)
+        options = pipeline_options(settings.workers, beam_arguments, len(names_of_all) - found)
+        run_graph("near-duplicates", build, options, outputs)
     return ranges
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ class VerifySettings:
     Attributes:
         dataset: Folder or URL of the dataset.
         deep: Also hold every instance to BERT's rules (docs/parity.md) and test the shares that chance decides.
-        threads: Shards checked at once.
+        threads: Shards checked at once, each held in memory; never more than 4 a core, or than fit in free memory.
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
@@ -153,15 +154,20 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     from tqdm import tqdm
 
     from pipeline.deep_verify import DeepCheck
+    from pipeline.machine import this_machine
     from pipeline.shards.coverage import describe_coverage
     from pipeline.shards.verify import verify_dataset
 
     dataset = _open(settings)
     total = sum(shard.num_bytes for shard in dataset.all_shards)
     check = DeepCheck(dataset) if settings.deep else None
+    largest = max((shard.num_bytes for shard in dataset.all_shards), default=0)
+    threads, why = this_machine().limit(settings.threads, len(dataset.all_shards), 2 * largest)
+    if settings.threads > VerifySettings.threads and why:
+        tqdm.write(f"threads: {why}", file=sys.stderr)
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
         findings = verify_dataset(
-            dataset, settings.threads, lambda shard: bar.update(shard.num_bytes), check or (lambda _shard, _block: ())
+            dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda _shard, _block: ())
         )
     for line in check.describe() if check else ():
         print(line)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -25,6 +26,7 @@ from tqdm import tqdm
 from pipeline import forked_workers, worker_guard
 from pipeline.exchange import ExchangeMode
 from pipeline.interrupts import INTERRUPTED, Interrupted
+from pipeline.machine import num_cores, this_machine
 from pipeline.shards.secret_values import hide
 from pipeline.shards.storage import find_temporaries, is_local, list_files, remove_files
 
@@ -72,20 +74,33 @@ class Outputs:
             remove_files(self.filesystem, self.folder, names)
 
 
-def pipeline_options(workers: int, beam_arguments: Sequence[str]) -> PipelineOptions:
+def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int) -> PipelineOptions:
     """Options of the runner: the user's own arguments, or local worker processes.
+
+    Args:
+        workers: At most; there are never more than tasks, or than this machine carries.
+        beam_arguments: Of the user.
+        num_tasks: Of the graph.
 
     Raises:
         ValueError: An argument that Beam does not know, or a runner that cannot be imported.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
-        beam_arguments = [*_local_runner(workers), *beam_arguments]
+        chosen, why = this_machine().limit(workers, num_tasks)
+        if why and (workers > num_cores() or chosen < num_tasks):  # of few tasks the default needs no word
+            _say_once(f"workers: {why}")
+        beam_arguments = [*_local_runner(chosen), *beam_arguments]
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
         raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
     return options
+
+
+@lru_cache(maxsize=64)
+def _say_once(line: str) -> None:
+    tqdm.write(line, file=sys.stderr)
 
 
 def _local_runner(workers: int) -> list[str]:

@@ -4,13 +4,13 @@ Imports buckets, filters, pairs, sentences, sources and storage.
 """
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.buckets import NUM_PREFIXES, VALIDATION_RULES, VALIDATION_TOKENS
 from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
+from pipeline.machine import num_cores
 from pipeline.pairs import NspBalance
 from pipeline.sentences import RULES
 from pipeline.shards.storage import parse_storage_options
@@ -74,7 +74,8 @@ class BuildSettings:
             which passes it never reaches.
         exchange: How a bucket's documents come together: files (read from token parts), shuffle (Beam's GroupByKey), or
             auto: files on this machine, shuffle on other runners. Never changes content.
-        workers: Local worker processes, by default one a core; arguments after -- choose another Beam runner.
+        workers: Local worker processes, by default one a core; never more than there are tasks, 4 a core, or one for
+            every 600 MiB of free memory. Arguments after -- choose another Beam runner.
         storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
     """
 
@@ -114,7 +115,7 @@ class BuildSettings:
     plan: bool = False
     training_instances: list[int] = field(default_factory=list)
     exchange: Literal["auto", "files", "shuffle"] = "auto"
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    workers: int = field(default_factory=num_cores)
     storage_options: str | None = None
 
     def __post_init__(self) -> None:

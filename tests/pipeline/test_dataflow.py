@@ -58,7 +58,7 @@ def translated(request, client, vocab_file, monkeypatch):
     monkeypatch.setattr(gcs.GcsIO, "is_soft_delete_enabled", lambda *_: False)
     settings = BuildSettings(output="gs://some-bucket/data", input=["gs://some-bucket/text/*.jsonl"])
     vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
-    options = pipeline_options(settings.workers, ARGUMENTS)
+    options = pipeline_options(settings.workers, ARGUMENTS, 4)
     pipeline = beam.Pipeline(options=options)
     if request.param == "tokens":
         ranges = [FileRange(f"gs://some-bucket/text/{n}.jsonl", 0, 9, 9, "jsonl") for n in range(NUM_PARTS)]

@@ -107,7 +107,7 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
             *open_filesystem(str(tmp_path / f"{tasks[0].bucket.name}.found")), "\n".join(sorted(once)).encode()
         )
 
-    with beam.Pipeline(options=pipeline_options(1, [])) as pipeline:
+    with beam.Pipeline(options=pipeline_options(1, [], 4)) as pipeline:
         _ = pipeline | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks) | beam.Map(write)
     filesystem, root = folder.open()
     names = ["one", "two", "none"]
@@ -121,7 +121,7 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
 
 def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
     tasks = plan_tasks(plan_buckets(4, b""), [64], 1, NOT_COUNTED)
-    pipeline = beam.Pipeline(options=pipeline_options(1, []))
+    pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
     _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks)
     proto = pipeline.to_runner_api()
     context = PipelineContext(proto.components)
@@ -159,17 +159,17 @@ def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab
 
 def test_auto_is_files_here_and_shuffle_elsewhere():
     def chosen(*arguments):
-        return choose_exchange("auto", pipeline_options(2, arguments))
+        return choose_exchange("auto", pipeline_options(2, arguments, 4))
 
     assert (chosen(), chosen("--direct_num_workers=1"), chosen("--runner=PrismRunner")) == ("files", "files", "files")
     for runner in ("DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner"):
         assert chosen(f"--runner={runner}") == "shuffle"
-    assert choose_exchange("files", pipeline_options(2, ["--runner=DataflowRunner"])) == "files"
+    assert choose_exchange("files", pipeline_options(2, ["--runner=DataflowRunner"], 4)) == "files"
 
 
 def test_an_unknown_option_is_refused_by_name():
     with pytest.raises(ValueError, match="no_such_option"):
-        pipeline_options(2, ["--no_such_option=1"])
+        pipeline_options(2, ["--no_such_option=1"], 4)
 
 
 def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, mon
         "        parser.add_argument('--our_address')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    options = pipeline_options(2, ["--runner=runner_of_ours.OurRunner", "--our_address=here"])
+    options = pipeline_options(2, ["--runner=runner_of_ours.OurRunner", "--our_address=here"], 4)
     assert options.get_all_options()["our_address"] == "here"
     assert choose_exchange("auto", options) == "shuffle"
 
@@ -190,4 +190,4 @@ def test_a_runner_that_is_not_installed_is_named():
     with pytest.raises(
         ValueError, match="the runner DaskRunner cannot be imported: No module named 'no_dask'; install"
     ):
-        pipeline_options(2, ["--runner=no_dask.dask_runner.DaskRunner"])
+        pipeline_options(2, ["--runner=no_dask.dask_runner.DaskRunner"], 4)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 STORE_THREADS, LOCAL_THREADS = 8, 2
+MAX_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -13,8 +14,8 @@ class ReadingSettings:
         buffer_bytes: Memory of one rank for blocks read ahead of need, and as much again while it validates; half of
             it is read at a time.
         max_read_bytes: Consecutive blocks are read by one request up to this size.
-        num_threads: Requests in flight; null for 8, or 2 where files are local, as threads that do not wait for a
-            network wait for each other.
+        num_threads: Requests in flight, at most 256; null for 8, or 2 where files are local, as threads that do not
+            wait for a network wait for each other.
         timeout_seconds: Patience with one request; drivers have their own too, S3's a minute without a byte.
         budget_seconds: Patience with one range of bytes over all its attempts.
     """
@@ -29,6 +30,8 @@ class ReadingSettings:
         for name in ("buffer_bytes", "max_read_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"reading.{name} is {value}; it must be at least 1")
+        if (self.num_threads or 1) > MAX_THREADS:
+            raise ValueError(f"reading.num_threads is {self.num_threads}; it must be at most {MAX_THREADS} a rank")
         for name in ("timeout_seconds", "budget_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"reading.{name} is {getattr(self, name)}; it must be above 0")
