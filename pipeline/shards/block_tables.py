@@ -41,6 +41,9 @@ WHOLE_BYTES = 8 * 2**20
 _TAIL_BYTES = 2**16
 """What Arrow reads first to find the footer."""
 
+_AHEAD_SHARES = 1.25
+"""A row group is read by one request where it takes at most so many times the bytes of the average one."""
+
 _OPENING_SECONDS = 5.0
 """Threads that want rows wait so long for the one that opens the file; its request may hang for ever."""
 
@@ -133,16 +136,18 @@ class BlockTables:
         return parsed
 
     def _read_group(self, opened: _Opened, group: int) -> pa.Table:
-        described = opened.metadata.row_group(group)
-        columns = [described.column(index) for index in range(described.num_columns)]
-        start = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
-        stop = start + sum(column.total_compressed_size for column in columns)
-        if not 0 <= start < stop <= opened.num_bytes:
-            raise ValueError(f"{self._where}: a damaged Parquet table: row group {group} at {start}-{stop}")
-        piece = _Piece(self._read(start, stop), start, opened.num_bytes)
-        with named_damage(self._where):
-            file = pq.ParquetFile(piece, metadata=opened.metadata, page_checksum_verification=True)
-            return file.read_row_group(group, use_threads=False)
+        # Arrow is not asked where the columns lie: where that is damaged, its answer ends the process. When it reads
+        # them it raises an error.
+        share = (opened.num_bytes - opened.metadata.serialized_size) / max(1, len(opened.group_rows) - 1)
+        ahead = _Ahead(self._read, opened.num_bytes, int(_AHEAD_SHARES * share))
+        try:
+            with named_damage(self._where):
+                file = pq.ParquetFile(ahead, metadata=opened.metadata, page_checksum_verification=True)
+                return file.read_row_group(group, use_threads=False)
+        except ValueError:
+            if ahead.failure is not None:  # of the store, and not of the table
+                raise ahead.failure from None
+            raise
 
     def _open_once(self) -> _Opened:
         """Opens the file, which other threads wait for, though not for ever."""
@@ -228,6 +233,51 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
     except ValueError as error:
         raise ValueError(f"{where}: rows of {shard.name} do not describe it: {error}; {advice}") from error
     return blocks
+
+
+class _Ahead(io.RawIOBase):
+    """A file read from front to back by few requests: each reads ahead of what is asked for.
+
+    Attributes:
+        failure: What a request raised; Arrow shows it as one of its own errors.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int, ahead: int) -> None:
+        super().__init__()
+        self._read, self._size, self._ahead = read, size, ahead
+        self._position = self._start = 0
+        self._data = b""
+        self.failure: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        begin, end = self._position, self._size if size < 0 else min(self._size, self._position + size)
+        if end <= begin:
+            return b""
+        if not self._start <= begin <= end <= self._start + len(self._data):
+            try:
+                self._data = self._read(begin, min(self._size, max(end, begin + self._ahead)))
+            except Exception as error:
+                self.failure = error
+                raise
+            self._start = begin
+        self._position = end
+        return self._data[begin - self._start : end - self._start]
 
 
 class _Piece(io.RawIOBase):

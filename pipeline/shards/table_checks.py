@@ -22,6 +22,8 @@ SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 MAX_SEQ_LEN = 65_535
 MAX_PASSES = 1000
 MAX_BLOCK_BYTES = 64 * TOKENS_PER_BLOCK  # compressed columns of that many tokens are a twentieth of it
+MAX_SHARD_BYTES = 2**36
+_MIN_MEMBER_BYTES = 1024  # of a tar file: a header and what is in it, in pieces of 512 bytes
 _MAX_NUMBER = 2**62
 _HASH = re.compile(r"[0-9a-f]{64}")
 _HALF_HASH = re.compile(r"[0-9a-f]{32}")
@@ -72,6 +74,9 @@ def check_rows(shards: Sequence[Shard]) -> None:
         where = f"row {row}"
         _check_row(shard, where)
         _check_number(f"{where}, pass", shard.pass_index, 0, MAX_PASSES - 1)
+        _check_number(f"{where}, num_bytes", shard.num_bytes, 0, MAX_SHARD_BYTES)
+        most = shard.num_bytes // _MIN_MEMBER_BYTES * block_instances(shard.seq_len)
+        _check_number(f"{where}, instances in {shard.num_bytes} bytes", shard.instances, 0, most)
         folder, _, name = shard.name.rpartition("/")
         expected = f"{shard.split}/L{shard.seq_len}/pass-{shard.pass_index:02d}"
         is_own = folder == expected and _SHARD_NAME.fullmatch(name) is not None
@@ -157,11 +162,14 @@ def _are_plausible(shards: Sequence[Shard]) -> bool:
         column = {name: np.array(values, np.int64) for name, values in numbers.items()}
     except OverflowError:
         return False
-    limits = {"seq_len": (1, MAX_SEQ_LEN), "pass_index": (0, MAX_PASSES - 1)}
+    limits = {"seq_len": (1, MAX_SEQ_LEN), "pass_index": (0, MAX_PASSES - 1), "num_bytes": (0, MAX_SHARD_BYTES)}
     for name, values in column.items():
         least, most = limits.get(name, (0, _MAX_NUMBER))
         if not bool(np.all((values >= least) & (values <= most))):
             return False
+    full = np.maximum(1, TOKENS_PER_BLOCK // column["seq_len"])
+    if np.any(column["instances"] > column["num_bytes"] // _MIN_MEMBER_BYTES * full):
+        return False
     most_tokens = [shard.instances * shard.seq_len for shard in shards]
     fits = all(shard.tokens <= most for shard, most in zip(shards, most_tokens, strict=True))
     fits = fits and bool(

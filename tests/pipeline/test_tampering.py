@@ -123,6 +123,12 @@ SHARDS = {
     "another split": ({"split": "test"}, "split: found 'test'"),
     "negative bytes": ({"num_bytes": -1}, "num_bytes: found '-1'"),
     "huge bytes": ({"num_bytes": 2**63 - 1}, "num_bytes: found"),
+    "more bytes than a shard has": ({"num_bytes": 2**36 + 1}, "num_bytes: found '68719476737'"),
+    "more instances than fit": ({"instances": 2**50}, "instances in 10240 bytes: found '1125899906842624'"),
+    "one block more than fits": (
+        {"instances": 81},
+        "instances in 10240 bytes: found '81', expected a whole number from 0",
+    ),
     "negative instances": ({"instances": -20}, "instances: found '-20'"),
     "more tokens than fit": ({"tokens": 2**60}, "tokens: found"),
     "more masked than tokens": ({"masked": 2**30}, "masked: found"),
