@@ -81,7 +81,8 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     rows = checksum = 0
     for document in documents:
         rows, checksum = rows + 1, checksum + document.crc32
-        if document.source < source_of.get(document.id, MAX_SOURCES):
+        known = source_of.get(document.id, MAX_SOURCES)
+        if document.source < known or (document.source == known and _is_before(document, by_id[document.id][0])):
             by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
     ids = sorted(by_id)
@@ -96,6 +97,14 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
         start += len(own)
     sources = np.array([source_of[each] for each in ids], np.uint8)
     return BucketDocuments(ids, sentence_offsets, lengths, tokens, sources, rows, checksum)
+
+
+def _is_before(document: TokenizedDocument, other: npt.NDArray[np.unsignedinteger]) -> bool:
+    """Whether a copy is taken in place of one whose sentences have other lengths: one whose lines were its sentences.
+
+    Without this the order in which copies come would decide.
+    """
+    return bool(document.sentence_lengths.tolist() < other.tolist())
 
 
 def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Iterator[Block]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.documents.encoding import head_to_utf8
-from pipeline.documents.files import StorageOptions, read_head
+from pipeline.documents.files import TAIL_BLOCK_BYTES, FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.formats import FORMATS, detect_format
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.documents.zip_archive import SUFFIX as ZIP
@@ -57,13 +57,17 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
     if is_sure and not is_plain and (len(files) == 1 or blocks >= _LEAST_BLOCKS_OF_MANY_FILES):
         return True
     url, own = min(likely.items(), key=lambda each: (each[1].is_sure, each[0]))
-    raise ValueError(f"{url}: found {own} in its beginning{_among(len(likely), len(seen))}: {WHICH_FLAG}")
+    raise ValueError(f"{url}: its beginning has {own}{_among(len(likely), len(seen))}; {WHICH_FLAG}")
 
 
 def _among(likely: int, seen: int) -> str:
-    return "" if seen == 1 else f", {likely:,} of {seen:,} files looked at are alike"
+    return "" if seen == 1 else f", as in {likely:,} of {seen:,} files looked at"
 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
-    head = read_head(url, size, storage_options)
-    return look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=len(head) == size)
+    head = b""
+    for block in read_blocks(FileRange(url, 0, min(size, TAIL_BLOCK_BYTES), size, "text"), storage_options):
+        head += block
+        if len(head) > TAIL_BLOCK_BYTES:
+            break
+    return look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=len(head) <= TAIL_BLOCK_BYTES)

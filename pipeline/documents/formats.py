@@ -105,7 +105,7 @@ def _refuse_sentence_lines(where: str, head: bytes) -> None:
     """A member is one of many, read when it is too late to ask what the others look like."""
     seen = look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=False)
     if seen.is_likely:
-        raise ValueError(f"{where}: found {seen} in its beginning: {WHICH_FLAG}")
+        raise ValueError(f"{where}: its beginning has {seen}; {WHICH_FLAG}")
 
 
 def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:

@@ -26,7 +26,8 @@ def parse_jsonl(text: str, text_field: str) -> str:
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f"found no JSON ({error}), expected an object in one line; {TO_JSON_LINES}"
+        hint = f"; {TO_JSON_LINES}" if text.lstrip()[:1] in "[{" else ""
+        message = f"found no JSON ({error}), expected an object in one line{hint}"
         raise BadDocumentError("not_json", message) from error
     if not isinstance(found, dict):
         message = f"found a JSON {type(found).__name__}, expected an object with fields; {TO_JSON_LINES}"

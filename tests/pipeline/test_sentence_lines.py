@@ -1,14 +1,19 @@
 """Corpora with a sentence a line, told from novels, speeches and poems, and read with the sentences they have."""
 
+import gzip
 import io
 import json
 import zipfile
+from hashlib import sha256
+from itertools import permutations
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import zstandard
 
+from pipeline.build_bucket import gather_documents
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.document_lists import group_documents, split_documents
@@ -18,6 +23,7 @@ from pipeline.documents.read import read_part
 from pipeline.documents.sentence_lines import look_at_lines
 from pipeline.sentences import split_sentences
 from pipeline.shards.dataset import open_dataset
+from pipeline.token_parts import TokenizedDocument
 
 SENTENCES = ["The ship left at noon.", '"Is it far?"', "No one knew, said Mr. Grey!", "They sailed on (for a while.)"]
 DOCUMENT = "\n".join(SENTENCES) + "\n"
@@ -72,20 +78,31 @@ def test_files_are_judged_together():
     assert formats(write(a_txt=NOVEL, b_txt=POEM, c_txt=DOCUMENT)) == ["text"] * 3
 
 
+def test_documents_of_many_lines_are_seen_in_compressed_files_too():
+    names = [sha256(bytes([number % 250, number // 250])).hexdigest() for number in range(3000)]
+    lines = (f"The ship {name} left.\n" + "\n" * (number % 300 == 299) for number, name in enumerate(names))
+    data = gzip.compress("".join(lines).encode())
+    fsspec.filesystem("memory").pipe("/packed/a.txt.gz", data)
+    assert formats(find_inputs(["memory://packed/a.txt.gz"])) == ["sentence-lines"]
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
         (
             {"a_txt": HALF},
-            r"a\.txt: found 20 blank-line blocks of 100 lines, of which 100% .* and 80% hold one sentence",
+            r"a\.txt: its beginning has 20 blank-line blocks of 100 lines, of which 100% .* and 80% hold one sentence",
         ),
-        ({"a_txt": NOVEL, "b_txt": CORPUS}, r"b\.txt: found 50 blank-line blocks .* 1 of 2 files looked at are alike"),
-        ({f"{i}_txt": "\n".join([DOCUMENT] * 5) for i in range(9)}, r"0\.txt: found 5 blank-line blocks"),
+        (
+            {"a_txt": NOVEL, "b_txt": CORPUS},
+            r"b\.txt: its beginning has 50 blank-line blocks .* as in 1 of 2 files looked at",
+        ),
+        ({f"{i}_txt": "\n".join([DOCUMENT] * 5) for i in range(9)}, r"0\.txt: its beginning has 5 blank-line blocks"),
     ],
 )
 def test_what_is_not_sure_stops_and_is_read_as_told(texts, said):
     files = write(**texts)
-    with pytest.raises(ValueError, match=rf"{said}.*: give --format sentence-lines if .* or --format text if each"):
+    with pytest.raises(ValueError, match=rf"{said}.*; give --format sentence-lines if .* or --format text if each"):
         formats(files)
     for text_format in ("text", "sentence-lines"):
         assert formats(files, text_format) == [text_format] * len(files)
@@ -100,7 +117,9 @@ def test_members_of_an_archive_are_never_taken_apart_unasked(tmp_path):
         [part] = plan_parts(find_inputs([str(tmp_path / "a.zip")]), text_format, 2**20)
         return len(list(read_part(part)))
 
-    with pytest.raises(ValueError, match=r"a\.zip/a\.txt: found 50 blank-line blocks.*: give --format sentence-lines"):
+    with pytest.raises(
+        ValueError, match=r"a\.zip/a\.txt: its beginning has 50 blank-line blocks.*; give --format sentence-lines"
+    ):
         read("auto")
     assert (read("text"), read("sentence-lines")) == (1, 50)
 
@@ -113,6 +132,15 @@ def test_lines_stay_sentences():
     assert first.sentences == ["One. Two.", "three", ("x " * 500).strip(), ("x " * 200).strip()]
     assert second.sentences[:3] == ["One.", "Two.", "three"]
     assert first.id == second.id
+
+
+def test_of_copies_with_other_sentences_one_is_taken_in_any_order():
+    def encoded(*lengths):
+        tokens = np.arange(sum(lengths), dtype=np.uint16)
+        return TokenizedDocument(b"0" * 16, 9, np.array(lengths, np.uint16), tokens)
+
+    for order in permutations([encoded(4, 2), encoded(2, 2, 2), encoded(6)]):
+        assert gather_documents(order).sentence_lengths.tolist() == [2, 2, 2]
 
 
 def test_no_book_and_no_speech_is_taken_apart(shared_data):
