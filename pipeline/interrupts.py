@@ -18,7 +18,16 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The command was told to end; the text says what is kept."""
+    """The command was told to end; the text says what is kept.
+
+    Attributes:
+        number: The signal, where only its handler knows it; otherwise 0.
+    """
+
+    def __init__(self, text: str, number: int = 0) -> None:
+        """As the attributes."""
+        super().__init__(text)
+        self.number = number
 
 
 class Interruption:
@@ -56,8 +65,10 @@ class Interruption:
     def report(self, error: KeyboardInterrupt) -> int:
         """Says that the command was interrupted; its exit code."""
         say_from_rank_0(str(error) or INTERRUPTED)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left that the interpreter's end could save
-        return 128 + (self.number or signal.SIGINT)
+        if self.number:  # nothing is left that the interpreter's end could save
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        number = error.number if isinstance(error, Interrupted) else 0
+        return 128 + (number or self.number or signal.SIGINT)
 
     def _hear(self, number: int) -> None:
         if not self.unwinds or self._heard:

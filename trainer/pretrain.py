@@ -31,7 +31,7 @@ from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, sec
 from trainer.ranks import start_ranks, stop_ranks
 from trainer.run import Position, Run, open_run
 from trainer.settings import Phase, PretrainSettings, resolve
-from trainer.stopping import STOPPED, LauncherWatch, leave_at_once, note_outcome, stops_requested
+from trainer.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.stream.step import RankStep, StepLoader
 from trainer.validation import (
     ValidationSet,
@@ -43,6 +43,7 @@ from trainer.validation import (
 )
 
 WAITING_SECONDS = 0.05
+STOPPING = "stopping after this step, saving; again leaves at once"
 
 
 def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
@@ -61,7 +62,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         if run is None:
             note("finished")
             return 0
-        with contextlib.closing(run), stops_requested(watch, run.request_stop):
+        with contextlib.closing(run), stops_requested(watch, run.stop, run.progress.say, STOPPING):
             while not run.is_finished and not run.must_stop:
                 train_phase(run)
             run.watchdog.beat("waiting for the last checkpoint", FIRST_STEP_FACTOR)
@@ -74,7 +75,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     finally:
         stop_ranks()
     if not run.is_finished:
-        leave_at_once(STOPPED)
+        leave_at_once(128 + run.stop.number)
     note("finished")
     return 0
 
@@ -91,7 +92,7 @@ def train_phase(run: Run) -> None:
         begin_phase(run.optimizer, phase)
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step, waited, loader in _steps_of_phase(run, phase):
-        stops, elapsed = run.stop_requested or run.saver.has_failed, clock.elapsed_seconds
+        stops, elapsed = run.stop.is_made or run.saver.has_failed, clock.elapsed_seconds
         counts = agree_on_step(run.ranks, rank_step.micro_batches, waited, stops, rank_step.drawn, elapsed)
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
@@ -151,7 +152,7 @@ def _have_step(run: Run, loader: StepLoader) -> bool:
     """Waits until every rank has its next step, however long a build takes; False where one was told to stop."""
     while True:
         run.watchdog.beat("waiting for the build")
-        ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop_requested)
+        ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop.is_made)
         if ready or stopped:
             return not stopped
         time.sleep(WAITING_SECONDS)

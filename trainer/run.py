@@ -29,6 +29,7 @@ from trainer.ranks import Ranks, device_name, together
 from trainer.run_folder import RunFolder, prepare_run
 from trainer.run_lock import lock_run
 from trainer.settings import PretrainSettings
+from trainer.stopping import StopRequest
 from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.state import parse_state
 from trainer.watch.gauge import Gauge
@@ -86,7 +87,7 @@ class Run:
     profile: Profile
     position: Position
     step_started: float = 0.0
-    stop_requested: bool = False  # of this rank
+    stop: StopRequest = field(default_factory=StopRequest)  # of this rank
     must_stop: bool = False  # agreed by all ranks
 
     @property
@@ -98,10 +99,6 @@ class Run:
         """Ends what watches and shows the run."""
         for each in (self.watchdog, self.profile, self.recorder, self.progress):
             each.close()
-
-    def request_stop(self) -> None:
-        """Has every rank save and leave after the next step."""
-        self.stop_requested = True
 
     def save(self) -> None:
         """Saves in the background, once the weights are known to be sound."""

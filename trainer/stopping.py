@@ -1,4 +1,4 @@
-"""When a rank is told to stop: by a signal, or because its launcher is gone. Imports the stdlib; Linux's /proc.
+"""When a rank is told to stop: by a signal, or because its launcher is gone. Looks at Linux's /proc.
 
 The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that ends the former alone
 reaches nobody else, so every rank watches both (torchrun and others likewise) and leaves when one of them is gone.
@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+from pipeline.interrupts import heard, leave_interrupted
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 STOPPED = 128 + signal.SIGTERM
-"""Exit code of a run that was told to stop and saved."""
+"""Exit code of a run that was told to stop and saved; after Ctrl-C 128 + SIGINT."""
 
 OUTCOME_FILE = "BEAMBERT_OUTCOME_FILE"
 LAUNCHER_PROGRAMS = {"deepspeed", "ds", "torchrun"}
 LAUNCHER_MODULES = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch")
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 8.0
+LAUNCHERS_GRACE_SECONDS = 30.0
+"""What launchers give their ranks after Ctrl-C before they kill them."""
 
 
 class LauncherWatch:
@@ -30,14 +34,19 @@ class LauncherWatch:
 
     Attributes:
         on_loss: Called once; None, as before there is something to save, leaves at once.
+        grace_seconds: How long ranks may save after that.
+        has_launcher: Whether there is one.
+        has_deepspeed: Whether one is DeepSpeed's.
     """
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Watches the launchers among this process's parents; without one, as under a plain shell, nothing."""
         self.on_loss: Callable[[], None] | None = None
-        self._grace_seconds = grace_seconds
+        self.grace_seconds = grace_seconds
         self._launchers = find_launchers()
-        if self._launchers:
+        self.has_launcher = bool(self._launchers)
+        self.has_deepspeed = any("deepspeed" in " ".join(_arguments(pid)[:3]) for pid in self._launchers)
+        if self.has_launcher:
             threading.Thread(target=self._watch, name="launcher watch", daemon=True).start()
 
     def _watch(self) -> None:
@@ -45,7 +54,7 @@ class LauncherWatch:
             time.sleep(POLL_SECONDS)
         if self.on_loss is not None:
             self.on_loss()
-            time.sleep(self._grace_seconds)
+            time.sleep(self.grace_seconds)
         os._exit(STOPPED)
 
 
@@ -69,21 +78,61 @@ def is_launcher(arguments: list[str]) -> bool:
     return False
 
 
+Told = Callable[[], bool]
+"""Asks whether this rank was told to stop."""
+
+
+class StopRequest:
+    """Whether this rank was told to stop, and by what.
+
+    Attributes:
+        is_made: Whether it was.
+        number: SIGINT after Ctrl-C; otherwise SIGTERM, also where another rank was told.
+    """
+
+    def __init__(self) -> None:
+        """Not made yet."""
+        self.is_made = False
+        self.number = int(signal.SIGTERM)
+
+    def make(self, number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
+        """Tells this rank to stop."""
+        self.is_made = True
+        if number == signal.SIGINT:
+            self.number = number
+
+
 @contextlib.contextmanager
-def stops_requested(watch: LauncherWatch, request: Callable[[], None]) -> Iterator[None]:
-    """While this holds, a stop signal or the loss of the launcher calls `request` instead of ending the process."""
+def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str], None], notice: str) -> Iterator[None]:
+    """While this holds, a stop signal or the loss of the launcher makes a request instead of ending the process.
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        request()
+    A second Ctrl-C leaves at once, also where the main thread waits for another rank for ever.
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    watch.on_loss = request
+    Args:
+        watch: Its patience with a lost launcher grows by Ctrl-C, as that ends the `deepspeed` command at once.
+        stop: What is made.
+        say: Called with the notice by the first Ctrl-C.
+        notice: What the first Ctrl-C means.
+    """
+    interrupts: list[int] = []
+
+    def hear(number: int) -> None:
+        # DeepSpeed's launcher sends SIGTERM after the first Ctrl-C, torchrun in place of the second.
+        is_torchruns = number == signal.SIGTERM and watch.has_launcher and not watch.has_deepspeed
+        if interrupts and (number == signal.SIGINT or is_torchruns):
+            leave_interrupted(signal.SIGINT)
+        stop.make(number)
+        if number == signal.SIGINT:
+            interrupts.append(number)
+            watch.grace_seconds = LAUNCHERS_GRACE_SECONDS
+            say(notice)
+
+    watch.on_loss = stop.make
     try:
-        yield
+        with heard(STOP_SIGNALS, hear, stop.make):
+            yield
     finally:
         watch.on_loss = None
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def note_outcome(text: str) -> None:

@@ -1,9 +1,11 @@
 """The command under the `deepspeed` launcher, as a person types it, against one process."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,10 @@ BIN = Path(sys.executable).parent
 FLAGS = "--max_seq_len 16 --batch_size 8 --learning_rate 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
 
 
-def finetune(launcher, folder, output, *flags, **variables):
+def finetune(launcher, folder, output, *flags, program="trainer", start=None, stdout=None, stderr=None, **variables):
     """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
     files = ["--model", "model", "--train", "train.tsv", "--validation", "dev.tsv", "--test", "test.tsv"]
-    command = [*launcher, "trainer", "finetune", "--task", "sst2", *files, "--output", output, *FLAGS.split(), *flags]
+    command = [*launcher, program, "finetune", "--task", "sst2", *files, "--output", output, *FLAGS.split(), *flags]
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -32,6 +34,8 @@ def finetune(launcher, folder, output, *flags, **variables):
         "CUDA_VISIBLE_DEVICES": "",
         **variables,
     }
+    if start is not None:
+        return start(command, cwd=folder, env=environment, stdout=stdout, stderr=stderr, start_new_session=True)
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -55,6 +59,56 @@ def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_pat
     predictions = "predictions/test/SST-2.tsv"
     assert (tmp_path / "alone" / predictions).read_text() == (tmp_path / "together" / predictions).read_text()
     assert together["best"]["metrics"]["dev"]["accuracy"] == 1.0
+
+
+# Every rank waits within the first step of the second run until a file is there.
+WAITING = """
+import sys, time
+from pathlib import Path
+from trainer.cli import main
+from trainer.finetune.progress import GridProgress
+advance = GridProgress.advance
+def advance_or_wait(self, loss):
+    advance(self, loss)
+    Path(f"run-{self._run}").touch()
+    while self._run == 2 and not Path("go").exists():
+        time.sleep(0.05)
+GridProgress.advance = advance_or_wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "deepspeed"])
+def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
+    write_sst2(tmp_path)
+    write_pretrained(tmp_path / "model")
+    (tmp_path / "waiting.py").write_text(WAITING)
+    launcher = [BIN / "python"] if is_alone else deepspeed[:-1]
+    with (tmp_path / "log").open("wb") as log:
+        process = finetune(
+            launcher, tmp_path, "out", program="waiting.py", start=subprocess.Popen, stdout=log, stderr=log
+        )
+    log = tmp_path / "log"
+    wait_until(lambda: (tmp_path / "run-2").exists() or process.poll() is not None, log)
+    os.killpg(process.pid, signal.SIGINT)
+    notice = "stopping after this step, finished runs are kept; again leaves at once"
+    wait_until(lambda: notice in log.read_text(), log)
+    (tmp_path / "go").touch()
+    assert process.wait(120) == (130 if is_alone else -2)
+    wait_until(lambda: "interrupted;" in log.read_text(), log)
+    said = log.read_text()
+    assert said.count("interrupted; 1 of 2 runs are kept, the same command continues\n") == said.count(notice) == 1
+    assert "trainer/" not in said, "a traceback of ours"
+    ran = finetune((BIN / "python", "-m"), tmp_path, "out")
+    assert "1 of 2 runs were finished before" in ran.stdout
+    assert ran.returncode == 0, ran.stderr
+
+
+def wait_until(condition, log, seconds=180):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, log.read_text()
+        time.sleep(0.05)
 
 
 def test_a_bad_file_is_named_once_under_the_launcher(tmp_path, deepspeed):

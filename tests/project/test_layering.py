@@ -50,9 +50,9 @@ ALLOWED = {
     "trainer.finetune": {
         "trainer.model", "trainer.optim", "trainer.engine", "trainer.ranks", "trainer.partitions", "trainer.conversion",
         "trainer.open_model", "trainer.model_settings", "trainer.settings_changes", "trainer.run_folder",
-        "trainer.run_lock", "trainer.allocator", "trainer.watch", "trainer.device", "trainer.features",
-        "trainer.build_optimizer", "tokenizer", "tokenizers", "pipeline.shards", "torch", "numpy", "tqdm", "zstandard",
-        "safetensors",
+        "trainer.run_lock", "trainer.stopping", "trainer.allocator", "trainer.watch", "trainer.device",
+        "trainer.features", "trainer.build_optimizer", "tokenizer", "tokenizers", "pipeline.interrupts",
+        "pipeline.shards", "torch", "numpy", "tqdm", "zstandard", "safetensors",
     },
 }  # fmt: skip
 OWN_ROOM = {

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -248,24 +250,39 @@ def test_words_of_conll_files(hf, tmp_path):
 # --- interrupted, continued, refused --------------------------------------------------------------------------------
 
 
-def test_an_interrupted_command_goes_on_and_gives_the_same(hf, text_file, tmp_path, monkeypatch):
-    flags = ["--layers", "-1", "--texts_per_part", "2"]
+# Waits for ever when the vectors of the second part are there and its table is not.
+WAITING = """
+import sys, time
+from trainer.cli import main
+import trainer.features.parts as parts
+write = parts.write_atomic
+def write_or_wait(filesystem, path, data):
+    if path.endswith("part-00001.parquet"):
+        print("waits", flush=True)
+        while True:
+            time.sleep(0.05)
+    write(filesystem, path, data)
+parts.write_atomic = write_or_wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interrupted_command_goes_on_and_gives_the_same(hf, text_file, tmp_path):
+    flags = ["--layers", "-1", "--texts_per_part", "2", "--output_format", "npy"]
     assert features(hf, text_file, tmp_path / "calm", *flags) == 0
-    import trainer.features.job
-
-    write_part = trainer.features.job.write_part
-
-    def fail_later(folder, name, *arguments):
-        if name == "part-00001":
-            raise KeyboardInterrupt
-        return write_part(folder, name, *arguments)
-
-    monkeypatch.setattr("trainer.features.job.write_part", fail_later)
-    with pytest.raises(KeyboardInterrupt):
-        features(hf, text_file, tmp_path / "rough", *flags)
-    assert sorted(path.name for path in (tmp_path / "rough").iterdir()) == ["part-00000.parquet", "started.json"]
+    files = ["--model", str(hf), "--input", str(text_file), "--output", str(tmp_path / "rough")]
+    command = [sys.executable, "-c", WAITING, "features", *files, *flags]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout.readline() == "waits\n", process.communicate()
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=120)
+    assert said == ("", "interrupted; 1 part is kept, the same command continues\n")
+    assert process.returncode == 130
+    names = ["part-00000.npy", "part-00000.parquet", "started.json"]
+    assert sorted(path.name for path in (tmp_path / "rough").iterdir()) == names
     before = (tmp_path / "rough" / "part-00000.parquet").stat().st_mtime_ns
-    monkeypatch.setattr("trainer.features.job.write_part", write_part)
     assert features(hf, text_file, tmp_path / "rough", *flags) == 0
     assert (tmp_path / "rough" / "part-00000.parquet").stat().st_mtime_ns == before
     for path in (tmp_path / "calm").iterdir():

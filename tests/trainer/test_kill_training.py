@@ -60,13 +60,25 @@ def test_what_is_tried_again(tmp_path, script, flags, name, code, runs):
     assert said.count("supervise:") == (runs - 1) + ("giving up" in said)
 
 
-def test_a_signal_to_the_supervisor_reaches_the_command_and_ends_both(tmp_path):
-    process = supervise(tmp_path, "trap 'exit 143' TERM; while :; do sleep 0.05; done")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_path, number):
+    """By Ctrl-C the `deepspeed` command ends before its ranks do, here a process in the background."""
+    rank = f"(trap '' INT TERM; until [ -e {tmp_path}/go ]; do sleep 0.05; done; touch {tmp_path}/left) &"
+    trap = f"trap 'echo x >>{tmp_path}/told; exit {128 + number}' INT TERM"
+    process = supervise(tmp_path, f"{rank}\n{trap}\ntouch {tmp_path}/ready\nwhile :; do sleep 0.05; done")
+    wait_for(tmp_path / "ready")
+    os.kill(process.pid, number)
+    wait_for(tmp_path / "told")
+    (tmp_path / "go").touch()
+    process.wait(timeout=60)
+    assert (tmp_path / "left").exists() or number == signal.SIGTERM
+    wait_for(tmp_path / "left")
+    assert (process.returncode, runs_of(tmp_path)) == (128 + number, 1)
+    assert (tmp_path / "told").read_text() == "x\n"
+
+
+def wait_for(path):
     began = time.monotonic()
-    while not (tmp_path / "runs").exists():
-        assert time.monotonic() - began < 30
+    while not path.exists():
+        assert time.monotonic() - began < 60
         time.sleep(0.05)
-    time.sleep(0.3)
-    os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert (process.returncode, runs_of(tmp_path)) == (143, 1)

@@ -24,6 +24,8 @@ START_SECONDS = 180
 LEAVE_SECONDS = 10
 DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--module")
 TORCHRUN = ("torchrun", "--nproc_per_node", "2", "-m")
+ALONE = ("python", "-u", "-m")
+NOTICE = "stopping after this step, saving; again leaves at once"
 
 
 def words_of(pid):
@@ -49,7 +51,8 @@ class Job:
         name, *options, module = launcher
         program = Path(sys.executable).parent / name
         words = [module, "trainer", "pretrain", "--config", str(config), *flags]
-        command = [str(program), *options, "--master_port", str(free_port()), *words]
+        port = [] if launcher == ALONE else ["--master_port", str(free_port())]
+        command = [str(program), *port, *options, *words]
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.log = folder / "log.txt"
@@ -163,6 +166,56 @@ def test_torchrun_told_to_stop_or_killed_leaves_no_rank(tmp_path, data, record_p
     with Job(tmp_path, data, launcher=TORCHRUN) as job:
         stop(job, job.process.pid, signal.SIGKILL, record_property)
         assert job.saved_step() > first, "it went on from there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [ALONE, DEEPSPEED, TORCHRUN], ids=lambda launcher: launcher[0])
+def test_ctrl_c_saves_and_leaves(tmp_path, data, launcher):
+    with Job(tmp_path, data, launcher=launcher) as job:
+        before = job.last_step()
+        os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does
+        job.seconds_until_gone()
+        said = job.log.read_text()
+        assert job.saved_step() == job.last_step() >= before, said
+        assert said.count(NOTICE) == 1
+        assert f"stopped by a signal and saved after step {job.saved_step()}; the same command continues" in said
+        assert job.process.returncode in {ALONE: [130], DEEPSPEED: [-2], TORCHRUN: [1]}[launcher], said
+        assert "trainer/" not in said, "a traceback of ours"
+
+
+BLOCKED = """
+import ctypes, sys
+from types import SimpleNamespace
+from trainer.stopping import StopRequest, stops_requested
+watch = SimpleNamespace(on_loss=None, has_launcher=sys.argv[1] != "alone", has_deepspeed=sys.argv[1] == "deepspeed")
+mutex = ctypes.create_string_buffer(64)
+class Loud(StopRequest):
+    def make(self, number, frame=None):
+        print("made", number, flush=True)
+with stops_requested(watch, Loud(), lambda text: print(text, flush=True), "first"):
+    print("ready", flush=True)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "numbers"),
+    [
+        ("alone", [signal.SIGINT, signal.SIGINT]),
+        ("deepspeed", [signal.SIGINT, signal.SIGTERM, signal.SIGINT]),
+        ("torchrun", [signal.SIGINT, signal.SIGTERM]),
+    ],
+)
+def test_the_second_ctrl_c_leaves_though_the_main_thread_waits_for_ever(launcher, numbers):
+    command = [sys.executable, "-c", BLOCKED, launcher]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said = [["ready"], ["made 2", "first"], ["made 15"]]
+        for lines, number in zip(said, numbers, strict=False):
+            assert [process.stdout.readline().strip() for _ in lines] == lines
+            process.send_signal(number)
+        assert process.communicate(timeout=60) == ("", "interrupted\n")
+        assert process.returncode == 130
 
 
 @pytest.mark.slow

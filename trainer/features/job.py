@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.shards.secret_values import hide_in
 from pipeline.shards.storage import (
     file_exists,
@@ -77,6 +78,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: No model or no input.
+        Interrupted: The process was told to end; says how many parts are kept.
         ValueError: The output folder holds something else or features of other settings, the input has changed since
             its first parts were made, or a text cannot be read.
     """
@@ -100,7 +102,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     with tqdm(
         total=sum(file.size for file in files), unit="B", unit_scale=True, mininterval=1.0, disable=None
     ) as progress:
-        parts = list(_write_parts(files, settings, extractor, layout, progress))
+        parts = _write_or_say_how_many(settings.output, _write_parts(files, settings, extractor, layout, progress))
     return _finish(settings.output, plan, extractor, layout, parts)
 
 
@@ -132,6 +134,19 @@ def _start(output: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     else:
         write_atomic(filesystem, f"{path}/{STARTED}", _to_json(plan))
     return json.loads(read_file(filesystem, f"{path}/{FINISHED}")) if FINISHED in found else None
+
+
+def _write_or_say_how_many(output: str, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    try:
+        return list(parts)
+    except KeyboardInterrupt as error:
+        filesystem, path = open_filesystem(output)
+        names = list_files(filesystem, path)
+        kept = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+        half = [name for name in names if name.endswith(".npy") and name.removesuffix(".npy") not in kept]
+        remove_files(filesystem, path, half)
+        parts_are = "1 part is" if len(kept) == 1 else f"{len(kept)} parts are"
+        raise Interrupted(f"{INTERRUPTED}; {parts_are} kept, the same command continues") from error
 
 
 def _write_parts(

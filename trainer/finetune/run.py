@@ -17,8 +17,10 @@ import torch
 import torch.distributed
 from tqdm import tqdm
 
+from pipeline.interrupts import INTERRUPTED, Interrupted
 from trainer.allocator import keep_freed_memory
 from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
+from trainer.engine import agree_on_waiting
 from trainer.finetune.output import OutputFolder, open_output, to_json
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
 from trainer.finetune.progress import GridProgress
@@ -32,24 +34,29 @@ from trainer.partitions import iterate_weights
 from trainer.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.run_folder import replace_file
 from trainer.run_lock import locked
+from trainer.stopping import LauncherWatch, StopRequest, Told, stops_requested
+
+STOPPING = "stopping after this step, finished runs are kept; again leaves at once"
 
 
 def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
     """Fine-tunes, or goes on with, what the settings ask for."""
     assert not remainder, "the command line passes nothing after --"
     check_settings(settings)
+    watch = LauncherWatch()
     keep_freed_memory()
     ranks = start_ranks()
     try:
-        finetune_on(ranks, settings)
+        finetune_on(ranks, settings, watch)
     finally:
         stop_ranks()
 
 
-def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
+def finetune_on(ranks: Ranks, settings: FinetuneSettings, watch: LauncherWatch | None = None) -> None:
     """As finetune(), by processes that have joined each other already; may be called again and again.
 
     Raises:
+        Interrupted: A rank was told to stop, or its launcher is gone; says how many runs are kept.
         ValueError: A file, a model or an output folder that does not fit; the same on every rank.
     """
     check_settings(settings)
@@ -60,26 +67,47 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
             if ranks.rank == 0:
                 stack.enter_context(locked(output.path))
                 open_output(output, settings, prepared)
-        runs = run_grid(settings, prepared, output, ranks)
+        runs = run_grid(settings, prepared, output, ranks, watch or LauncherWatch())
         _finish(settings, prepared, output, runs, ranks)
 
 
-def run_grid(settings: FinetuneSettings, prepared: Prepared, output: OutputFolder, ranks: Ranks) -> list[Run]:
+def run_grid(
+    settings: FinetuneSettings, prepared: Prepared, output: OutputFolder, ranks: Ranks, watch: LauncherWatch
+) -> list[Run]:
     """All runs of the grid, finished before or now, in the grid's order."""
     recipes = list_recipes(settings)
     finished = share(ranks, lambda: read_finished(output, prepared, recipes))
     num_items = len(prepared.train_items)
     left = [recipe for recipe in recipes if recipe.name not in finished]
-    with GridProgress(sum(recipe.num_steps(num_items) for recipe in left), len(left), ranks.rank == 0) as progress:
+    num_steps, stop = sum(recipe.num_steps(num_items) for recipe in left), StopRequest()
+
+    def told() -> bool:
+        return stop.is_made
+
+    with (
+        GridProgress(num_steps, len(left), ranks.rank == 0) as progress,
+        stops_requested(watch, stop, progress.say, STOPPING),
+    ):
         for note in prepared.notes:
             progress.say(note)
         if finished:
             progress.say(f"{len(finished)} of {len(recipes)} runs were finished before")
         for recipe in left:
             progress.begin(recipe.name)
-            finished[recipe.name] = _run(recipe, settings, prepared, output, finished, ranks, progress)
+            try:
+                finished[recipe.name] = _run(recipe, settings, prepared, output, finished, ranks, progress, told)
+                _leave_if_told(ranks, told)
+            except Interrupted as error:
+                kept = f"{len(finished)} of {len(recipes)} runs are kept"
+                raise Interrupted(f"{INTERRUPTED}; {kept}, the same command continues", stop.number) from error
             gc.collect()  # engines are cycles: five large ones would fill a GPU before they are found
     return [finished[recipe.name] for recipe in recipes]
+
+
+def _leave_if_told(ranks: Ranks, told: Told) -> None:
+    _, is_told = agree_on_waiting(ranks, is_ready=True, must_stop=told())
+    if is_told:
+        raise Interrupted(INTERRUPTED)
 
 
 def read_finished(output: OutputFolder, prepared: Prepared, recipes: list[Recipe]) -> dict[str, Run]:
@@ -100,17 +128,29 @@ def best_name(output: OutputFolder) -> str | None:
     return name
 
 
-def measure(model: BertForTask, file: DataFile, prepared: Prepared, settings: FinetuneSettings, ranks: Ranks) -> Any:
+def measure(
+    model: BertForTask,
+    file: DataFile,
+    prepared: Prepared,
+    settings: FinetuneSettings,
+    ranks: Ranks,
+    told: Told = lambda: False,
+) -> Any:
     """Predictions for each example of a file, and its metrics."""
-    predictions = predict(model, file, prepared, settings, ranks)
+    predictions = predict(model, file, prepared, settings, ranks, told)
     return prepared.task.score(file.examples, predictions)
 
 
 def predict(
-    model: BertForTask, file: DataFile, prepared: Prepared, settings: FinetuneSettings, ranks: Ranks
+    model: BertForTask,
+    file: DataFile,
+    prepared: Prepared,
+    settings: FinetuneSettings,
+    ranks: Ranks,
+    told: Told = lambda: False,
 ) -> list[Any]:
     """A prediction for each example of a file."""
-    outputs = predict_items(model, file.items, settings.micro_tokens, ranks)
+    outputs = predict_items(model, file.items, settings.micro_tokens, ranks, told)
     return prepared.task.decode(file.examples, file.items, outputs, prepared.head.labels)
 
 
@@ -132,6 +172,7 @@ def _run(
     finished: dict[str, Run],
     ranks: Ranks,
     progress: GridProgress,
+    told: Told,
 ) -> Run:
     """Trains and measures one run, keeps its model if it is the best so far, and then marks it as finished."""
     model, new = begin_model(prepared, recipe.seed)
@@ -144,14 +185,16 @@ def _run(
         losses.append(loss)
         progress.advance(loss)
 
-    engine = train_task(model, items, recipe, settings, ranks, report)
+    engine = train_task(model, items, recipe, settings, ranks, report, told)
     trained_seconds = time.monotonic() - began
     run: dict[str, Any] = {
         "name": recipe.name,
         **dataclasses.asdict(recipe),
         "steps": len(losses),
         "train_loss": statistics.fmean(losses[-(len(losses) // recipe.epochs) :]),
-        "metrics": {file.name: measure(engine.module, file, prepared, settings, ranks) for file in prepared.validation},
+        "metrics": {
+            file.name: measure(engine.module, file, prepared, settings, ranks, told) for file in prepared.validation
+        },
     }
     file, metric = prepared.validation[0].name, prepared.task.main_metric
     best = best_run([*finished.values(), run], file, metric)

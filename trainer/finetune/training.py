@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from pipeline.interrupts import INTERRUPTED, Interrupted
 from trainer.build_optimizer import build_optimizer
 from trainer.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, pack_items
@@ -22,6 +23,7 @@ from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_
 from trainer.optim.schedule import Schedule
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.ranks import Ranks
+from trainer.stopping import Told
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def train_task(
     settings: FinetuneSettings,
     ranks: Ranks,
     report: Callable[[float], None],
+    told: Told = lambda: False,
 ) -> Any:
     """Trains the model on the items; called by all ranks.
 
@@ -67,9 +70,13 @@ def train_task(
         settings: The rest.
         ranks: This process among all.
         report: Told the loss of every step.
+        told: Whether this rank was told to stop.
 
     Returns:
         The engine; `engine.module` is the trained model.
+
+    Raises:
+        Interrupted: A rank was told to stop; on all ranks after the same step.
     """
     optimizer = build_optimizer(model, settings.optimizer)
     zero_stage = 0 if settings.precision == "fp32" else 1  # fp32 gradients of bf16 weights need a stage
@@ -88,25 +95,28 @@ def train_task(
     for index, step in enumerate(stream):
         optimizer.set_learning_rate(schedule.learning_rate(index))
         seed_dropout(recipe.seed, 0, index, ranks.rank)
-        report(task_step(engine, model.head, step, ranks))
+        report(task_step(engine, model.head, step, ranks, told))
     return engine
 
 
-def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
+def task_step(engine: Any, head: Head, step: Step, ranks: Ranks, told: Told = lambda: False) -> float:
     """One optimizer step, exact for any split over ranks and micro-batches; the loss, equal on all ranks."""
     count = max(1, sum(count_losses(head, torch.from_numpy(item.labels)) for item in step.items))
-    total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
+    total = torch.tensor([0.0, told()], dtype=torch.float64, device=ranks.device)
     for items in step.ranks[ranks.rank]:
         batch = pack_items(items, ranks.device)
         loss_sum = task_loss_sum(head, forward(engine, batch), batch.labels, batch.cu_seqlens, batch.item_starts)
         engine.backward(loss_sum / count * ranks.world_size, scale_wrt_gas=False)
-        total += loss_sum.detach().double()
+        total[0] += loss_sum.detach().double()
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(total)
     engine.step()
     if not optimizer.has_arrived():
         torch.distributed.all_reduce(total)
-    return float(total) / count
+    loss, num_told = total.tolist()
+    if num_told:
+        raise Interrupted(INTERRUPTED)
+    return float(loss) / count
 
 
 def forward(module: Any, batch: TaskBatch) -> Tensor:
@@ -118,20 +128,29 @@ def forward(module: Any, batch: TaskBatch) -> Tensor:
 
 
 @torch.no_grad()
-def predict_items(model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks) -> list[Outputs]:
+def predict_items(
+    model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks, told: Told = lambda: False
+) -> list[Outputs]:
     """The head's outputs for each item, in order, computed by all ranks together and known to all of them.
 
     The model keeps its mode; it drops nothing out meanwhile.
+
+    Raises:
+        Interrupted: A rank was told to stop; on all ranks.
     """
     was_training = model.training
     model.eval()
     mine: list[Outputs] = []
     for chunk in cut_items(items[ranks.rank :: ranks.world_size], micro_tokens):
+        if told():
+            break
         batch = pack_items(chunk, ranks.device)
         mine += split_outputs(model.head, forward(model, batch), batch)
     model.train(was_training)
     shares: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(shares, mine, group=ranks.counts_group)
+    torch.distributed.all_gather_object(shares, None if told() else mine, group=ranks.counts_group)
+    if None in shares:
+        raise Interrupted(INTERRUPTED)
     return [shares[index % ranks.world_size][index // ranks.world_size] for index in range(len(items))]
 
 
