@@ -20,6 +20,7 @@ from pipeline.buckets import PREFIX_BITS
 from pipeline.dropped_ids import read_dropped_ids
 from pipeline.grouped_rows import read_rows
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import named_damage
 from pipeline.shards.names import require_plain
 from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.records import Manifest
@@ -33,6 +34,7 @@ PLACES_SCHEMA = pa.schema([("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), 
 TOKENS_FOLDER = "tokens"
 _ROWS_PER_GROUP = 4096
 _NUM_THREADS = 16
+_REMEDY = "delete the folder of tokens"
 _ID_START = re.compile("[0-9a-f]{8,32}")
 
 
@@ -193,13 +195,15 @@ def _find_in_range(
     path = f"{tokens.folder}/{name}.places"
     found = []
     with open_ranged(tokens.filesystem, path) as file:
-        places = pq.ParquetFile(file)
+        with named_damage(path, _REMEDY):
+            places = pq.ParquetFile(file)
         for number, row in matches:
-            rows_around = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
+            with named_damage(path, _REMEDY):
+                rows_around = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
             group = rows_around.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
             document = join_id(row["high"], row["low"])
             if not group or group[0]["id"] != document:
-                raise ValueError(f"{path}: row {number} is not document {document.hex()}; delete the folder of tokens")
+                raise ValueError(f"{path}: row {number} is not document {document.hex()}; {_REMEDY}")
             sizes = (int(row[size]) for size in ("cleaned_bytes", "sentences", "tokens"))
             found.append((name, FoundDocument(document, group[0]["source"], group[0]["place"], *sizes)))
     return found

@@ -21,6 +21,8 @@ from pipeline.dropped_ids import REASONS, read_dropped_ids, reason_numbers
 from pipeline.grouped_rows import Rows, read_rows
 from pipeline.held_out import LowestRows, is_held_out, split_ids
 from pipeline.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
+from pipeline.shards.manifest import named_damage
+from pipeline.shards.parquet_footer import RowGroup, read_file_footer
 from pipeline.shards.ranged_file import open_ranged
 from pipeline.shards.storage import SizeError, read_range
 from pipeline.shards.table_checks import check_range
@@ -38,6 +40,7 @@ INDEX_SCHEMA = pa.schema(
 )
 _ROWS_PER_GROUP = 1 << 16
 _MOST = 1 << 62
+_REMEDY = "delete the folder of token parts"
 
 
 @dataclass(frozen=True)
@@ -271,16 +274,16 @@ def _read_ranges(
     """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them.
 
     Raises:
-        ValueError: A row points to no part, or before the beginning of one.
+        ValueError: It is damaged, or a row points to no part, or before the beginning of one.
     """
     path = f"{folder}/index.parquet"
-    with _named_loss(path), open_ranged(filesystem, path) as file:
+    with _named_loss(path), open_ranged(filesystem, path) as file, named_damage(path, _REMEDY):
+        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start. Arrow is not
+        # asked for statistics, as its answer ends the process where a column's description is damaged.
+        groups = [number for number, group in enumerate(read_file_footer(file)) if _may_hold(group, prefixes)]
         table = pq.ParquetFile(file)
-        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start.
-        statistics = [table.metadata.row_group(group).column(0).statistics for group in range(table.num_row_groups)]
-        groups = [
-            n for n, own in enumerate(statistics) if bisect_left(prefixes, own.min) < bisect_right(prefixes, own.max)
-        ]
+        if not table.schema_arrow.equals(INDEX_SCHEMA):
+            raise ValueError(f"its columns are {table.schema_arrow.names}")
         found = table.read_row_groups(groups, columns=["prefix", *names], use_threads=False)
     wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
     columns = [found.column(name).to_numpy()[wanted] for name in names]
@@ -288,8 +291,17 @@ def _read_ranges(
         for name, values in zip(names, columns, strict=True):
             check_range(name, values, 0, num_parts - 1 if name == "part" else _MOST)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; delete the folder of token parts") from error
+        raise ValueError(f"{path}: {error}; {_REMEDY}") from error
     return columns
+
+
+def _may_hold(group: RowGroup, prefixes: Sequence[int]) -> bool:
+    """Whether a row group of the index may have rows of one of some ascending prefixes."""
+    bounds = group.columns[0].bounds
+    if bounds is None:
+        return True
+    least, most = (int.from_bytes(bound, "little") for bound in bounds)
+    return bisect_left(prefixes, least) < bisect_right(prefixes, most)
 
 
 def _find_ranges(rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]) -> pa.Table:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.shards.records import MANIFEST_HASH, Group, Manifest, Shard, canonical_hash, json_bytes
 from pipeline.shards.seal import Seal
+from pipeline.shards.storage import SizeError, StorageError
 from pipeline.shards.table_checks import check_manifest, check_parquet, check_rows, check_shards
 
 FORMAT_VERSION = 3
@@ -263,9 +264,11 @@ def read_parquet(
 
 
 @contextlib.contextmanager
-def named_damage(where: str) -> Iterator[None]:
-    """Says where a table is that Arrow cannot read."""
+def named_damage(where: str, remedy: str = "restore or rebuild the dataset") -> Iterator[None]:
+    """Says where a table is that cannot be read, and what to do. A store that does not answer is no damage."""
     try:
         yield
+    except (StorageError, SizeError, FileNotFoundError, PermissionError):
+        raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
-        raise ValueError(f"{where}: a damaged Parquet table: {error}; restore or rebuild the dataset") from error
+        raise ValueError(f"{where}: a damaged Parquet table: {error}; {remedy}") from error

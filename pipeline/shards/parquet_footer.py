@@ -6,9 +6,10 @@ the bytes there are, before Arrow reads. Written from the format's description (
 protocol): numbers of a varying length, fields with the distance to the one before, sizes before lists and texts.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # the footer's length and MAGIC
@@ -21,12 +22,20 @@ _INTEGERS = (4, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """Bytes start to stop - 1 of a file: a column of a row group, as pages one after another."""
+    """Bytes start to stop - 1 of a file: a column of a row group, as pages one after another.
+
+    Attributes:
+        path: Names of the column and of what it is nested in.
+        start, stop: Where it lies.
+        num_values: In it.
+        bounds: The least and the most of its values as they are stored; None where the file does not say.
+    """
 
     path: tuple[bytes, ...]
     start: int
     stop: int
     num_values: int
+    bounds: tuple[bytes, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,16 @@ def read_footer(read: Callable[[int, int], bytes], num_bytes: int) -> list[RowGr
     if sum(group.num_rows for group in groups) != num_rows:
         raise DamagedParquetError(f"its footer is damaged: row groups do not hold the {num_rows} rows of all")
     return groups
+
+
+def read_file_footer(file: IO[bytes]) -> list[RowGroup]:
+    """The row groups of an open file; raises as `read_footer`."""
+
+    def read(start: int, stop: int) -> bytes:
+        file.seek(start)
+        return file.read(stop - start)
+
+    return read_footer(read, file.seek(0, os.SEEK_END))
 
 
 def check_pages(data: bytes, chunk: ColumnChunk, max_bytes: Callable[[int], int]) -> None:
@@ -169,7 +188,7 @@ def _chunk(reader: "_Reader", kind: int, end: int) -> ColumnChunk:
         start = told[11]
     if not (len(MAGIC) <= start <= start + size <= end and values >= 0):
         raise ValueError(f"a column of {values} values at bytes {start}-{start + size}, before the footer are {end}")
-    return ColumnChunk(told[3], start, start + size, values)
+    return ColumnChunk(told[3], start, start + size, values, told.get(12))
 
 
 def _column(reader: "_Reader") -> dict[int, Any]:
@@ -180,11 +199,24 @@ def _column(reader: "_Reader") -> dict[int, Any]:
             size, of = reader.list_head()
             reader.expect(of, _BINARY)
             told[3] = tuple(reader.binary() for _ in range(size))
+        elif field == 12 and kind == _STRUCT:
+            told[12] = _bounds(reader)
         elif kind in _INTEGERS:
             told[field] = reader.integer()
         else:
             reader.skip(kind)
     return told
+
+
+def _bounds(reader: "_Reader") -> tuple[bytes, bytes] | None:
+    """The least (6) and the most (5) of a column's statistics."""
+    told: dict[int, bytes] = {}
+    for field, kind in reader.fields():
+        if kind == _BINARY:
+            told[field] = reader.binary()
+        else:
+            reader.skip(kind)
+    return (told[6], told[5]) if 5 in told and 6 in told else None
 
 
 class _Reader:

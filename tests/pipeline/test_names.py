@@ -1,5 +1,6 @@
 """Names that files tell: whatever would lead out of the folder is refused before it is a path."""
 
+import io
 import json
 
 import fsspec
@@ -113,3 +114,27 @@ def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
             parse_pass_json(text, folder, "here")
     with pytest.raises(ValueError, match=r"here is damaged: its hashes are not those of its shards"):
         parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")
+
+
+def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp_path):
+    rows = [{"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1} for each in range(60)]
+    whole = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA), whole, row_group_size=20, compression="zstd")
+    whole, place = whole.getvalue(), open_filesystem(str(tmp_path))
+    begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    found = {"fine": 0, "damaged": 0}
+    for position in range(begin, len(whole), 3):
+        spoilt = whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :]
+        (tmp_path / "index.parquet").write_bytes(spoilt)
+        said = ""
+        try:
+            find_prefix_rows(*place, ["a"], [5, 30])
+        except ValueError as error:
+            said = str(error)
+        if said:
+            assert said.startswith(f"{tmp_path}/index.parquet: ")
+            assert "delete the folder of token parts" in said
+        found["damaged" if said else "fine"] += 1
+    assert min(found.values()) > 50
+    (tmp_path / "index.parquet").write_bytes(whole)
+    assert find_prefix_rows(*place, ["a"], [5, 30]) == [("a", 5, 6), ("a", 30, 31)]

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
+from trainer.conversion import tensor_bundle_writer
 from trainer.conversion.export import export_hf, load_hf
 from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import read_initial_weights
@@ -178,3 +179,21 @@ def test_names_in_a_google_checkpoint_never_become_paths():
     assert bundle.read("../../up").tolist() == [1.0, 1.0]
     assert bundle.read("/etc/passwd").tolist() == [0]
     assert asked == [".index", ".data-00000-of-00001", ".data-00000-of-00001"]
+
+
+def test_a_number_where_a_shape_belongs_takes_no_memory():
+    """Python's bytes(n) are n zeros."""
+    entry = tensor_bundle_writer._number_field(1, 1) + tensor_bundle_writer._number_field(2, 2**50)
+    index = tensor_bundle_writer._table([(b"", tensor_bundle_writer._HEADER), (b"a", entry)])
+    with pytest.raises(ValueError, match=r"here\.index: a protocol buffer has the number 1125899906842624"):
+        TensorBundle("here", lambda _suffix, _span: index)
+
+
+def test_a_tensor_past_the_end_of_its_file_is_not_read(tmp_path):
+    shutil.copytree(GOOGLE, tmp_path / "model")
+    data = next((tmp_path / "model").glob("*.data-00000-of-00001"))
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(
+        ValueError, match=r"data-00000-of-00001: ends before byte \d+, where a tensor of the index ends"
+    ):
+        read_initial_weights(str(tmp_path / "model"))

@@ -8,12 +8,13 @@ import io
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.shards.storage import list_files, open_filesystem, read_file, read_range
+from pipeline.shards.storage import file_size, list_files, open_filesystem, read_file, read_range
 from trainer.conversion.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
 from trainer.conversion.google import from_google_tensors, google_names
 from trainer.conversion.huggingface import from_hf_config, from_hf_state
@@ -89,9 +90,12 @@ def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str
 def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
     config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
     filesystem, path = open_filesystem(folder)
+    size_of = lru_cache(maxsize=None)(lambda file: file_size(filesystem, file))
 
     def read(suffix: str, span: tuple[int, int] | None) -> bytes:
         file = f"{path}/{name}{suffix}"
+        if span is not None and span[1] > size_of(file):
+            raise ValueError(f"{file}: ends before byte {span[1]}, where a tensor of the index ends; copy it again")
         return read_file(filesystem, file) if span is None else read_range(filesystem, file, *span)
 
     bundle = TensorBundle(f"{folder}/{name}", read)

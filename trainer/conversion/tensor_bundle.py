@@ -142,16 +142,23 @@ def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 def _parse_entry(data: bytes) -> _Entry:
     fields = _fields(data)
-    sizes = [size for shape in fields.get(2, []) for size in _fields(bytes(shape)).get(2, [])]
+    sizes = [size for shape in fields.get(2, []) for size in _fields(_as_bytes(shape)).get(2, [])]
     return _Entry(
         dtype=int(fields.get(1, [0])[0]),
-        shape=tuple(int(_fields(bytes(size)).get(1, [0])[0]) for size in sizes),
+        shape=tuple(int(_fields(_as_bytes(size)).get(1, [0])[0]) for size in sizes),
         shard=int(fields.get(3, [0])[0]),
         offset=int(fields.get(4, [0])[0]),
         size=int(fields.get(5, [0])[0]),
         crc32c=int(fields.get(6, [0])[0]),
         is_sliced=7 in fields,
     )
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    """A field that holds others; of a number Python would make as many zeros."""
+    if isinstance(value, int):
+        raise ValueError(f"a protocol buffer has the number {value} where fields belong; copy the checkpoint again")  # noqa: TRY004
+    return value
 
 
 def _fields(data: bytes) -> dict[int, list[int | bytes]]:
