@@ -73,6 +73,7 @@ def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_p
     process.wait(timeout=60)
     assert (tmp_path / "left").exists() or number == signal.SIGTERM
     wait_for(tmp_path / "left")
+    process.communicate(timeout=60)
     assert (process.returncode, runs_of(tmp_path)) == (128 + number, 1)
     assert (tmp_path / "told").read_text() == "x\n"
 
