@@ -386,7 +386,10 @@ def make_folder(folder: Path) -> None:
     """Makes a folder on a local disk and those above it that are missing, for good."""
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
         make_durable(folder.parent)
 
 
