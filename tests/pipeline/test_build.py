@@ -23,7 +23,8 @@ def run(*arguments):
 
 
 def build(corpus, vocab_file, output, *arguments):
-    fixed = ("--vocab", vocab_file, "--passes", 2, "--seq_lens", 64, "--workers", 1)
+    fixed = ("--vocab", vocab_file, "--passes", 2, "--workers", 1)
+    fixed += () if "--seq_lens" in arguments else ("--seq_lens", 64)
     return run("build", "--input", corpus, "--output", output, *fixed, *arguments)
 
 
@@ -312,8 +313,7 @@ def test_whole_words_are_masked_together(corpus, vocab_file, tmp_path):
 
 
 def test_help_is_quick_and_complete(capsys):
-    with pytest.raises(SystemExit):
-        run("build", "--help")
+    assert run("build", "--help") == 0
     text = capsys.readouterr().out
     assert "--validation_fraction" in text
     assert "Share of the tokens held out" in text
