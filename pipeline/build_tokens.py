@@ -45,8 +45,6 @@ from tokenizer.vocab import Vocabulary
 STORE = "tokens.json"
 SETTINGS = "settings.json"
 INDEX = "index.parquet"
-_TOTALS_VERSION = 2
-"""Of tokens.json: documents counted by another version are counted anew."""
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20
 
@@ -97,8 +95,8 @@ def make_tokens(
     choice = choice_content(settings)
     key = _parts_key(parts, choice)
     if file_exists(filesystem, f"{folder}/{STORE}"):
-        if _read_fields(filesystem, folder)["parts_key"] == key:
-            store = read_store(filesystem, folder)
+        store = read_store(filesystem, folder)
+        if store.parts_key == key:
             _remove_other_files(filesystem, folder, store)  # a kill may have come before it
             return store
         # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those of others.
@@ -131,27 +129,16 @@ def read_store(filesystem: Any, folder: str) -> TokenStore:
         FileNotFoundError: The tokens job has not finished there.
         ValueError: It is of an earlier version, or has names that lead elsewhere.
     """
-    fields = _read_fields(filesystem, folder)
-    totals = fields.pop("totals")
-    if "lowest_ids" in totals:
-        raise ValueError(
-            f"{folder}/{STORE} is of an earlier version, which held out other documents; run `python -m pipeline"
-            " tokens` again: it counts the documents anew and encodes none of them"
-        )
-    sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
-    return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)
-
-
-def _read_fields(filesystem: Any, folder: str) -> dict[str, Any]:
-    """tokens.json, once its layout is known."""
     try:
-        fields: dict[str, Any] = json.loads(read_file(filesystem, f"{folder}/{STORE}"))
+        fields = json.loads(read_file(filesystem, f"{folder}/{STORE}"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder} holds no {STORE}: run `python -m pipeline tokens` first") from error
     if fields["settings"].get("layout") != LAYOUT:
         raise ValueError(f"{folder} holds token parts of an earlier version; delete the folder and build again")
     require_plain(fields["part_names"], f"{folder}/{STORE}")
-    return fields
+    totals = fields.pop("totals")
+    sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
+    return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)
 
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
@@ -180,7 +167,7 @@ def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
 
 
 def _parts_key(parts: Sequence[Part], choice: Mapping[str, Any]) -> str:
-    lines = [f"totals {_TOTALS_VERSION}", *sorted(part.key for part in parts)]
+    lines = sorted(part.key for part in parts)
     lines += [json.dumps(choice, sort_keys=True)] if choice else []
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 

@@ -103,27 +103,6 @@ def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(corp
     assert "validation_rules was 1 and is now 2; give another --output" in capsys.readouterr().err
 
 
-def test_tokens_that_an_earlier_version_counted_are_counted_anew(corpus, vocab_file, tmp_path, capsys):
-    words = (corpus, vocab_file, tmp_path / "data", "--tokens", tmp_path / "tokens")
-    assert build(*words) == 0
-    hash_before = open_dataset(str(tmp_path / "data")).manifest.root_hash
-    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
-    store = tmp_path / "tokens/tokens.json"
-    fields = json.loads(store.read_text())
-    fields["totals"] |= {"lowest_ids": [], "lowest_tokens": []}
-    store.write_text(json.dumps(fields | {"parts_key": "of an earlier version"}))
-    shutil.rmtree(tmp_path / "data")
-    capsys.readouterr()
-    (tmp_path / "data").mkdir()
-    shutil.copy(vocab_file, tmp_path / "data/vocab.txt")
-    settings = ("--passes", 2, "--seq_lens", 64, "--workers", 1, "--vocab", vocab_file)
-    assert run("shards", "--output", tmp_path / "data", "--tokens", tmp_path / "tokens", *settings) == 2
-    assert "tokens.json is of an earlier version" in capsys.readouterr().err
-    assert build(*words) == 0
-    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == hash_before
-    assert parts == {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
-
-
 def test_instances_are_what_bert_expects(built):
     special = built.manifest.special_ids
     for instance in all_instances(built, "train"):

@@ -168,6 +168,6 @@ def test_tokens_of_an_earlier_version_are_refused_and_not_shown(built, folder, v
         path.write_text(json.dumps(fields))
     assert find_tokens(open_dataset(str(tmp_path / "data"))) is None
     flags = ("--config", folder / "config.yaml", "--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data")
-    for command, said in (("build", "layout was None and is now 2"), ("shards", "of an earlier version; delete")):
+    for command, said in (("build", "layout was None and is now 3"), ("shards", "of an earlier version; delete")):
         assert run(command, *flags) == 2
         assert said in capsys.readouterr().err

@@ -64,7 +64,8 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
     assert (news.documents, books.documents) == (70, 60)
     assert books.used_share == pytest.approx(3 * books.tokens / (0.5 * news.tokens + 3 * books.tokens))
     shown = format_plan(plan, 1, 2)
-    assert f"  books: 60 documents of {books.tokens:,} tokens; weight 3 makes them {books.used_share:.1%}" in shown
+    assert f"books: 60 documents of {books.tokens / 60:,.0f} tokens on average, {books.tokens:,} in all;" in shown
+    assert f"weight 3 makes them {books.used_share:.1%} of a pass" in shown
 
 
 # Two languages
