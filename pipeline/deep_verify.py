@@ -4,9 +4,11 @@ May import: stdlib, numpy, pipeline.instance_rules, pipeline.inspect, pipeline.s
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.inspect import read_vocabulary
 from pipeline.instance_rules import (
@@ -47,6 +49,9 @@ class DeepCheck:
         lengths = {group.seq_len for group in manifest.groups}
         self._rules = {seq_len: rules_of(manifest, seq_len, is_continuation) for seq_len in lengths}
         self.shares: dict[tuple[str, int], Shares] = {}
+        self._documents: dict[str, list[npt.NDArray[np.uint64]]] = {}  # of shards that are being read, by name
+        self._instances: Counter[str] = Counter()
+        self._uses_all = all(source["weight"] >= 1 for source in manifest.sources)
         self._lock = threading.Lock()
         self._where = dataset.locate("manifest.json")
 
@@ -57,6 +62,27 @@ class DeepCheck:
         if not found:
             self._add(shard, count_shares(block, rules))
         yield from found
+        yield from self._check_documents(shard, block)
+
+    def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
+        """After the last block of a shard: its instances begin with every document of its seal, and no other.
+
+        Every document that a pass uses begins an instance of it, which has the first 64 bits of the document's id.
+        """
+        self._documents.setdefault(shard.name, []).append(block.document_a)
+        self._instances[shard.name] += block.num_instances
+        if self._instances[shard.name] < shard.instances:
+            return
+        ids = np.sort(np.concatenate(self._documents.pop(shard.name)))
+        ids = ids[np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]]  # np.unique takes five times as long
+        ids_xor = f"{int(np.bitwise_xor.reduce(ids)):016x}"
+        uses_all = self._uses_all or shard.split == "validation"
+        is_own = len(ids) == shard.seal.documents and shard.seal.ids_xor.startswith(ids_xor)
+        if not is_own if uses_all else len(ids) > shard.seal.documents:
+            yield (
+                f"the instances of its shard begin with {len(ids):,} documents (xor of ids {ids_xor}...),"
+                f" the shard's seal is of {'' if uses_all else 'at most '}{shard.seal}"
+            )
 
     def _add(self, shard: Shard, shares: Shares) -> None:
         key = (shard.split, shard.seq_len)

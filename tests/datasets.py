@@ -61,15 +61,15 @@ CORPUS = Seal(100_000, 9_000_000, "0123456789abcdef" * 2)
 """What the documents of datasets made here are said to be; the blocks that a test makes know nothing of it."""
 
 
-def deal_seals(places: Iterable[Place]) -> dict[Place, Seal]:
-    """Seals of all shards, by which every pass holds CORPUS: the last train shard of a pass holds what others leave."""
+def deal_seals(places: Iterable[Place], corpus: Seal) -> dict[Place, Seal]:
+    """Seals of shards, by which every pass holds the corpus: the last train shard of a pass has what others leave."""
     seals = {place: Seal(10, 900 + place[-1], f"{1 + place[-1]:032x}") for place in places}
     for last in {place[:3]: place for place in sorted(seals) if place[0] == "train"}.values():
         shared = [each for each in seals if each[1] == last[1] and each[0] != "train"]
         others = [seals[each] for each in (*shared, *(each for each in seals if each[:3] == last[:3])) if each != last]
         taken = add_seals(others)
-        ids_xor = (taken + CORPUS).ids_xor  # what is there twice goes out of an exclusive or
-        seals[last] = Seal(CORPUS.documents - taken.documents, CORPUS.tokens - taken.tokens, ids_xor)
+        ids_xor = (taken + corpus).ids_xor  # what is there twice goes out of an exclusive or
+        seals[last] = Seal(corpus.documents - taken.documents, corpus.tokens - taken.tokens, ids_xor)
     return seals
 
 
@@ -78,10 +78,11 @@ def write_dataset(
     shards: Mapping[Place, Sequence[Block]],
     vocab_size: int,
     settings: Mapping[str, Any],
+    corpus: Seal = CORPUS,
 ) -> Path:
     """A finished dataset of the blocks given for each (split, seq_len, pass, bucket); words are w0, w1 ..."""
     packed = []
-    seals = deal_seals(shards)
+    seals = deal_seals(shards, corpus)
     for (split, seq_len, pass_index, bucket), blocks in shards.items():
         name = tables.shard_name(split, seq_len, pass_index, bucket)
         seal = seals[split, seq_len, pass_index, bucket]
@@ -103,7 +104,7 @@ def write_dataset(
         groups=tables.group_totals(rows),
         counters={},
         root_hash=tables.root_hash(rows),
-        seal=CORPUS,
+        seal=corpus,
     )
     for place in {(shard.split, shard.seq_len, shard.pass_index) for shard in rows}:
         members = [shard for shard in rows if (shard.split, shard.seq_len, shard.pass_index) == place]

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.exchange import pack_chunk, unpack_chunk
+from pipeline.inspect import read_blocks
+from pipeline.shard_file import pack_shard
 from pipeline.shard_records import ShardRecord, format_record, parse_record
 from pipeline.shards import manifest as tables
 from pipeline.shards.block_tables import blocks_table
@@ -321,6 +323,20 @@ def _partial_bucket(folder: Path, _: Path) -> None:
     _publish(folder, [(told(shard), table) for shard, table in _rows(folder)])
 
 
+def _without_instances(folder: Path, _: Path) -> None:
+    """A shard of the first instances of its bucket alone; every checksum, count and seal fits."""
+    dataset = open_dataset(str(folder))
+    rows = _rows(folder)
+    [place] = [place for place, (shard, _) in enumerate(rows) if shard.name == SHARD]
+    shard = rows[place][0]
+    first = next(iter(read_blocks(dataset, shard))).slice(0, 20)
+    mask_id = dataset.manifest.special_ids["mask"]
+    tar, row, table = pack_shard([first], "train", shard.seq_len, 0, SHARD, mask_id, shard.seal)
+    rows[place] = row, table
+    (folder / SHARD).write_bytes(tar)
+    _publish(folder, rows)
+
+
 def _another_manifest_seal(folder: Path, other: Path) -> None:
     seal = json.loads((other / tables.MANIFEST).read_text())["seal"]
     _publish(folder, _rows(folder), seal=seal)
@@ -379,6 +395,7 @@ STORE_LIES: Sequence[StoreLie] = (
     StoreLie("a dataset without one bucket", _without_bucket, "verify", "finished"),
     StoreLie("a dataset with a bucket twice", _bucket_twice, "verify", "finished"),
     StoreLie("a dataset with part of a bucket", _partial_bucket, "verify", "finished"),
+    StoreLie("a shard of part of its bucket's instances, its seal of all", _without_instances, "verify", "finished"),
     StoreLie("a dataset with another build's seal", _another_manifest_seal, "verify", "finished"),
     StoreLie("documents.ids is another build's", _copy("documents.ids"), "verify", "finished"),
 )

@@ -148,7 +148,7 @@ class Liar:
             code, said = _run("shards", "--output", str(folder), *FLAGS, "--exchange", exchange)
             if code:
                 return "refused", said
-        code, said = _run("verify", str(folder))
+        code, said = _run("verify", str(folder), "--deep", "true")
         if code:
             return "verify", said
         is_own = open_dataset(str(folder)).manifest.root_hash == self._root_hash

@@ -9,10 +9,12 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.deep_verify import DeepCheck
+from pipeline.inspect import read_blocks
 from pipeline.instance_rules import InstanceRules, Shares, count_shares, find_unlikely_shares, find_violations
 from pipeline.masking import MaskingRule, mask_run
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
+from pipeline.shards.seal import Seal
 from pipeline.shards.verify import verify_dataset
 from tests.datasets import CLS, MASK, PAD, SEP, UNK, edit_manifest, write_dataset
 
@@ -49,8 +51,14 @@ def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> 
     )
 
 
-def write(folder, *blocks):
-    return open_dataset(str(write_dataset(folder, {("train", SEQ_LEN, 0, 0): blocks}, VOCAB_SIZE, SETTINGS)))
+def write(folder, *blocks, corpus=None):
+    shards = {("train", SEQ_LEN, 0, 0): blocks}
+    return open_dataset(str(write_dataset(folder, shards, VOCAB_SIZE, SETTINGS, corpus or seal_of(blocks))))
+
+
+def seal_of(blocks):
+    documents = np.unique(np.concatenate([block.document_a for block in blocks]))
+    return Seal(len(documents), 1, f"{np.bitwise_xor.reduce(documents):016x}{7:016x}")
 
 
 def deep(dataset):
@@ -183,6 +191,30 @@ def test_sound_instances_pass_and_shares_are_told(tmp_path):
     [line] = check.describe()
     assert line.startswith("train L64: masked positions show [MASK] ")
     assert check.shares["train", SEQ_LEN].instances == 2065
+
+
+def test_documents_without_instances_are_missed(tmp_path):
+    """Every document of a bucket begins an instance of every pass, so the shard's seal can be seen in its instances."""
+    blocks = sound_block(1024), sound_block(1024, seed=1), sound_block(17, seed=2)
+    whole = seal_of(blocks)
+    [finding] = deep(write(tmp_path, *blocks, corpus=dataclasses.replace(whole, documents=2100)))
+    place = f"{tmp_path}/train/L64/pass-00/shard-00000.tar"
+    assert finding.startswith(f"{place}, block 2: the instances of its shard begin with 2,065 documents (xor of ids ")
+    assert finding.endswith(f"the shard's seal is of 2,100 documents of 1 tokens (xor of ids {whole.ids_xor})")
+    other = dataclasses.replace(whole, ids_xor="0" * 32)
+    [finding] = deep(write(tmp_path / "other", *blocks, corpus=other))
+    assert f"(xor of ids {whole.ids_xor[:16]}...), the shard's seal is of 2,065 documents" in finding
+
+
+def test_weights_leave_documents_out_of_a_pass_but_add_none(mixture):
+    assert deep(mixture) == []
+    place = next(n for n, shard in enumerate(mixture.all_shards) if shard.split == "train")
+    fewer = [dataclasses.replace(shard, seal=Seal(3, 1, "0" * 32)) if n == place else shard
+             for n, shard in enumerate(mixture.all_shards)]  # fmt: skip
+    check = DeepCheck(mixture)
+    blocks = read_blocks(mixture, fewer[place])
+    [said] = [what for block in blocks for what in check(fewer[place], block)]
+    assert "at most" in said
 
 
 def test_a_block_of_no_instances_breaks_nothing():
