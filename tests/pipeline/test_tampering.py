@@ -137,6 +137,10 @@ SHARDS = {
     "a negative pass": ({"pass_index": -1}, "pass_index: found '-1'"),
     "a hash that is none": ({"sha256": "x" * 64}, "sha256: found"),
     "a hash that is null": ({"content_hash": None}, "content_hash: found 'None'"),
+    "a hash in capitals": ({"content_hash": "A" * 64}, "content_hash: found 'AAAA"),
+    "a hash of other characters": ({"sha256": "é" * 64}, "sha256: found 'éééé"),
+    "a hash that is too short": ({"blocks_hash": "0" * 31}, "blocks_hash: found '0000"),
+    "a hash that is too long": ({"blocks_hash": "0" * 33}, "blocks_hash: found '0000"),
     "a null": ({"instances": None}, "instances: found 'None'"),
 }
 
