@@ -1,0 +1,38 @@
+"""A runner and a store that lie, from scripts/soak: a few of the lies, each told to a whole build."""
+
+import pytest
+
+from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES
+from scripts.soak.lying_runner import Liar, exchanges
+
+CHOSEN = (
+    "half of every group's chunks are lost",
+    "a group never comes",
+    "a group comes in two parts",
+    "a group comes twice",
+    "a chunk is of another build",
+    "groups come in another order",
+    "tokens of a part are of another document",
+    "a record of part of a bucket",
+    "a shard that was written is not there",
+    "a dataset with part of a bucket",
+)
+LIES = {lie.name: lie for lie in (*RUNNER_LIES, *STORE_LIES, *WRITE_LIES)}
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory):
+    return Liar(tmp_path_factory.mktemp("lies"))
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_lie_ends_as_it_must(liar, name):
+    lie = LIES[name]
+    found = [liar.tell(lie, exchange) for exchange in exchanges(lie)]
+    assert [(each.exchange, each.end, each.expected) for each in found] == [
+        (exchange, lie.end, lie.end) for exchange in exchanges(lie)
+    ], found
+
+
+def test_every_lie_has_a_name_of_its_own():
+    assert len(LIES) == len(RUNNER_LIES) + len(STORE_LIES) + len(WRITE_LIES) == 75
