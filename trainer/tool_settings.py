@@ -83,7 +83,7 @@ class EvaluateSettings:
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, max_instances=1, micro_tokens=1)
+        check_least(self, micro_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
