@@ -49,14 +49,12 @@ class HeldOutSource:
         documents: How many.
         tokens: Of these documents.
         last_id: The highest of their ids, in hex; of no document null. All documents of the source up to it are held
-            out, where copies count for the first source.
-        first_tokens: Of the source's first document, whether or not it is held out.
+            out but those that are too long (`most_document_tokens`); copies count for the first source.
     """
 
     documents: int
     tokens: int
     last_id: str | None
-    first_tokens: int
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,17 @@ def wanted_tokens(total: int, fraction: float, most_tokens: int) -> int:
     return min(most_tokens, max(int(fraction * total), least)) if fraction > 0 else 0
 
 
+def most_document_tokens(source_tokens: int, fraction: float, most_tokens: int) -> int:
+    """Tokens of the longest document of a source that may be held out: a tenth of its own, or `fraction` if more."""
+    return min(most_tokens, int(max(MOST_SHARE, fraction) * source_tokens))
+
+
 def choose_held_out(sources: Sequence[SourceDocuments], fraction: float, most_tokens: int) -> HeldOut:
     """The validation documents of a corpus, none where fewer than two can be held out.
 
-    Every source gives its first document, then others until it has given its share of the wanted tokens. At most 10 %
-    of its tokens are taken, or `fraction` if that is more, at most `most_tokens` of all sources together.
+    Every source gives its first document, then others until it has given its share of the wanted tokens; those that
+    are too long are passed over. At most 10 % of its tokens are taken, or `fraction` if that is more, at most
+    `most_tokens` of all sources together.
 
     Args:
         sources: Their totals, with the lowest ids and the tokens of these documents.
@@ -98,43 +102,50 @@ def choose_held_out(sources: Sequence[SourceDocuments], fraction: float, most_to
             f"the input holds {num_documents} distinct document(s), at least 2 are needed: next sentence prediction"
             " takes a random B from another document of the same split; add text"
         )
-    numbers = [0] * len(sources)
-    if fraction > 0 and num_documents >= LEAST_DOCUMENTS:
-        numbers = _choose_numbers(sources, fraction, most_tokens)
-    chosen = [bytes.fromhex(each) for source, n in zip(sources, numbers, strict=True) for each in source.lowest_ids[:n]]
-    return HeldOut(b"".join(sorted(chosen)), tuple(map(_take, sources, numbers)))
+    if fraction <= 0 or num_documents < LEAST_DOCUMENTS:
+        return HeldOut(b"", (HeldOutSource(0, 0, None),) * len(sources))
+    listed = [_list_documents(source, fraction, most_tokens) for source in sources]
+    numbers = _choose_numbers(sources, [own for _, own in listed], fraction, most_tokens)
+    chosen = [ids[:number] for (ids, _), number in zip(listed, numbers, strict=True)]
+    given = (
+        HeldOutSource(len(ids), int(sums[len(ids) - 1]), ids[-1]) if ids else HeldOutSource(0, 0, None)
+        for ids, (_, sums) in zip(chosen, listed, strict=True)
+    )
+    return HeldOut(b"".join(sorted(bytes.fromhex(each) for ids in chosen for each in ids)), tuple(given))
 
 
 class LowestRows:
-    """The documents with the lowest ids of each source, as many as validation may take of it and one more."""
+    """The documents with the lowest ids of each source, as many as validation may have to look at.
+
+    How long a document may be is known at the end only. At most nine are over a tenth of their source, and one more is
+    the source's first: as long as ten times the longest one is not outweighed, more are kept.
+    """
 
     def __init__(self, num_sources: int, most_tokens: int) -> None:
-        """For a validation split of at most so many tokens; a source's first document comes on top."""
+        """For a validation split of at most so many tokens."""
         self._most_tokens = most_tokens
-        self._rows: list[list[Rows]] = [[] for _ in range(num_sources)]
-        self._after_first = np.zeros(num_sources, np.int64)  # tokens kept of each source but of its first document
+        self._rows: list[Rows] = [np.zeros(0, INDEX_DTYPE)] * num_sources
         self._is_open = np.ones(num_sources, np.bool_)
 
     def add(self, rows: Rows) -> None:
         """Takes distinct documents, sorted by id, whose ids are above those of before."""
-        chosen = rows[self._is_open[rows["source"]]]
+        chosen = rows[self._is_open[rows["source"]] & (rows["tokens"] <= self._most_tokens)]
         for source in np.unique(chosen["source"]).tolist():
-            own = chosen[chosen["source"] == source]
-            sums = np.cumsum(own["tokens"], dtype=np.int64)
-            sums += self._after_first[source] - (0 if self._rows[source] else sums[0])
-            number = int(np.searchsorted(sums, self._most_tokens, side="right")) + 1
-            self._rows[source].append(own[:number].copy())
-            self._after_first[source] = sums[:number][-1]
-            self._is_open[source] = number > len(own)
+            own = np.concatenate([self._rows[source], chosen[chosen["source"] == source]])
+            tokens = own["tokens"].astype(np.int64)
+            is_enough = np.cumsum(tokens) - 10 * np.maximum.accumulate(tokens) > self._most_tokens
+            self._is_open[source] = not is_enough.any()
+            self._rows[source] = own if self._is_open[source] else own[: int(np.argmax(is_enough)) + 1].copy()
 
     def finish(self, tokens: Sequence[int]) -> list[Rows]:
-        """Those of each source that its share of the tokens of all sources asks for; at least two, if there are."""
+        """Those of each source that its share of the tokens of all sources asks for, whatever share is held out."""
         found = []
-        for own, own_tokens in zip(self._rows, tokens, strict=True):
-            rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *own])
-            sums = np.cumsum(rows["tokens"], dtype=np.int64)
+        for rows, own_tokens in zip(self._rows, tokens, strict=True):
+            places = np.flatnonzero(rows["tokens"] <= most_document_tokens(own_tokens, 0, self._most_tokens))
+            sums = np.cumsum(rows["tokens"][places], dtype=np.int64)
             most = sums[:1].sum() + self._most_tokens * own_tokens // max(1, sum(tokens))
-            found.append(rows[: max(2, int(np.searchsorted(sums, most, side="right")) + 1)])
+            number = max(2, int(np.searchsorted(sums, most, side="right")) + 1)  # of those that are not too long
+            found.append(rows[: places[number - 1] + 1] if number <= len(places) else rows)
         return found
 
 
@@ -157,14 +168,22 @@ def split_ids(held_out: bytes) -> list[bytes]:
     return [held_out[start : start + ID_BYTES] for start in range(0, len(held_out), ID_BYTES)]
 
 
-def _take(source: SourceDocuments, number: int) -> HeldOutSource:
-    last = source.lowest_ids[number - 1] if number else None
-    return HeldOutSource(number, sum(source.lowest_tokens[:number]), last, (*source.lowest_tokens, 0)[0])
+def _list_documents(
+    source: SourceDocuments, fraction: float, most_tokens: int
+) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Ids of the documents that may be held out, in hex, and [K] tokens of the first, of the first two, and so on."""
+    most = most_document_tokens(source.tokens, fraction, most_tokens)
+    pairs = zip(source.lowest_ids, source.lowest_tokens, strict=True)
+    short = [(each, tokens) for each, tokens in pairs if tokens <= most][: max(0, source.documents - 2)]
+    sums = np.cumsum([tokens for _, tokens in short], dtype=np.int64)
+    number = int(np.searchsorted(sums, int(max(MOST_SHARE, fraction) * source.tokens), side="right"))
+    return [each for each, _ in short[:number]], sums[:number]
 
 
-def _choose_numbers(sources: Sequence[SourceDocuments], fraction: float, most_tokens: int) -> list[int]:
-    """How many documents of each source are held out."""
-    sums = [_allowed_sums(source, max(MOST_SHARE, fraction)) for source in sources]
+def _choose_numbers(
+    sources: Sequence[SourceDocuments], sums: Sequence[npt.NDArray[np.int64]], fraction: float, most_tokens: int
+) -> list[int]:
+    """How many of the documents of each source that may be held out are."""
     firsts = _choose_firsts(sums, most_tokens)
     rest = most_tokens - sum(int(sums[number][0]) for number in firsts)
     total = sum(source.tokens for source in sources)
@@ -176,12 +195,6 @@ def _choose_numbers(sources: Sequence[SourceDocuments], fraction: float, most_to
         reached = int(np.searchsorted(own, -(-wanted * tokens // total))) + 1
         numbers[number] = min(within, reached)
     return _at_least_two(sums, numbers, most_tokens)
-
-
-def _allowed_sums(source: SourceDocuments, share: float) -> npt.NDArray[np.int64]:
-    """[K] tokens of a source's first document, of its first two, and so on, as far as they may be held out."""
-    sums = np.cumsum(source.lowest_tokens[: max(0, source.documents - 2)], dtype=np.int64)
-    return sums[: int(np.searchsorted(sums, int(share * source.tokens), side="right"))]
 
 
 def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[int]:

@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.buckets import PREFIX_BITS
+from pipeline.buckets import PREFIX_BITS, VALIDATION_TOKENS
 from pipeline.dropped_ids import read_dropped_ids
 from pipeline.grouped_rows import read_rows
+from pipeline.held_out import most_document_tokens
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import named_damage
 from pipeline.shards.names import require_plain
@@ -214,7 +215,7 @@ def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: Found
     if totals["dropped"] and read_dropped_ids(tokens.filesystem, tokens.folder, document.id, document.id):
         return f"never: dropped, as {' or '.join(totals['dropped'])} (docs/input.md, Filters)"
     source = manifest.sources[document.source]
-    if document.id.hex() <= (source.get("validation", {}).get("last_id") or ""):
+    if _is_held_out(source, settings, document):
         return "for validation, once"
     weight = round(source["weight"] * UNIT)
     passes = max(group.passes for group in manifest.groups if group.split == "train")
@@ -222,3 +223,9 @@ def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: Found
     if len(set(uses)) == 1:
         return f"{uses[0]} time(s) in each of {passes} pass(es)"
     return f"{', '.join(map(str, uses))} times in passes 0 to {passes - 1}"
+
+
+def _is_held_out(source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument) -> bool:
+    limits = settings["validation_fraction"], settings.get("validation_tokens", VALIDATION_TOKENS)
+    is_short = document.tokens <= most_document_tokens(source["counters"]["distinct_tokens"], *limits)
+    return is_short and document.id.hex() <= (source.get("validation", {}).get("last_id") or "")

@@ -58,7 +58,6 @@ def _measure_source(source: Mapping[str, Any]) -> dict[str, Any]:
         "share_of_source": _share(held["tokens"], counters["distinct_tokens"]),
         "of_documents": counters["documents"],
         "of_tokens": counters["distinct_tokens"],
-        "first_tokens": held["first_tokens"],
     }
 
 
@@ -86,7 +85,10 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
         return
     reasons = {row["name"]: _explain(row, settings) for row in rows if not row["documents"]}
     if not measured["documents"]:
-        yield f"no validation split: {_join(reasons)}; set validation_fraction to what may be held out"
+        yield (
+            f"no validation split, which takes two documents: {_join(reasons)}; set validation_fraction to what may be"
+            " held out"
+        )
         return
     if reasons:
         yield f"validation holds nothing of {_join(reasons, always_named=True)}"
@@ -108,12 +110,10 @@ def _explain(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     most_tokens = settings.get("validation_tokens", VALIDATION_TOKENS)
     if row["of_documents"] < 3:
         return f"it has {row['of_documents']} document(s), at least 3 are needed"
-    if row["first_tokens"] > most_share * row["of_tokens"]:
-        share = row["first_tokens"] / row["of_tokens"]
-        return f"its first document has {share:.0%} of its tokens, at most {most_share:.0%} are held out"
-    if row["first_tokens"] > most_tokens // 2:
-        return f"its first document has {row['first_tokens']:,} tokens, validation_tokens is {most_tokens:,}"
-    return f"two documents are over {most_share:.0%} of the tokens, or over validation_tokens ({most_tokens:,})"
+    return (
+        f"its {row['of_documents']:,} documents are too long: at most {most_share:.0%} of a source's tokens are held"
+        f" out, and {most_tokens:,} in all"
+    )
 
 
 def _join(reasons: Mapping[str, str], *, always_named: bool = False) -> str:

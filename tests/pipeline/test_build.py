@@ -1,5 +1,6 @@
 """The whole builder on a small corpus: one root hash whatever the workers, parts, names and interruptions."""
 
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import webdataset
 
+from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
 from pipeline.command_line import run_program
 from pipeline.inspect import read_blocks, show_instances
@@ -90,6 +92,23 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
     assert "for validation, once" in capsys.readouterr().out
     assert build(corpus, vocab_file, tmp_path / "usual", *usual, "--validation_tokens", 1400) == 2
     assert "validation_tokens was 1280000 and is now 1400" in capsys.readouterr().err
+
+
+def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(texts, vocab_file, tmp_path, capsys):
+    ids = sorted(document_id(clean_text(text)) for text in texts)
+    giants = ("\n".join([*texts[:40], f"Giant {number}."]) for number in itertools.count())
+    giant = next(text for text in giants if document_id(clean_text(text)) < ids[3])
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, giant]))
+    assert build(tmp_path / "in.jsonl", vocab_file, tmp_path / "data") == 0
+    giant_id, dataset = document_id(clean_text(giant)), open_dataset(str(tmp_path / "data"))
+    held_out = {int(each.document_a[0]) for each in all_instances(dataset, "validation")}
+    assert held_out == {int.from_bytes(each[:8], "big") for each in ids[: len(held_out)]}
+    assert len(held_out) >= 5
+    assert int.from_bytes(giant_id[:8], "big") in {int(each.document_a[0]) for each in all_instances(dataset, "train")}
+    capsys.readouterr()
+    assert run("inspect", tmp_path / "data", "--documents", giant_id.hex(), ids[0].hex()) == 0
+    used = [line for line in capsys.readouterr().out.split("\n") if line.startswith("  used")]
+    assert used == ["  used      1 time(s) in each of 2 pass(es)", "  used      for validation, once"]
 
 
 def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(corpus, vocab_file, tmp_path, capsys):

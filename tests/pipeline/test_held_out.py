@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.grouped_rows import NUM_GROUPS
-from pipeline.held_out import LowestRows, choose_held_out, is_held_out, split_ids, wanted_tokens
+from pipeline.held_out import HeldOutSource, LowestRows, choose_held_out, is_held_out, split_ids, wanted_tokens
 from pipeline.token_index import SourceTotals, join_ranges
 from pipeline.token_parts import INDEX_DTYPE, join_id
 
@@ -84,8 +84,16 @@ def test_a_source_of_giants_gives_nothing_and_takes_nothing_from_the_others():
     giants, many = source(400_000, 200_000), source(*[100] * 4000, first=7)
     found = choose_held_out([giants, many], 0.005, 1_280_000)
     assert numbers_of(found) == [0, 80]
-    assert found.sources[0].first_tokens == 400_000
     assert found.sources[0].last_id is None
+
+
+def test_documents_that_are_too_long_are_passed_over():
+    own = source(5000, 100, 100, 1200, *[100] * 80)
+    found = choose_held_out([own], 0.01, 1_280_000)
+    assert split_ids(found.ids) == [bytes.fromhex(own.lowest_ids[number]) for number in (1, 2, 3)]
+    assert found.sources == (HeldOutSource(3, 1400, own.lowest_ids[3]),)
+    assert numbers_of(choose_held_out([own], 0.5, 1_280_000)) == [12], "half may be held out: the first one too"
+    assert numbers_of(choose_held_out([own], 0.01, 1000)) == [8], "1,200 are over validation_tokens"
 
 
 def test_a_small_source_gives_a_document_before_large_ones_take_all():
@@ -95,10 +103,16 @@ def test_a_small_source_gives_a_document_before_large_ones_take_all():
     assert sum(each.tokens for each in found.sources) <= 10_000
 
 
+def test_a_second_document_is_held_out_where_one_holds_what_is_wanted():
+    own = source(200, *[100] * 28)  # wanted are 150
+    assert numbers_of(choose_held_out([own], 0.005, 1_280_000)) == [2]
+    assert numbers_of(choose_held_out([own], 0.005, 299)) == [0]
+
+
 def test_the_second_document_is_the_shortest_that_is_next():
-    one, other = source(900, *[100] * 191), source(50, 150, *[1000] * 3, first=7)  # 20,000 and 3,200 tokens
-    assert numbers_of(choose_held_out([one, other], 0.005, 199)) == [0, 0], "a second one would be too much"
-    assert numbers_of(choose_held_out([one, other], 0.005, 200)) == [0, 2]
+    corpus = [source(*[100] * 20), source(50, 60, *[100] * 10, first=7)]
+    assert numbers_of(choose_held_out(corpus, 0.005, 120)) == [0, 2]
+    assert numbers_of(choose_held_out(corpus, 0.005, 109)) == [0, 0]
 
 
 @pytest.mark.parametrize("documents", [0, 1])
@@ -120,6 +134,7 @@ def test_lowest_rows_are_those_that_any_fraction_asks_for():
     ids = np.sort(rng.integers(0, 2**63, 3000).astype(np.uint64) * 2)
     sources = np.minimum(rng.integers(0, 12, 3000), 3)
     rows = rows_of(ids, sources, rng.integers(1, 400, 3000))
+    rows["tokens"][[0, 1, 7, 30, 900]] = 200_000, 60_000, 30_000, 9000, 250_000
     whole = [source_of(rows[rows["source"] == number]) for number in range(4)]
     for most, cuts in itertools.product((300, 5000, 80_000), (1, 7, NUM_GROUPS)):
         lowest = LowestRows(4, most)

@@ -8,15 +8,10 @@ from pipeline.report.mixture import find_unused
 from pipeline.report.validation import format_validation, measure_validation, validation_card
 
 
-def source(name, documents, tokens, held=0, held_tokens=0, first=100):
+def source(name, documents, tokens, held=0, held_tokens=0):
     counters = {"documents": documents, "distinct_tokens": tokens}
-    validation = {
-        "documents": held,
-        "tokens": held_tokens,
-        "last_id": "0" * 32 if held else None,
-        "first_tokens": first,
-    }
-    return {"name": name, "counters": counters, "validation": validation}
+    held_out = {"documents": held, "tokens": held_tokens, "last_id": "0" * 32 if held else None}
+    return {"name": name, "counters": counters, "validation": held_out}
 
 
 def said_of(*sources, **settings):
@@ -33,14 +28,14 @@ def test_one_source():
 def test_several_sources_and_one_that_gives_nothing():
     sources = (
         source("wiki", 5000, 3_000_000, 15, 15_000),
-        source("books", 2, 1_000_000, first=600_000),
-        source("news", 9, 10_000, first=4000),
+        source("books", 2, 1_000_000),
+        source("news", 9, 10_000),
         source("web", 6000, 1_000_000, 7, 5000),
     )
     assert said_of(*sources) == [
         "validation holds 22 documents of 20,000 tokens, 0.40% of the text: wiki 75.0%, web 25.0%",
-        "warning: validation holds nothing of books (it has 2 document(s), at least 3 are needed), news (its first"
-        " document has 40% of its tokens, at most 10% are held out)",
+        "warning: validation holds nothing of books (it has 2 document(s), at least 3 are needed), news (its 9"
+        " documents are too long: at most 10% of a source's tokens are held out, and 1,280,000 in all)",
     ]
 
 
@@ -48,8 +43,8 @@ def test_many_sources_are_counted_not_listed():
     sources = [source(f"s{number}", 100, 50_000, number % 2, 2000 * (number % 2)) for number in range(40)]
     held, warning = said_of(*sources)
     assert held == "validation holds 20 documents of 40,000 tokens, 2.00% of the text, from 20 of 40 sources"
-    assert warning.endswith("s14 (two documents are over 10% of the tokens, or over validation_tokens (1,280,000)) and"
-                            " 12 more sources")  # fmt: skip
+    assert warning.endswith(" and 12 more sources")
+    assert warning.count("are too long") == 8
 
 
 @pytest.mark.parametrize(
@@ -57,19 +52,9 @@ def test_many_sources_are_counted_not_listed():
     [
         (source("input", 3, 900), {}, "3 documents: no validation split, at least 4 are needed"),
         (
-            source("input", 9, 900), {},
-            "no validation split: its first document has 11% of its tokens, at most 10% are held out; set"
-            " validation_fraction to what may be held out",
-        ),
-        (
-            source("input", 90_000, 9_000_000, first=700_000), {"validation_tokens": 1_000_000},
-            "no validation split: its first document has 700,000 tokens, validation_tokens is 1,000,000; set"
-            " validation_fraction to what may be held out",
-        ),
-        (
-            source("input", 15, 1500), {},
-            "no validation split: two documents are over 10% of the tokens, or over validation_tokens (1,280,000); set"
-            " validation_fraction to what may be held out",
+            source("input", 15, 1500), {"validation_fraction": 0.11, "validation_tokens": 200},
+            "no validation split, which takes two documents: its 15 documents are too long: at most 11% of a source's"
+            " tokens are held out, and 200 in all; set validation_fraction to what may be held out",
         ),
     ],
 )  # fmt: skip
