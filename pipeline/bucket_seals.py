@@ -54,7 +54,7 @@ class DeliveredDocuments(Protocol):
 
 
 class BucketSums:
-    """Adds up the contents of all buckets; memory is a few numbers a bucket."""
+    """Adds up the contents of all buckets; memory is a few numbers a bucket, and the rows that are counted at once."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
         """Of these buckets, which hold every document there is; nothing is counted yet.
