@@ -129,6 +129,8 @@ class LowestRows:
 
     def add(self, rows: Rows) -> None:
         """Takes distinct documents, sorted by id, whose ids are above those of before."""
+        if not self._is_open.any():
+            return
         chosen = rows[self._is_open[rows["source"]] & (rows["tokens"] <= self._most_tokens)]
         for source in np.unique(chosen["source"]).tolist():
             own = np.concatenate([self._rows[source], chosen[chosen["source"] == source]])
