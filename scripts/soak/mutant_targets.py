@@ -16,19 +16,29 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pipeline/masking.py": _INSTANCES,
     "pipeline/gather.py": _INSTANCES,
     "pipeline/seeds.py": (*_INSTANCES, "pipeline/test_sources.py"),
+    "pipeline/bucket_seals.py": ("pipeline/test_seals.py",),
+    "pipeline/shards/seal.py": ("pipeline/test_seals.py",),
+    "pipeline/shards/coverage.py": ("pipeline/test_seals.py",),
     "pipeline/buckets.py": ("pipeline/test_buckets.py", "pipeline/test_exchange.py"),
+    "pipeline/held_out.py": ("pipeline/test_held_out.py", "pipeline/test_buckets.py"),
     "pipeline/build_bucket.py": ("pipeline/test_exchange.py", "pipeline/test_sources.py", "pipeline/test_build.py"),
     "pipeline/exchange.py": ("pipeline/test_exchange.py", "pipeline/test_dropped_documents.py"),
-    "pipeline/shards_job.py": ("pipeline/test_publish.py", "pipeline/test_exchange.py", "pipeline/test_build.py"),
+    "pipeline/shards_job.py": (
+        "pipeline/test_seals.py",
+        "pipeline/test_publish.py",
+        "pipeline/test_exchange.py",
+        "pipeline/test_build.py",
+    ),
     "pipeline/publish.py": ("pipeline/test_publish.py", "pipeline/test_growing.py"),
     "pipeline/shards/block.py": ("pipeline/test_block.py", "pipeline/test_dataset.py"),
-    "pipeline/shards/verify.py": (*_DATASET, "pipeline/test_deep_verify.py"),
+    "pipeline/shards/verify.py": ("pipeline/test_seals.py", *_DATASET, "pipeline/test_deep_verify.py"),
     "pipeline/shards/manifest.py": _DATASET,
     "pipeline/shards/table_checks.py": _DATASET,
     "trainer/stream/order.py": _ORDER,
     "trainer/stream/share.py": _ORDER,
     "trainer/stream/state.py": _ORDER,
     "trainer/stream/packing.py": ("trainer/test_step.py", "trainer/test_objectives.py"),
+    "trainer/_blocks.c": ("trainer/test_rows.py", "trainer/test_step.py"),
     "trainer/stream/cache.py": ("trainer/test_cache.py",),
     "trainer/optim/lamb.py": _OPTIMIZERS,
     "trainer/optim/adamw.py": _OPTIMIZERS,
@@ -55,7 +65,73 @@ class Meant:
     why: str
 
 
-MEANT: tuple[Meant, ...] = ()
+MEANT: tuple[Meant, ...] = (
+    Meant("trainer/engine.py", "{phase}/{step}/{rank}", "{phase}/{rank}", "dropout is seeded without its step"),
+    Meant("trainer/engine.py", "{phase}/{step}/{rank}", "{phase}/{step}", "dropout is seeded without its rank"),
+    Meant(
+        "trainer/checkpoints/write.py",
+        "            (folder / COMMITTED).unlink(missing_ok=True)\n            make_durable(folder)\n",
+        "            pass\n",
+        "a checkpoint is deleted without its marker going first",
+    ),
+    Meant(
+        "trainer/checkpoints/write.py",
+        "    (folder / STATE).write_text(",
+        '    (folder / COMMITTED).write_text("{}")\n    (folder / STATE).write_text(',
+        "a checkpoint's marker is there before its files",
+    ),
+    Meant(
+        "trainer/checkpoints/write.py",
+        "    make_durable(path)\n",
+        "",
+        "a checkpoint's tensors are not brought to the disk",
+    ),
+    Meant(
+        "trainer/checkpoints/write.py",
+        "    make_durable(folder / COMMITTED)\n",
+        "",
+        "a checkpoint's marker is not brought to the disk",
+    ),
+    Meant("trainer/checkpoints/read.py", "    if lacking:", "    if False:", "half of a checkpoint is loaded"),
+    Meant(
+        "trainer/checkpoints/resume.py",
+        "if before is None or _step(each) < before",
+        "if before is None or _step(each) > before",
+        "a run goes back to a later checkpoint",
+    ),
+    Meant(
+        "trainer/checkpoints/resume.py",
+        "            if skip_damaged:\n",
+        "            if not skip_damaged:\n",
+        "a checkpoint is looked at only where damaged ones stop the run",
+    ),
+    Meant(
+        "pipeline/shards/verify.py",
+        "    if found != expected:\n",
+        "    if False:\n",
+        "counts of blocks are not compared with the block table",
+    ),
+    Meant(
+        "pipeline/shards_job.py",
+        '        write_atomic(filesystem, f"{root}/{task.name}", tar)\n'
+        "        record = format_record(ShardRecord(self.settings_hash, shard, table))\n"
+        '        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)\n',
+        "        record = format_record(ShardRecord(self.settings_hash, shard, table))\n"
+        '        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)\n'
+        '        write_atomic(filesystem, f"{root}/{task.name}", tar)\n',
+        "a shard's record is written before the shard",
+    ),
+    Meant(
+        "trainer/_blocks.c",
+        "frame_size(buffer->stored, bytes) == bytes &&",
+        "frame_size(buffer->stored, bytes) <= bytes &&",
+        "bytes behind a frame of zstd are accepted",
+    ),
+)
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "pipeline/buckets.py choose_num_buckets Gt to GtE: num_buckets > 1 #1": "a corpus has two documents at least",
+    "pipeline/exchange.py ExchangeByBucket.expand True to False: True #0": "spreads work, changes no result",
+    "pipeline/exchange.py ExchangeByBucket.expand True to False: True #1": "spreads work, changes no result",
+}
 """Name of a mutant: why no test can notice it."""

@@ -18,8 +18,8 @@ def spread(documents):
     ("documents", "total_bytes", "expected"),
     [
         (100_000, 1, 1),
-        (100_000, MAX_BUCKET_BYTES, 1),
-        (100_000, MAX_BUCKET_BYTES + 1, 2),
+        (100_000, 134_217_728, 1),  # 128 MiB
+        (100_000, 134_217_729, 2),
         (100_000, 5 * MAX_BUCKET_BYTES, 8),
         (10_000_000, 10_000 * MAX_BUCKET_BYTES, 4096),
         (37, 40 * MAX_BUCKET_BYTES, 1),  # a few long novels: documents, not bytes, limit the buckets
