@@ -56,9 +56,11 @@ def main() -> int:
     targets = {path: tests for path, tests in TARGETS.items() if any(each in path for each in own.only or [path])}
     with tempfile.TemporaryDirectory(prefix="beambert-mutants-") as folder:
         checkout = Checkout(Path(folder))
-        seconds = {tests: checkout.time_tests(tests) for tests in dict.fromkeys(targets.values())}
+        trials = choose_trials(targets, own.sample, own.seed)
+        used = dict.fromkeys(targets[trial.path] for trial in trials)
+        seconds = {tests: checkout.time_tests(tests) for tests in tqdm(used, desc="tests alone", disable=None)}
         results = []
-        for trial in tqdm(choose_trials(targets, own.sample, own.seed), unit="mutant", disable=None):
+        for trial in tqdm(trials, unit="mutant", disable=None):
             tests = targets[trial.path]
             killed = checkout.kills(trial, tests, 60 + _PATIENCE * seconds[tests])
             results.append((trial, killed))
