@@ -28,6 +28,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self.port, self.fault, self.left, self.latency_seconds = port, fault, count, latency_seconds
         self.files = files
         self.spoiled, self.requests = 0, 0
+        self.has_spoiled = threading.Event()
         self._lock = threading.Lock()
 
     def takes_fault(self):
@@ -37,6 +38,7 @@ class FaultyProxy(ThreadingHTTPServer):
                 return False
             self.left -= 1
             self.spoiled += 1
+            self.has_spoiled.set()
             return True
 
     def handle_error(self, request, client_address):

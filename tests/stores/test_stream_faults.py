@@ -121,7 +121,7 @@ def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_p
     assert "(bytes " in said
     assert "gave up after " in said
     assert " attempts in " in said
-    assert proxy.spoiled >= 1
+    assert proxy.has_spoiled.wait(120)  # a busy machine may answer when nobody waits any more
 
 
 def wrong_byte_of_a_page(handler, status, headers, data):
