@@ -1,6 +1,7 @@
 """Fixtures every test may use."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from tests.datasets import write_dataset
 
 if TYPE_CHECKING:
     from trainer.ranks import Ranks
+
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("beambert", deadline=None)  # a busy machine takes longer over a correct example
 settings.load_profile("beambert")

@@ -39,7 +39,7 @@ TIMED: tuple[tuple[Any, str], ...] = (
 
 def main() -> None:
     """Builds and prints one JSON line for each exchange."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--passes", default="5")

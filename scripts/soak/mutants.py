@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=200, help="mutants drawn, besides those somebody meant")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--only", nargs="+", help="parts of the paths of the modules to be changed")
