@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,11 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
     with quiet_deepspeed():
         import deepspeed
 
-        sized = {**config, "zero_optimization": {**bucket_sizes(model), **config["zero_optimization"]}}
+        sizes = bucket_sizes(model)
+        sized = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
         engine, *_ = deepspeed.initialize(model=model.to(ranks.device), optimizer=optimizer, config=sized)
+    # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed takes this number and not the settings'.
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, bucket_size=sizes["reduce_bucket_size"])
     adopt_partitions(engine, optimizer)
     check_partitions(engine, optimizer, ranks)
     return engine

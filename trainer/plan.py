@@ -5,7 +5,7 @@ first block; nothing is trained, and torch is not imported.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.storage import parse_storage_options
 from trainer.flops import Lengths, num_parameters, training_flops
 from trainer.gpus import GPUS, Gpu
+from trainer.memory import MASKED_SHARE, Case, count_memory
 from trainer.model.config import BertConfig
 from trainer.settings import Phase, resolve
 from trainer.step_time import FAST, SLOW, StepTime, Work, step_time
@@ -23,9 +24,7 @@ from trainer.tool_settings import PlanSettings
 
 _DEFAULT_VOCAB_SIZE = 30_522
 _MUCH_IDLE = 0.3  # of a step's time at the fast end
-_FULL_SHARE_MASKED = 0.15
-_ACTIVATION_BYTES = 34  # a token, layer and hidden unit, 2-byte values (Korthikanti et al. 2022, 4.1, without 5as/h)
-_LOGIT_BYTES = 10  # a masked position and vocabulary entry: logits in 2 bytes, in fp32 for the loss, and a gradient
+_STEPS_PLANNED = 512  # by the stream at once
 
 
 @dataclass(frozen=True)
@@ -63,28 +62,6 @@ class PhasePlan:
         return self.phase.steps * self.fast.total, self.phase.steps * self.slow.total
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one GPU.
-
-    Attributes:
-        weights: In the precision of the passes.
-        gradients: In that precision, and their sums in fp32.
-        optimizer: fp32 weights and both running means, or this rank's part of them.
-        activations: Of one micro-batch, attention done without its matrix.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """All four."""
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
 def describe_plan(settings: PlanSettings) -> Iterator[str]:
     """The plan as lines for a person.
 
@@ -112,7 +89,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     if settings.budget_hours is not None:
         yield f"steps are shares of the budget of {settings.budget_hours:g} hours, which decides how many are made"
     yield from _describe_time(settings, phases)
-    yield from _describe_memory(settings, config, device_of(settings).memory_gb)
+    yield from _describe_memory(settings, config, phases)
     size, count = checkpoint_bytes(parameters, settings.precision), settings.checkpoint.keep
     yield f"checkpoints: {_gigabytes(size)} each, {count or 'all'} kept"
     yield from _describe_reading(settings, phases)
@@ -156,7 +133,7 @@ def plan_phase(
     Raises:
         ValueError: The dataset has no instances of this length.
     """
-    masked = phase.seq_len - 1 if config.is_causal else phase.seq_len * _FULL_SHARE_MASKED
+    masked = phase.seq_len - 1 if config.is_causal else phase.seq_len * MASKED_SHARE
     lengths, stored, a_pass, passes = Lengths(phase.seq_len, phase.seq_len**2, masked), 0.0, 0, 0
     if dataset is not None:
         passes = dataset.num_passes("train", phase.seq_len)
@@ -196,33 +173,31 @@ def measure_lengths(block: Block) -> Lengths:
     return Lengths(float(tokens_B.mean()), float(np.square(tokens_B).mean()), block.num_masked / block.num_instances)
 
 
-def estimate_memory(config: BertConfig, settings: PlanSettings, zero_stage: int) -> Memory:
-    """Bytes on one GPU under a ZeRO stage (Rajbhandari et al. 2020, section 3): what it partitions is divided by GPUs.
-
-    Communication buffers, the allocator's waste and CUDA itself, some 2 to 4 GB, come on top.
-    """
-    parameters, ranks = num_parameters(config), settings.gpus
-    value_bytes = 2 if settings.precision == "bf16" else 4
-    sums = 4 * parameters if settings.precision == "bf16" else 0
-    is_master_apart = settings.precision == "bf16" or zero_stage > 0
-    optimizer = (12 if is_master_apart else 8) * parameters
-    gradients = value_bytes * parameters + (sums // ranks if zero_stage >= 2 else sums)
-    weights = value_bytes * parameters
-    if zero_stage == 3:
-        weights, gradients = weights // ranks, (value_bytes * parameters + sums) // ranks
-    tokens, wide = settings.micro_tokens, value_bytes / 2
-    a_layer = _ACTIVATION_BYTES * config.hidden_size * tokens * wide
-    layers = a_layer * config.num_layers
-    if settings.activation_checkpointing:  # inputs of all layers, and one layer's insides at a time
-        layers = a_layer + config.num_layers * config.hidden_size * tokens * value_bytes
-    predicted = 1.0 if config.is_causal else _FULL_SHARE_MASKED
-    logits = _LOGIT_BYTES * config.vocab_size * predicted * tokens
-    return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer // ranks if zero_stage >= 1 else optimizer,
-        activations=round(layers + logits),
+def memory_case(settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan], zero_stage: int) -> Case:
+    """What the memory of a rank depends on, for the fullest of the phases."""
+    shares = [each.phase.global_batch * each.lengths.tokens / settings.gpus for each in phases]
+    return Case(
+        config=config,
+        ranks=settings.gpus,
+        zero_stage=zero_stage,
+        optimizer=settings.optimizer.name,
+        precision=settings.precision,
+        micro_tokens=min(settings.micro_tokens, math.ceil(max(shares))),
+        seq_len=max(each.phase.seq_len for each in phases),
+        micro_batches=math.ceil(max(shares) / settings.micro_tokens),
+        recomputes=settings.activation_checkpointing,
+        is_cpu=settings.gpu == "cpu",
+        stream_bytes=max(_stream_bytes(settings, each) for each in phases),
     )
+
+
+def _stream_bytes(settings: PlanSettings, each: PhasePlan) -> int:
+    """Blocks of the steps that are planned together, stored and decoded (docs/order.md); two bytes a token unknown."""
+    instances = _STEPS_PLANNED * each.phase.global_batch / settings.gpus
+    if each.instances_a_pass:
+        instances = min(instances, each.instances_a_pass * each.passes)
+    stored = each.stored_bytes or 2 * each.lengths.tokens
+    return min(settings.reading.buffer_bytes, round(3 * stored * instances))
 
 
 def checkpoint_bytes(parameters: int, precision: str) -> int:
@@ -286,7 +261,7 @@ def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[
     yield f"time: {_hours(ends)} hours; {tokens:,.0f} tokens, {rates} a second; no GPU has measured this yet"
     yield (
         f"      {days} GPU hours; {settings.mfu:.0%} to {settings.mfu * SLOW.mfu_share:.0%} of"
-        f" {device_of(settings).tflops:,.0f} TFLOP/s a GPU; checkpoints, validation and starts come on top"
+        f" {device_of(settings).tflops:,g} TFLOP/s a GPU; checkpoints, validation and starts come on top"
     )
     for index, each in enumerate(phases):
         names = ("mathematics", "launches", "optimizer", "exchange", "once")
@@ -295,19 +270,30 @@ def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[
         yield f"step of phase {index}: {total} ms: the longer of {parts[0]} and {', '.join(parts[1:])}"
 
 
-def _describe_memory(settings: PlanSettings, config: BertConfig, memory_gb: int) -> Iterator[str]:
-    yield f"memory of a GPU ({memory_gb} GB), {settings.precision}, micro_tokens {settings.micro_tokens:,}, estimated:"
-    yield "  ZeRO   weights  gradients  optimizer  activations      total"
+def _describe_memory(settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]) -> Iterator[str]:
+    where = "a process" if settings.gpu == "cpu" else f"{settings.gpu} of {device_of(settings).memory_gb} GB"
+    tokens = f"micro_tokens {settings.micro_tokens:,}"
+    yield f"memory of the fullest rank, {where}, {settings.precision}, {tokens}, in GB:"
+    yield "  ZeRO    held  in a step  process    total"
     for stage in (0, 1, 2, 3):
         if settings.precision == "bf16" and stage == 0:
             continue  # refused by the trainer: DeepSpeed cannot sum bf16 gradients in fp32 there
         if settings.optimizer.name == "lamb" and stage == 3:
             continue  # refused as well
-        found = estimate_memory(config, settings, stage)
-        columns = (found.weights, found.gradients, found.optimizer, found.activations, found.total)
-        texts = [_gigabytes(each).rjust(width) for each, width in zip(columns, (9, 10, 10, 12, 10), strict=True)]
-        chosen = "  <- zero_stage" if stage == settings.zero_stage else ""
-        yield f"  {stage:4} {' '.join(texts)}{chosen}"
+        found = count_memory(memory_case(settings, config, phases, stage))
+        held, process = sum(found.held.values()), sum(found.process.values())
+        columns = (held, found.tensors - held, process, found.total)
+        texts = [f"{each / 1e9:.2f}".rjust(width) for each, width in zip(columns, (7, 10, 8, 8), strict=True)]
+        yield f"  {stage:4} {' '.join(texts)}{'  <- zero_stage' if stage == settings.zero_stage else ''}"
+    found = count_memory(memory_case(settings, config, phases, settings.zero_stage))
+    yield f"  held: {_terms(found.held)}"
+    yield f"  in a step, fullest in its {found.fullest}: {_terms(found.moments[found.fullest])}"
+    if found.process:
+        yield f"  process: {_terms(found.process)}"
+
+
+def _terms(terms: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / 1e9:.2f}" for name, size in terms.items())
 
 
 def _describe_reading(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
