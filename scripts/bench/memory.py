@@ -159,7 +159,7 @@ def plan(case: Case, data: Path, device: str) -> Memory:
     found = PlanSettings(
         data=[str(data)],
         phases=[Phase(**case.settings()["phases"][0])],
-        model=ModelSettings(case.model),
+        model=ModelSettings(**case.settings()["model"]),
         optimizer=OptimizerSettings(name=case.optimizer),
         micro_tokens=case.micro_tokens,
         zero_stage=case.zero_stage,
