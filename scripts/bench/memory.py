@@ -174,7 +174,7 @@ def plan(case: Case, data: Path, device: str) -> Memory:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["tiny", "base"])
     parser.add_argument("--zero_stages", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])

@@ -28,7 +28,7 @@ LARGEST_ERROR = 0.15
 
 def main() -> int:
     """Runs both and compares; exit code 1 where something is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="large")
     parser.add_argument("--zero_stage", type=int, default=2, choices=(0, 1, 2))
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "lamb"))
