@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.shards.block import Array, block_instances
-from pipeline.shards.manifest import named_damage, read_parquet
+from pipeline.shards.manifest import BLOCKS_TABLE, named_damage, read_parquet
+from pipeline.shards.ranged_file import SeekableFile
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.table_checks import check_blocks
 
@@ -235,7 +236,7 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
     return blocks
 
 
-class _Ahead(io.RawIOBase):
+class _Ahead(SeekableFile):
     """A file read from front to back by few requests: each reads ahead of what is asked for.
 
     Attributes:
@@ -243,27 +244,10 @@ class _Ahead(io.RawIOBase):
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, ahead: int) -> None:
-        super().__init__()
-        self._read, self._size, self._ahead = read, size, ahead
-        self._position = self._start = 0
-        self._data = b""
+        super().__init__(size, BLOCKS_TABLE)
+        self._read, self._ahead = read, ahead
+        self._start, self._data = 0, b""
         self.failure: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise OSError(f"cannot seek to {base + offset}")
-        self._position = base + offset
-        return self._position
 
     def read(self, size: int = -1) -> bytes:
         begin, end = self._position, self._size if size < 0 else min(self._size, self._position + size)
@@ -280,27 +264,12 @@ class _Ahead(io.RawIOBase):
         return self._data[begin - self._start : end - self._start]
 
 
-class _Piece(io.RawIOBase):
+class _Piece(SeekableFile):
     """A file of which only some bytes are at hand."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
-        super().__init__()
-        self._data, self._start, self._size = data, start, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
+        super().__init__(size, BLOCKS_TABLE)
+        self._data, self._start = data, start
 
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._size, self._position + size)

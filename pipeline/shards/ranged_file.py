@@ -1,10 +1,9 @@
 """Files read piece by piece, and many small ones at once, with storage's retries and length checks around each request.
 
-A filesystem's own file objects try nothing again and take a body that a store cut short. Imports storage only.
+A filesystem's own file objects try nothing again and take a body that a store cut short.
 """
 
 import io
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,11 +14,18 @@ BUFFER_BYTES = 2**20
 _FILES_AT_ONCE = 16
 
 
-class RangedFile(io.RawIOBase):
-    """A file of known size as a seekable stream; every read is one request of exactly the bytes it needs."""
+class SeekableFile(io.RawIOBase):
+    """A file of known size, of which subclasses read what stands at the position."""
 
-    def __init__(self, filesystem: Any, path: str, size: int) -> None:
-        self._filesystem, self._path, self._size, self._position = filesystem, path, size, 0
+    def __init__(self, size: int, name: str) -> None:
+        """Begins at byte 0.
+
+        Args:
+            size: Bytes of the whole file.
+            name: Names the file in messages.
+        """
+        super().__init__()
+        self._size, self._name, self._position = size, name, 0
 
     def readable(self) -> bool:
         """It is."""
@@ -29,13 +35,25 @@ class RangedFile(io.RawIOBase):
         """It is."""
         return True
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Moves to a position of the file; reading at or past its end gives nothing."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError(f"{self._path}: cannot seek to {base + offset}, before the start of the file")
+            raise OSError(f"{self._name}: cannot seek to {base + offset}, before the start of the file")
         self._position = base + offset
         return self._position
+
+
+class RangedFile(SeekableFile):
+    """A file of a store as a stream; every read is one request of exactly the bytes it needs."""
+
+    def __init__(self, filesystem: Any, path: str, size: int) -> None:
+        super().__init__(size, path)
+        self._filesystem, self._path = filesystem, path
 
     def readinto(self, buffer: Any) -> int:
         """Fills the buffer, or what of it the file still has."""
