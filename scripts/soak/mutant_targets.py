@@ -130,6 +130,10 @@ MEANT: tuple[Meant, ...] = (
 )
 
 EQUIVALENT: dict[str, str] = {
+    "pipeline/held_out.py LowestRows.finish 1 to 2: 1 #3": "keeps more documents than are looked at",
+    "pipeline/held_out.py LowestRows.add LtE to Lt: rows['tokens'] <= self._most_tokens #0": (
+        "a document of as many tokens as the split leaves room for no second, and one is no split"
+    ),
     "pipeline/buckets.py choose_num_buckets Gt to GtE: num_buckets > 1 #1": "a corpus has two documents at least",
     "pipeline/exchange.py ExchangeByBucket.expand True to False: True #0": "spreads work, changes no result",
     "pipeline/exchange.py ExchangeByBucket.expand True to False: True #1": "spreads work, changes no result",

@@ -1,7 +1,7 @@
 """Small changes of a Python module that a good test notices: conditions, borders, sums, what is left out.
 
 Each mutant is the module with one change. What only people read is left alone: docstrings, annotations, messages of
-errors, assertions.
+errors, and so are assertions and zip's `strict`, which only hold what is true anyway.
 """
 
 import ast
@@ -106,7 +106,7 @@ def _sites(tree: ast.Module) -> Iterator[_Site]:
 
 
 def _walk(node: ast.AST, function: str) -> Iterator[_Site]:
-    if isinstance(node, (ast.JoinedStr, ast.Assert)):
+    if isinstance(node, (ast.JoinedStr, ast.Assert)) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         function = f"{function}.{node.name}".removeprefix(".")
