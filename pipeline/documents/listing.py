@@ -14,7 +14,7 @@ from fsspec.utils import glob_translate
 
 from pipeline.documents.compression import plain_name
 from pipeline.documents.files import StorageOptions
-from pipeline.shards.storage import call_patiently, is_local, open_filesystem
+from pipeline.shards.storage import ask, call_patiently, is_local, open_filesystem
 
 # What lies beside the texts of published corpora: described in docs/input.md.
 _ABOUT_THE_DATA = re.compile(
@@ -65,7 +65,7 @@ def would_list(pattern: str, folder: str, storage_options: StorageOptions = None
         return False
     if is_local(filesystem):
         path, below = (_real(each) for each in (path, below))
-    if filesystem.isdir(path):
+    if ask(filesystem, path, lambda: filesystem.isdir(path)):
         return f"{below}/".startswith(f"{path}/")
     matches = re.compile(glob_translate(path)).match
     return bool(_MAGIC.search(path)) and any(matches(f"{below}/{name}") for name in _WRITTEN_BY_A_BUILD)
