@@ -21,6 +21,7 @@ from pipeline.shards.block import (
     checksum,
     concatenate_blocks,
     content_hash,
+    count_block,
     decode_block,
     encode_block,
 )
@@ -60,6 +61,15 @@ def test_a_block_counts_itself():
     assert (TINY.num_instances, TINY.num_tokens, TINY.num_masked) == (2, 11, 2)
     assert (EMPTY.num_instances, EMPTY.num_tokens, EMPTY.num_masked) == (0, 0, 0)
     assert [block_instances(seq_len) for seq_len in (128, 512)] == [512, 128]
+
+
+@pytest.mark.parametrize(("shown", "as_mask", "kept"), [(4, 2, 0), (11, 1, 1), (9, 1, 0)])
+def test_masked_positions_are_counted_by_what_they_show(shown, as_mask, kept):
+    ids = TINY.input_ids.copy()
+    ids[2] = shown  # where the text had 11; the other masked position shows [MASK], which is 4
+    assert count_block(dataclasses.replace(TINY, input_ids=ids), 4) == {
+        "instances": 2, "tokens": 11, "masked": 2, "random_next": 1, "masked_as_mask": as_mask, "masked_kept": kept,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("block", [TINY, EMPTY, TINY.slice(1, 2)])
