@@ -121,6 +121,23 @@ def test_too_few_documents(documents):
         choose_held_out([source(*[5] * documents)], 0.0, 1000)
 
 
+def test_two_documents_of_a_source_stay_though_one_is_short():
+    """The short ones are a fiftieth of their source each: only their number keeps them."""
+    pairs = [source(2, 98, first=number) for number in range(4)]
+    assert numbers_of(choose_held_out(pairs, 0.1, 10**6)) == [0, 0, 0, 0]
+
+
+def test_lowest_rows_are_no_more_than_the_share_of_their_source_asks_for():
+    """Of two sources of 100 documents of a token, 40 tokens take 20 of each; their first ones and one more are kept."""
+    lowest = LowestRows(2, 40)
+    lowest.add(rows_of(range(200), [0, 1] * 100, 1))
+    assert [len(rows) for rows in lowest.finish([100, 100])] == [22, 22]
+
+
+def test_two_documents_build_without_a_validation_split():
+    assert numbers_of(choose_held_out([source(5, 5)], 0.5, 1000)) == [0]
+
+
 def rows_of(ids, sources, tokens):
     rows = np.zeros(len(ids), INDEX_DTYPE)
     rows["high"], rows["low"] = ids, 5
