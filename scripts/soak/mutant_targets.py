@@ -130,6 +130,7 @@ MEANT: tuple[Meant, ...] = (
 )
 
 EQUIVALENT: dict[str, str] = {
+    "trainer/optim/sharded.py ShardedOptimizer.step left out: self.views(name) #0": "made when asked for",
     "pipeline/bucket_seals.py BucketSums.add GtE to Gt: self._num_waiting >= _ROWS_AT_ONCE #0": "counts a little later",
     "pipeline/pairs.py _truncate_both Gt to GtE: lead > 0 #0": "a lead of 0 cuts nothing first, whoever has it",
     "pipeline/held_out.py LowestRows.finish 1 to 2: 1 #3": "keeps more documents than are looked at",

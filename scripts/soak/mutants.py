@@ -66,10 +66,10 @@ def main() -> int:
             results.append((trial, killed))
             if not killed:
                 tqdm.write(f"survived: {trial.name}")
-    found = summarize(results)
+            found = {"commit": commit(), "seed": own.seed, "drawn": len(trials), **summarize(results)}
+            if own.output:  # at once: a run takes hours, and what was tried is known
+                own.output.write_text(json.dumps(found, indent=1) + "\n")
     print(format_scores(found["modules"]))
-    if own.output:
-        own.output.write_text(json.dumps({"commit": commit(), "seed": own.seed, **found}, indent=1) + "\n")
     meant = {each.why for each in MEANT}
     return int(any(name in meant for name in found["survivors"]))
 
