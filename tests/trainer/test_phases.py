@@ -91,7 +91,7 @@ def record_steps(mixture: Mixture, phases: Sequence[Phase], monkeypatch: pytest.
     run.optimizer = SimpleNamespace(set_learning_rate=lambda _: None)
     run.weights_check = SimpleNamespace(forget=lambda: None)
     run.saver, run.profile = SimpleNamespace(has_failed=False), SimpleNamespace(step=lambda _: nullcontext())
-    run.engine, run.stop_requested, run.is_due = None, False, lambda _: False
+    run.engine, run.stop, run.is_due = None, SimpleNamespace(is_made=False), lambda _: False
     stubs = {
         "load_validation_sets": lambda *_: [],
         "describe_unmeasured": lambda *_: "",
