@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.command_line import Command, check_least, run_program
+from pipeline.command_line.program import Command, check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline build`."""
     with _continuing():
         _warm_workers(settings, beam_arguments)
-        from pipeline.build import run_build
+        from pipeline.stages.build import run_build
 
         run_build(settings, beam_arguments)
 
@@ -106,7 +106,7 @@ def vocab(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline vocab`."""
     with _continuing():
         _warm_workers(settings, beam_arguments)
-        from pipeline.build import run_vocab
+        from pipeline.stages.build import run_vocab
 
         run_vocab(settings, beam_arguments)
 
@@ -115,7 +115,7 @@ def tokens(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
     with _continuing():
         _warm_workers(settings, beam_arguments)
-        from pipeline.build import run_tokens
+        from pipeline.stages.build import run_tokens
 
         run_tokens(settings, beam_arguments)
 
@@ -124,7 +124,7 @@ def shards(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline shards`."""
     with _continuing():
         _warm_workers(settings, beam_arguments)
-        from pipeline.build import run_shards
+        from pipeline.stages.build import run_shards
 
         run_shards(settings, beam_arguments)
 
@@ -142,7 +142,7 @@ def _continuing() -> Iterator[None]:
 
 def _warm_workers(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """Where there will be local worker processes, has what they need imported while this process imports Beam."""
-    from pipeline.forked_workers import IS_SUPPORTED, fork_server
+    from pipeline.jobs.forked_workers import IS_SUPPORTED, fork_server
 
     has_runner = any(argument.startswith("--runner") for argument in beam_arguments)
     if IS_SUPPORTED and settings.workers > 1 and not settings.plan and not has_runner:
@@ -153,7 +153,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     """`python -m pipeline verify DATASET`: exit code 2 and a line for each finding, or 0."""
     from tqdm import tqdm
 
-    from pipeline.deep_verify import DeepCheck
+    from pipeline.inspect.deep_verify import DeepCheck
     from pipeline.machine import this_machine
     from pipeline.shards.coverage import describe_coverage
     from pipeline.shards.verify import verify_dataset
@@ -186,10 +186,10 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 
 def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     """`python -m pipeline inspect DATASET`."""
-    from pipeline.inspect import show_instances
-    from pipeline.provenance import describe_documents, find_tokens
-    from pipeline.report.summary import tokens_url
-    from pipeline.shards.storage import parse_storage_options
+    from pipeline.inspect.show import show_instances
+    from pipeline.inspect.summary import tokens_url
+    from pipeline.storage.folder import parse_storage_options
+    from pipeline.tokens.provenance import describe_documents, find_tokens
 
     dataset = _open(settings)
     if settings.dropped:
@@ -209,8 +209,8 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
 
 
 def _print_dropped(dataset: "Dataset") -> None:
-    from pipeline.inspect import format_dropped
-    from pipeline.report.summary import read_report
+    from pipeline.inspect.show import format_dropped
+    from pipeline.inspect.summary import read_report
 
     numbers = read_report(dataset)["dataset"]
     examples = (numbers["documents"] or {}).get("dropped_examples")
@@ -219,9 +219,9 @@ def _print_dropped(dataset: "Dataset") -> None:
 
 def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
-    from pipeline.report.page import REPORT_PAGE, write_page
-    from pipeline.report.summary import format_report, load_report, read_report, write_report
-    from pipeline.shards.storage import open_filesystem
+    from pipeline.inspect.page import REPORT_PAGE, write_page
+    from pipeline.inspect.summary import format_report, load_report, read_report, write_report
+    from pipeline.storage.folder import open_filesystem
 
     dataset = _open(settings)
     found = read_report(dataset)
@@ -237,7 +237,7 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
 
 def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":
     from pipeline.shards.dataset import open_dataset
-    from pipeline.shards.storage import parse_storage_options
+    from pipeline.storage.folder import parse_storage_options
 
     return open_dataset(settings.dataset, parse_storage_options(settings.storage_options))
 

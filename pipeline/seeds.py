@@ -1,7 +1,7 @@
 """Keyed randomness: every draw of a build comes from a generator seeded by what it decides, never by order or worker.
 
 Production draws by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``, ``shuffle`` and
-numpy's generators may change with a version and would change the dataset with it. May import: stdlib, numpy.
+numpy's generators may change with a version and would change the dataset with it.
 """
 
 from collections.abc import Callable

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.buckets import NUM_PREFIXES, VALIDATION_RULES, VALIDATION_TOKENS
-from pipeline.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
+from pipeline.documents.sources import UNIT, Source, TextFormat, Wrapping, check_sources
+from pipeline.instances.pairs import NspBalance
 from pipeline.machine import num_cores
-from pipeline.pairs import NspBalance
-from pipeline.sentences import RULES
-from pipeline.shards.storage import parse_storage_options
-from pipeline.sources import UNIT, Source, TextFormat, Wrapping, check_sources
+from pipeline.storage.folder import parse_storage_options
+from pipeline.text.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
+from pipeline.text.sentences import RULES
+from pipeline.tokens.buckets import NUM_PREFIXES, VALIDATION_RULES, VALIDATION_TOKENS
 
 OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
@@ -236,7 +236,7 @@ class BuildSettings:
         Args:
             vocab_sha256: Of vocab.txt.
             documents_hash: Of the documents that are kept.
-            choice: What decides which are left out because of others (`pipeline.choose_documents`).
+            choice: What decides which are left out because of others (`pipeline.stages.choose_documents`).
         """
         held_out = {"validation_rules": VALIDATION_RULES} if self.validation_fraction > 0 else {}
         mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}

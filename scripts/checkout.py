@@ -1,4 +1,4 @@
-"""Which checkout of this project a benchmark or a soak is of. Imports the stdlib only."""
+"""Which checkout of this project a benchmark or a soak is of."""
 
 import os
 import subprocess

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_help import field_help
-from pipeline.command_line import Command
+from pipeline.command_line.help import field_help
+from pipeline.command_line.program import Command
 from trainer.cli import COMMANDS as TRAINER
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"

@@ -14,7 +14,7 @@ from pipeline.shards.block import Block, block_instances
 from tests.datasets import write_dataset
 
 if TYPE_CHECKING:
-    from trainer.ranks import Ranks
+    from trainer.process.ranks import Ranks
 
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,7 +37,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="module")
 def ranks() -> "Iterator[Ranks]":
     """The one rank of a job without a launcher; its process group is there until the module's last test."""
-    from trainer.ranks import start_ranks, stop_ranks  # torch is not needed by most of the tests
+    from trainer.process.ranks import start_ranks, stop_ranks  # torch is not needed by most of the tests
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):

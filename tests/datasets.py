@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.shard_file import pack_shard
 from pipeline.shards import block_tables
 from pipeline.shards import manifest as tables
 from pipeline.shards.block import Block
 from pipeline.shards.records import MANIFEST_HASH, Manifest, canonical_hash
 from pipeline.shards.seal import Seal, add_seals
+from pipeline.shards.shard_file import pack_shard
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
 

@@ -1,7 +1,4 @@
-"""Chunks of text to ids, many at a time: what the encoder asks about those that it has not met.
-
-May import the standard library, tokenizers, and this room's modules.
-"""
+"""Chunks of text to ids, many at a time: what the encoder asks about those that it has not met."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import filterfalse

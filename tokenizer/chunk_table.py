@@ -3,7 +3,6 @@
 A row of the table is one chunk of at most 16 bytes: these bytes, and where its ids lie in one buffer. So equality is
 exact, and a chunk costs one visit to memory. It stands in the slot that a hash of it says, or in that slot's
 neighbour; chunks that find both taken, and longer ones, are looked up in a dict. C chunks; S slots.
-May import the standard library and numpy.
 """
 
 from collections.abc import Callable, Sequence

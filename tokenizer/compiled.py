@@ -4,8 +4,6 @@ The Python path is the definition: a compiled module gives the same bytes, soone
 where there is a C compiler; in a checkout BUILD_COMMAND does. The environment variable BEAMBERT_COMPILED says what to
 do: 0 leaves them alone, 1 refuses to go on without them, and unset, they are used if they are there and not older than
 any C source of their room (several modules may share one, so all are compiled anew).
-
-May import the standard library.
 """
 
 import importlib

@@ -8,8 +8,6 @@ How it goes:
    with failure links (LinMaxMatch), in one go and without the interpreter's lock.
 3. A chunk with a character of which no form can be told, since its neighbours decide, comes back with its place:
    `chunk_matcher` finds its ids, as the numpy path has it do for every such chunk.
-
-May import the standard library, numpy, tokenizers, and this room's modules.
 """
 
 import unicodedata

@@ -5,8 +5,6 @@ text (docs/parity.md 3): "[MASK]" in a text is three words, and no special id bu
 
 Two paths give them, always the same: `numpy_encoder`, in plain Python and numpy, and `compiled_encoder`, which is taken
 where this installation has the compiled matcher (`tokenizer.compiled` says when).
-
-May import the standard library, numpy, and this room's modules.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Learns a WordPiece vocabulary from word counts: the same counts give the same vocabulary, whatever their order.
-
-May import the standard library, numpy, and this room's `merges`, `vocab` and `wordpiece`.
-"""
+"""Learns a WordPiece vocabulary from word counts: the same counts give the same vocabulary, whatever their order."""
 
 from collections.abc import Sequence
 from typing import Any

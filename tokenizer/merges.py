@@ -10,7 +10,6 @@
    merged, and those that an earlier merge has changed are left out then.
 
 Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not follow another directly.
-May import the standard library, numpy, and this room's `vocab`.
 """
 
 import heapq

@@ -1,7 +1,6 @@
 """Text to words as google-research/bert `BasicTokenizer` makes them: the readable reference (docs/parity.md 3).
 
 Tests hold the fast encoder's inputs and the exported tokenizer to it; production runs `tokenizer.encode`.
-May import the standard library.
 """
 
 import unicodedata

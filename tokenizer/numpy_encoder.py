@@ -8,8 +8,6 @@ How it goes, for some NUM_CHARACTERS_AT_ONCE of sentences at a time:
 3. `chunk_table` says where the ids of each chunk lie, in one buffer, from which they are gathered in one step.
 4. Chunks that it lacks are one ASCII word, or have other characters: `chunk_matcher` normalises the latter by the
    library, whose Unicode tables are the standard here, and matches words with the vocabulary.
-
-May import the standard library, numpy, tokenizers, and this room's modules.
 """
 
 import string

@@ -1,7 +1,4 @@
-"""The WordPiece vocabulary: a list of tokens whose index is the id, stored as vocab.txt, one token a line.
-
-May import the standard library and numpy.
-"""
+"""The WordPiece vocabulary: a list of tokens whose index is the id, stored as vocab.txt, one token a line."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Words to wordpieces by greedy longest match: the readable reference (docs/parity.md 3), oracle of the tests.
-
-May import the standard library, `tokenizer.normalize` and `tokenizer.vocab`.
-"""
+"""Words to wordpieces by greedy longest match: the readable reference (docs/parity.md 3), oracle of the tests."""
 
 from tokenizer.normalize import split_words
 from tokenizer.vocab import CONTINUATION, UNK, Vocabulary

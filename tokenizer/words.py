@@ -2,7 +2,6 @@
 
 The normaliser looks at one character at a time and the pre-tokeniser ends words at white space, so what stands between
 two spaces is a chunk whose words depend on nothing around it: chunks are counted, and each distinct one is cut once.
-May import the standard library, tokenizers, and this room's `export`.
 """
 
 import re

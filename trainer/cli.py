@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from pipeline.command_line import Command, run_program
-from trainer.features.settings import FeaturesSettings
+from pipeline.command_line.program import Command, run_program
+from trainer.inference.features.settings import FeaturesSettings
 from trainer.tool_settings import (
     DoctorSettings,
     EvaluateSettings,
@@ -23,7 +23,7 @@ Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or n
 COMMANDS = {
     "pretrain": Command(
         summary="train a model, or continue a run", settings="trainer.settings:PretrainSettings",
-        function="trainer.pretrain:pretrain", unwinds=False,
+        function="trainer.pretrain.loop:pretrain", unwinds=False,
     ),
     "finetune": Command(
         summary="train a pretrained model on a task, over settings and seeds",
@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "features": Command(
         summary="write hidden states of texts to Parquet or npy",
-        settings="trainer.features.settings:FeaturesSettings", function="trainer.cli:features",
+        settings="trainer.inference.features.settings:FeaturesSettings", function="trainer.cli:features",
     ),
     "nsp": Command(
         summary="see how probable a model finds it that one text follows another",
@@ -78,8 +78,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
     """`python -m trainer doctor`, on every rank."""
-    from pipeline.shards.secret_values import hide
-    from trainer.doctor.examine import examine
+    from pipeline.storage.secret_values import hide
+    from trainer.preflight.doctor import examine
 
     text, code = examine(settings)
     if text:
@@ -89,14 +89,14 @@ def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
 
 def stream(settings: StreamSettings, _remainder: object = None) -> None:
     """`python -m trainer stream DATA ...`."""
-    from trainer.stream_report import report_stream
+    from trainer.preflight.stream_report import report_stream
 
     print(report_stream(settings))
 
 
 def plan(settings: PlanSettings, _remainder: object = None) -> None:
     """`python -m trainer plan --config FILE --gpus 64 --gpu h200`."""
-    from trainer.plan import describe_plan
+    from trainer.preflight.plan import describe_plan
 
     print("\n".join(describe_plan(settings)))
 
@@ -105,7 +105,7 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
     """`python -m trainer report RUN ...`."""
     from trainer.report.page import render_page
     from trainer.report.read import read_runs
-    from trainer.run_folder import replace_file
+    from trainer.runs.run_folder import replace_file
 
     runs = read_runs(settings.runs)
     for run in runs:
@@ -118,15 +118,15 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from trainer.export_run import export_run
+    from trainer.inference.export_run import export_run
 
     print(json.dumps(export_run(settings)))
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
     """`python -m trainer fill-mask DIR "The capital of France is [MASK]."`."""
-    from trainer.fill_mask import fill_mask as fill
-    from trainer.fill_mask import format_candidates, open_mask_filler
+    from trainer.inference.fill_mask import fill_mask as fill
+    from trainer.inference.fill_mask import format_candidates, open_mask_filler
 
     filler = open_mask_filler(settings.model)
     filled = {text: fill(filler, text, settings.top_k) for text in settings.texts}
@@ -135,7 +135,7 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
 
 def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> None:
     """`python -m trainer nsp --model DIR "It rains." "The street is wet."`."""
-    from trainer.next_sentence import follow_probabilities, open_judge
+    from trainer.inference.next_sentence import follow_probabilities, open_judge
 
     [probability] = follow_probabilities(open_judge(settings.model), [(settings.first, settings.second)])
     print(f"the second text follows the first with probability {probability:.4f}")
@@ -143,7 +143,7 @@ def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> 
 
 def features(settings: FeaturesSettings, _remainder: object = None) -> None:
     """`python -m trainer features --model DIR --input FILES --output DIR`."""
-    from trainer.features.job import describe_features, write_features
+    from trainer.inference.features.job import describe_features, write_features
 
     print(describe_features(settings.output, write_features(settings)))
 
@@ -151,11 +151,11 @@ def features(settings: FeaturesSettings, _remainder: object = None) -> None:
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     """`python -m trainer evaluate --model DIR --data DATASET`."""
     from pipeline.shards.dataset import open_dataset
-    from pipeline.shards.storage import open_filesystem, parse_storage_options, write_atomic
-    from trainer.device import choose_device
-    from trainer.evaluate import evaluate as measure
-    from trainer.evaluate import format_evaluation
-    from trainer.open_model import open_model
+    from pipeline.storage.folder import open_filesystem, parse_storage_options, write_atomic
+    from trainer.inference.evaluate import evaluate as measure
+    from trainer.inference.evaluate import format_evaluation
+    from trainer.inference.open_model import open_model
+    from trainer.process.device import choose_device
 
     device = choose_device(settings.device)
     dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))

@@ -1,4 +1,4 @@
-"""Settings of a model and of its optimizer, as a run and other programs that train have them. Imports the stdlib."""
+"""Settings of a model and of its optimizer, as a run and other programs that train have them."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Settings of a pretraining run: every default, meaning and unit in one place.
 
-Imports the stdlib, the schedule, the model's config and `trainer.stream.read_settings`.
-
 Files in configs/pretrain state what differs from these defaults, and flags what differs from the file.
 """
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.command_line import check_least
+from pipeline.command_line.program import check_least
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.read_settings import ReadingSettings
 

@@ -1,7 +1,4 @@
-"""Compressed files as streams: zstd, gzip, bzip2 and xz, of any number of frames, with a limit against bombs.
-
-May import: stdlib, zstandard.
-"""
+"""Compressed files as streams: zstd, gzip, bzip2 and xz, of any number of frames, with a limit against bombs."""
 
 import bz2
 import lzma

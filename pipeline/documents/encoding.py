@@ -1,4 +1,4 @@
-"""Bytes of text in UTF-8, or in UTF-16 where a byte order mark says so. May import: stdlib, pipeline.documents."""
+"""Bytes of text in UTF-8, or in UTF-16 where a byte order mark says so."""
 
 import codecs
 from collections.abc import Iterable, Iterator

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from pipeline.missing_packages import install_line
+from pipeline.storage.missing_packages import install_line
 
 
 def import_extra(name: str, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""Ranges of files as blocks of bytes, decompressed. May import: stdlib, pipeline.documents, storage."""
+"""Ranges of files as blocks of bytes, decompressed."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.documents.compression import decompress, is_compressed
-from pipeline.shards.storage import file_size, open_filesystem, read_range
+from pipeline.storage.folder import file_size, open_filesystem, read_range
 
 BLOCK_BYTES = 8 * 2**20
 TAIL_BLOCK_BYTES = 256 * 2**10  # beyond a range's end only the rest of one document is wanted

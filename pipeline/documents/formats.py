@@ -11,7 +11,6 @@
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
 So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.
-May import: stdlib, pipeline.documents.
 """
 
 import re

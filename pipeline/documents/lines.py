@@ -1,4 +1,4 @@
-"""Ranges of files as lines of UTF-8, in time linear in their length. May import: stdlib, pipeline.documents."""
+"""Ranges of files as lines of UTF-8, in time linear in their length."""
 
 from collections.abc import Iterable, Iterator
 

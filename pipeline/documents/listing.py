@@ -14,7 +14,7 @@ from fsspec.utils import glob_translate
 
 from pipeline.documents.compression import plain_name
 from pipeline.documents.files import StorageOptions
-from pipeline.shards.storage import ask, call_patiently, is_local, open_filesystem
+from pipeline.storage.folder import ask, call_patiently, is_local, open_filesystem
 
 # What lies beside the texts of published corpora: described in docs/input.md.
 _ABOUT_THE_DATA = re.compile(

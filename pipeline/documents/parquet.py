@@ -1,7 +1,7 @@
-"""Parquet: a row is a document, its text a column. May import: stdlib, pipeline.documents; pyarrow inside functions.
+"""Parquet: a row is a document, its text a column.
 
 Of n row groups, number i belongs to the range that holds the byte i * size // n of the file. What the file tells of its
-sizes is held to its bytes before Arrow takes memory for it (`pipeline.shards.parquet_footer`).
+sizes is held to its bytes before Arrow takes memory for it (`pipeline.storage.parquet_footer`).
 """
 
 import io
@@ -13,8 +13,8 @@ from pipeline.documents import records
 from pipeline.documents.compression import FREE_BYTES, MAX_RATIO
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.documents.records import BadDocumentError, Record, too_long
-from pipeline.shards.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, dictionary_bytes, read_footer
-from pipeline.shards.ranged_file import open_ranged
+from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, dictionary_bytes, read_footer
+from pipeline.storage.ranged_file import open_ranged
 
 MAGIC = b"PAR1"
 _BATCH_ROWS = 256

@@ -1,4 +1,4 @@
-"""Which files the input is, and which bytes of them one task reads. May import: stdlib, fsspec's filesystems."""
+"""Which files the input is, and which bytes of them one task reads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A part of the input to its documents, as a stream. May import: stdlib, pipeline.documents."""
+"""A part of the input to its documents, as a stream."""
 
 from collections.abc import Iterator, MutableMapping
 

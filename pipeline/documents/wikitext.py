@@ -1,7 +1,6 @@
 """Wikitext to paragraphs: only the text passages, no lists, tables and headers (BERT paper, section 3.1).
 
-References, templates, files, categories and comments go too. May import: stdlib, pipeline.documents; mwparserfromhell
-inside functions.
+References, templates, files, categories and comments go too.
 """
 
 import re

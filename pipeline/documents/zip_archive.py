@@ -16,8 +16,8 @@ from typing import Any
 
 from pipeline.documents.compression import check_ratio, decompress, is_compressed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
-from pipeline.shards.names import stays_below
-from pipeline.shards.ranged_file import open_ranged
+from pipeline.storage.names import stays_below
+from pipeline.storage.ranged_file import open_ranged
 
 _BLOCK_BYTES = 256 * 2**10
 # What zipfile raises where lengths, offsets, names or methods lie.

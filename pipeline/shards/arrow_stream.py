@@ -1,6 +1,6 @@
 """The buffers of a block's Arrow IPC stream, decompressed: docs/format.md, section 2, read to the letter.
 
-May import the stdlib, pyarrow and zstandard. pyarrow's own reader takes 1.7 times the CPU: it makes a decompression
+pyarrow's own reader takes 1.7 times the CPU: it makes a decompression
 context for every buffer. Here one serves a thread for good. Nothing is believed that the bytes do not show.
 """
 

@@ -1,8 +1,7 @@
 """blocks.parquet: where every block of every shard lies (docs/format.md, section 3). Written whole, read as needed.
 
 A small file is read whole, of a large one the footer once and then the row groups of the shards that are wanted.
-5 million blocks of 80,000 shards are 165 MB, of which a rank needs its lanes' rows. May import the stdlib, numpy and
-pyarrow.
+5 million blocks of 80,000 shards are 165 MB, of which a rank needs its lanes' rows.
 """
 
 import io
@@ -17,9 +16,9 @@ import pyarrow.parquet as pq
 
 from pipeline.shards.block import Array, block_instances
 from pipeline.shards.manifest import BLOCKS_TABLE, named_damage, read_parquet
-from pipeline.shards.ranged_file import SeekableFile
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.table_checks import check_blocks
+from pipeline.storage.ranged_file import SeekableFile
 
 BLOCKS_SCHEMA = pa.schema(
     [

@@ -8,9 +8,8 @@ from typing import Any
 
 from pipeline.shards.block_tables import BlockTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
-from pipeline.shards.range_readers import RangeReader, range_reader
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.shards.storage import (
+from pipeline.storage.folder import (
     ATTEMPTS,
     ask,
     file_exists,
@@ -21,6 +20,7 @@ from pipeline.shards.storage import (
     read_range,
     reread_damaged,
 )
+from pipeline.storage.range_readers import RangeReader, range_reader
 
 
 class Dataset:

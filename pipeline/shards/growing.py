@@ -4,7 +4,7 @@
     _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
     train/L128/pass-00/pass.json               the shards of that pass; written after its blocks.parquet
 
-When manifest.json is there, _tasks/ goes. May import the rest of this room.
+When manifest.json is there, _tasks/ goes.
 """
 
 import threading
@@ -24,9 +24,8 @@ from pipeline.shards.manifest import (
     pass_hash,
     pass_json,
 )
-from pipeline.shards.patience import Patience
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.shards.storage import (
+from pipeline.storage.folder import (
     ATTEMPTS,
     SizeError,
     StorageError,
@@ -40,6 +39,7 @@ from pipeline.shards.storage import (
     reread_damaged,
     write_atomic,
 )
+from pipeline.storage.patience import Patience
 
 RECORDS = "_tasks"
 PLAN = f"{RECORDS}/plan.json"

@@ -1,8 +1,7 @@
 """Whether a dataset's manifest and tables can be what they say, asked before anything of them is used.
 
 They may come from somebody else: every name, number and count is held to what the format allows (docs/format.md,
-section 3), so that none leads out of the dataset, asks for memory without end or overflows. Imports stdlib, numpy,
-pyarrow.
+section 3), so that none leads out of the dataset, asks for memory without end or overflows.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, document_id_bytes, group_totals, pass_folder, pass_json
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.seal import ID_BYTES
-from pipeline.shards.storage import file_exists, file_size, list_files, read_range
+from pipeline.storage.folder import file_exists, file_size, list_files, read_range
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16

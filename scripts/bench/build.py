@@ -26,7 +26,7 @@ from typing import Any
 
 import zstandard
 
-from pipeline.sentences import split_sentences
+from pipeline.text.sentences import split_sentences
 from scripts.bench.measured import iterate_documents, print_result, summarize
 from scripts.bench.stages import run_stages
 

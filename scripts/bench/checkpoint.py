@@ -34,8 +34,8 @@ from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW
-from trainer.ranks import start_ranks, stop_ranks
-from trainer.run_folder import RunFolder
+from trainer.process.ranks import start_ranks, stop_ranks
+from trainer.runs.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
 ROOT = Path(__file__).parents[2]

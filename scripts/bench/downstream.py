@@ -32,15 +32,15 @@ import torch
 
 from scripts.bench.downstream_data import BenchTask, list_tasks
 from scripts.bench.measured import print_result
-from trainer.allocator import keep_freed_memory
 from trainer.finetune.batches import shuffled_order
 from trainer.finetune.prepare import Prepared, begin_model, prepare_data
 from trainer.finetune.run import measure
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import Recipe, train_task
-from trainer.open_model import open_model
-from trainer.ranks import Ranks, start_ranks, stop_ranks
+from trainer.inference.open_model import open_model
+from trainer.process.allocator import keep_freed_memory
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 VARIANTS = ("pretrained", "random", "random-layers", "frozen")
 GRIDS = {"frozen": (1e-3, 3e-3, 1e-2)}

@@ -22,8 +22,7 @@ from typing import Any
 
 import zstandard
 
-from trainer.finetune.squad.settings import SquadSettings
-from trainer.finetune.tokens.settings import TokenSettings
+from trainer.finetune.settings import SquadSettings, TokenSettings
 
 
 @dataclass(frozen=True)

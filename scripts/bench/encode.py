@@ -27,7 +27,7 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # b
 import numpy as np
 from tokenizers import Tokenizer
 
-from pipeline.sentences import split_sentences
+from pipeline.text.sentences import split_sentences
 from scripts.bench.measured import cpu_seconds, print_result, read_documents, summarize
 from tokenizer.compiled import load
 from tokenizer.compiled_encoder import CompiledEncoder

@@ -22,7 +22,6 @@ import transformers
 from torch import Tensor
 
 from scripts.bench.measured import cpu_seconds, print_result, summarize
-from trainer.allocator import keep_freed_memory
 from trainer.conversion.task_huggingface import to_hf_task_config, to_hf_task_state
 from trainer.finetune.batches import iterate_steps, shuffled_order
 from trainer.finetune.prepare import Prepared, prepare_data
@@ -33,7 +32,8 @@ from trainer.finetune.task import Item, Outputs
 from trainer.finetune.training import Recipe, train_task
 from trainer.model.task_heads import BertForTask
 from trainer.optim.schedule import Schedule
-from trainer.ranks import Ranks, start_ranks, stop_ranks
+from trainer.process.allocator import keep_freed_memory
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 PACKAGES = ("torch", "transformers", "deepspeed")
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.shard_file import pack_shard
 from pipeline.shards.block import Block, block_instances
 from pipeline.shards.block_tables import BlockTables, blocks_table
 from pipeline.shards.dataset import Dataset
@@ -36,6 +35,7 @@ from pipeline.shards.manifest import (
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import NOTHING
+from pipeline.shards.shard_file import pack_shard
 from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import default_num_lanes, rank_runs

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from scripts.bench.measured import print_result
-from trainer.features.extract import FeatureExtractor
-from trainer.features.read import plain_texts
-from trainer.features.settings import Rows
 from trainer.finetune.batches import shuffled_order
 from trainer.finetune.table_files import Record, read_table
+from trainer.inference.features.extract import FeatureExtractor
+from trainer.inference.features.read import plain_texts
+from trainer.inference.features.settings import Rows
+from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.bert import BertForPreTraining
-from trainer.open_model import OpenedModel, open_model
 
 PENALTY = 1e-3
 PLACES: tuple[Rows, ...] = ("cls", "mean")

@@ -34,7 +34,7 @@ from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from scripts.bench.load_peers import LOADERS, measure
 from scripts.checkout import commit
-from trainer.allocator import ENVIRONMENT
+from trainer.process.allocator import ENVIRONMENT
 from trainer.stream.packing import pad_micro_batch, to_device
 from trainer.stream.ranged_read import BlockRange, split_blocks
 from trainer.stream.rows import COMPILED
@@ -146,7 +146,7 @@ def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
 def describe() -> dict[str, Any]:
     """What the numbers were measured with."""
     versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
-    compiled = "trainer._rows" if COMPILED else "none"
+    compiled = "trainer.stream._rows" if COMPILED else "none"
     load = round(os.getloadavg()[0], 1)
     return {
         "date": datetime.now(UTC).date().isoformat(),

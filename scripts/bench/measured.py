@@ -44,9 +44,9 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
     """Cleaned texts of the documents of an input, empty ones left out."""
     # What reads documents is not on a machine that only trains.
-    from pipeline.cleaning import clean_text
     from pipeline.documents.parts import find_inputs, plan_parts
     from pipeline.documents.read import read_part
+    from pipeline.text.cleaning import clean_text
 
     parts = plan_parts(find_inputs(patterns), "auto", 2**30)
     return (text for part in parts for document in read_part(part) if (text := clean_text(document.text)))

@@ -22,10 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cleaning import document_id
-from pipeline.grouped_rows import HEAD_BYTES, read_groups
-from pipeline.minhash import NUM_HASHES, SHINGLE_WORDS, sign_texts
-from pipeline.near_duplicates import (
+from pipeline.jobs.near_duplicates_job import plan_ranges, plan_runs, write_bands, write_found
+from pipeline.storage.folder import open_filesystem
+from pipeline.text.cleaning import document_id
+from pipeline.text.minhash import NUM_HASHES, SHINGLE_WORDS, sign_texts
+from pipeline.text.sentences import split_sentences
+from pipeline.tokens.grouped_rows import HEAD_BYTES, read_groups
+from pipeline.tokens.near_duplicates import (
     BANDED_DTYPE,
     FOUND_DTYPE,
     SIGNED_DTYPE,
@@ -36,10 +39,7 @@ from pipeline.near_duplicates import (
     pack_signatures,
     similarity_rule,
 )
-from pipeline.near_duplicates_job import plan_ranges, plan_runs, write_bands, write_found
-from pipeline.sentences import split_sentences
-from pipeline.shards.storage import open_filesystem
-from pipeline.token_parts import TokenizedDocument, join_id
+from pipeline.tokens.token_parts import TokenizedDocument, join_id
 from scripts.bench.measured import print_result, read_documents
 
 CHANGED_SHARES = (0.005, 0.01, 0.02, 0.1, 0.5)

@@ -23,7 +23,7 @@ from scripts.bench.gpu.measure import Bench
 from scripts.bench.gpu.result import HEADER, ResultFile, compare, format_row, read_clocks
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.ranks import Ranks, start_ranks, stop_ranks
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 
 GUESSED_SECONDS = {"cuda": 40.0, "cpu": 3.0}  # of a case before one of its kind has run
 

@@ -16,11 +16,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline import build_shards, exchange, shards_job
-from pipeline.bucket_seals import BucketSums
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.shards_job import ShardBuilder
+from pipeline.command_line.program import run_program
+from pipeline.jobs import exchange, shards_job
+from pipeline.jobs.shards_job import ShardBuilder
+from pipeline.stages import build_shards
+from pipeline.tokens.bucket_seals import BucketSums
 from scripts.bench.measured import cpu_seconds, print_result
 
 WALK = "_seal_buckets"

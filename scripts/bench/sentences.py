@@ -20,8 +20,8 @@ from pathlib import Path
 import sentencex
 import zstandard
 
-from pipeline.cleaning import clean_text
-from pipeline.sentences import split_sentences
+from pipeline.text.cleaning import clean_text
+from pipeline.text.sentences import split_sentences
 from scripts.bench.measured import cpu_seconds, print_result, read_documents, summarize
 
 Splitter = Callable[[str, str], Sequence[str]]

@@ -24,7 +24,7 @@ from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.seal import NOTHING
-from trainer.allocator import keep_freed_memory
+from trainer.process.allocator import keep_freed_memory
 from trainer.stream.ranged_read import BlockRange
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import Read, ReadThreads

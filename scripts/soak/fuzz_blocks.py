@@ -191,7 +191,7 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     Raises:
         AssertionError: The two paths differ.
     """
-    arena.COMPILED = modules["trainer._blocks"]
+    arena.COMPILED = modules["trainer.stream._blocks"]
     assert arena.COMPILED.IS_USABLE, "no zstd library: apt-get install libzstd1"
     arena.IS_USABLE = True
     end = time.monotonic() + seconds
@@ -232,4 +232,4 @@ def _expect_equal(what: str, found: Block, expected: Block) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_sanitized(__file__, __doc__ or "", ["trainer._blocks"], fuzz))
+    sys.exit(run_sanitized(__file__, __doc__ or "", ["trainer.stream._blocks"], fuzz))

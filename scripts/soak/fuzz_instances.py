@@ -105,7 +105,7 @@ class Draws:
 
 def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int]:
     """Calls, by loop and by whether the arrays were taken."""
-    loops = modules["pipeline._instances"]
+    loops = modules["pipeline.instances._instances"]
     draws, calls = Draws(seed), Counter[str]()
     targets: list[tuple[Callable[[], tuple[Any, ...]], Any]] = [
         (draws.pairs, loops.make_pairs), (draws.gather, loops.gather_pairs), (draws.masks, loops.mask_instances)
@@ -127,4 +127,4 @@ def _offsets(lengths: Array) -> npt.NDArray[np.int64]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_sanitized(__file__, __doc__ or "", ["pipeline._instances"], fuzz))
+    sys.exit(run_sanitized(__file__, __doc__ or "", ["pipeline.instances._instances"], fuzz))

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from pipeline.shard_file import pack_shard
 from pipeline.shards import block_tables, manifest
 from pipeline.shards.block import Block, encode_block
 from pipeline.shards.records import Manifest
 from pipeline.shards.seal import NOTHING, add_seals
+from pipeline.shards.shard_file import pack_shard
 
 TEXTS = ("One sentence. Another one, of words.", "Zwei Sätze. 二 Zeichen.", "A third text\nof two lines.")
 PAGE = (

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import cleaning
+from pipeline.text import cleaning
 from scripts.soak.sanitized import run_sanitized
 from tokenizer.compiled_encoder import CompiledEncoder
 from tokenizer.numpy_encoder import NumpyEncoder
@@ -40,8 +40,8 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
         calls["encoders compared"] += _compare_encoders(modules["tokenizer._matcher"], rng, texts)
         calls["matchers of any bytes"] += _match_any_bytes(modules["tokenizer._matcher"], rng, texts)
         for _ in range(20):
-            calls["cleanings compared"] += _compare_cleaning(modules["pipeline._cleaning"], rng)
-            calls["cleanings of any bytes"] += _clean_any_bytes(modules["pipeline._cleaning"], rng)
+            calls["cleanings compared"] += _compare_cleaning(modules["pipeline.text._cleaning"], rng)
+            calls["cleanings of any bytes"] += _clean_any_bytes(modules["pipeline.text._cleaning"], rng)
     return dict(calls)
 
 
@@ -118,4 +118,4 @@ def _clean_any_bytes(module: Any, rng: random.Random) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_sanitized(__file__, __doc__ or "", ["tokenizer._matcher", "pipeline._cleaning"], fuzz))
+    sys.exit(run_sanitized(__file__, __doc__ or "", ["tokenizer._matcher", "pipeline.text._cleaning"], fuzz))

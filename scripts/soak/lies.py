@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.exchange import pack_chunk, unpack_chunk
-from pipeline.inspect import read_blocks
-from pipeline.shard_file import pack_shard
-from pipeline.shard_records import ShardRecord, format_record, parse_record
+from pipeline.inspect.show import read_blocks
+from pipeline.jobs.exchange import pack_chunk, unpack_chunk
+from pipeline.jobs.shard_records import ShardRecord, format_record, parse_record
 from pipeline.shards import manifest as tables
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.records import MANIFEST_HASH, BlockTable, Shard, canonical_hash
 from pipeline.shards.seal import NOTHING
-from pipeline.token_parts import TokenizedDocument, pack_documents, unpack_documents
+from pipeline.shards.shard_file import pack_shard
+from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 
 End = Literal["refused", "healed", "verify", "unharmed"]
 """The build ends with an error; or builds anew what was wrong; or `verify` finds it; or there was nothing to find."""

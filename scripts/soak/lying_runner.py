@@ -29,16 +29,17 @@ from typing import Any
 
 import apache_beam as beam
 
-from pipeline import publish, shards_job
-from pipeline.build_shards import choose_buckets
-from pipeline.build_tokens import read_store
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.exchange import TokenFolder, cut_part
-from pipeline.held_out import choose_held_out
+from pipeline.command_line.program import run_program
+from pipeline.jobs import shards_job
+from pipeline.jobs.exchange import TokenFolder, cut_part
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.storage import open_filesystem
+from pipeline.stages import publish
+from pipeline.stages.build_shards import choose_buckets
+from pipeline.stages.build_tokens import read_store
+from pipeline.storage.folder import open_filesystem
+from pipeline.tokens.held_out import choose_held_out
 from scripts.checkout import commit
 from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie, WriteLie
 from scripts.soak.root_hashes import make_documents

@@ -12,24 +12,28 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "tokenizer/wordpiece.py": ("tokenizer/test_wordpiece.py", "tokenizer/test_encode.py"),
     "tokenizer/learn.py": ("tokenizer/test_learn.py",),
     "tokenizer/vocab.py": ("tokenizer/test_vocab.py", "tokenizer/test_wordpiece.py"),
-    "pipeline/pairs.py": (*_INSTANCES, "pipeline/test_exact_balance.py"),
-    "pipeline/masking.py": _INSTANCES,
-    "pipeline/gather.py": _INSTANCES,
+    "pipeline/instances/pairs.py": (*_INSTANCES, "pipeline/test_exact_balance.py"),
+    "pipeline/instances/masking.py": _INSTANCES,
+    "pipeline/instances/gather.py": _INSTANCES,
     "pipeline/seeds.py": (*_INSTANCES, "pipeline/test_sources.py"),
-    "pipeline/bucket_seals.py": ("pipeline/test_seals.py",),
+    "pipeline/tokens/bucket_seals.py": ("pipeline/test_seals.py",),
     "pipeline/shards/seal.py": ("pipeline/test_seals.py",),
     "pipeline/shards/coverage.py": ("pipeline/test_seals.py",),
-    "pipeline/buckets.py": ("pipeline/test_buckets.py", "pipeline/test_exchange.py"),
-    "pipeline/held_out.py": ("pipeline/test_held_out.py", "pipeline/test_buckets.py"),
-    "pipeline/build_bucket.py": ("pipeline/test_exchange.py", "pipeline/test_sources.py", "pipeline/test_build.py"),
-    "pipeline/exchange.py": ("pipeline/test_exchange.py", "pipeline/test_dropped_documents.py"),
-    "pipeline/shards_job.py": (
+    "pipeline/tokens/buckets.py": ("pipeline/test_buckets.py", "pipeline/test_exchange.py"),
+    "pipeline/tokens/held_out.py": ("pipeline/test_held_out.py", "pipeline/test_buckets.py"),
+    "pipeline/instances/build_bucket.py": (
+        "pipeline/test_exchange.py",
+        "pipeline/test_sources.py",
+        "pipeline/test_build.py",
+    ),
+    "pipeline/jobs/exchange.py": ("pipeline/test_exchange.py", "pipeline/test_dropped_documents.py"),
+    "pipeline/jobs/shards_job.py": (
         "pipeline/test_seals.py",
         "pipeline/test_publish.py",
         "pipeline/test_exchange.py",
         "pipeline/test_build.py",
     ),
-    "pipeline/publish.py": ("pipeline/test_publish.py", "pipeline/test_growing.py"),
+    "pipeline/stages/publish.py": ("pipeline/test_publish.py", "pipeline/test_growing.py"),
     "pipeline/shards/block.py": ("pipeline/test_block.py", "pipeline/test_dataset.py"),
     "pipeline/shards/verify.py": ("pipeline/test_seals.py", *_DATASET, "pipeline/test_deep_verify.py"),
     "pipeline/shards/manifest.py": _DATASET,
@@ -38,7 +42,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "trainer/stream/share.py": _ORDER,
     "trainer/stream/state.py": _ORDER,
     "trainer/stream/packing.py": ("trainer/test_step.py", "trainer/test_objectives.py"),
-    "trainer/_blocks.c": ("trainer/test_rows.py", "trainer/test_step.py"),
+    "trainer/stream/_blocks.c": ("trainer/test_rows.py", "trainer/test_step.py"),
     "trainer/stream/cache.py": ("trainer/test_cache.py",),
     "trainer/optim/lamb.py": _OPTIMIZERS,
     "trainer/optim/adamw.py": _OPTIMIZERS,
@@ -48,9 +52,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "trainer/checkpoints/read.py": _CHECKPOINTS,
     "trainer/checkpoints/resume.py": (*_CHECKPOINTS, "trainer/test_recovery.py"),
     "trainer/checkpoints/store.py": _CHECKPOINTS,
-    "trainer/engine.py": ("trainer/test_engine.py", "trainer/test_guards.py", "trainer/test_same_losses.py"),
+    "trainer/optim/engine.py": ("trainer/test_engine.py", "trainer/test_guards.py", "trainer/test_same_losses.py"),
     "trainer/guards/spike_guard.py": ("trainer/test_guards.py",),
-    "trainer/metrics.py": ("trainer/test_metrics.py",),
+    "trainer/runs/metrics.py": ("trainer/test_metrics.py",),
 }
 """Module: the tests, below tests/, that a change of it is held against."""
 
@@ -66,8 +70,8 @@ class Meant:
 
 
 MEANT: tuple[Meant, ...] = (
-    Meant("trainer/engine.py", "{phase}/{step}/{rank}", "{phase}/{rank}", "dropout is seeded without its step"),
-    Meant("trainer/engine.py", "{phase}/{step}/{rank}", "{phase}/{step}", "dropout is seeded without its rank"),
+    Meant("trainer/optim/engine.py", "{phase}/{step}/{rank}", "{phase}/{rank}", "dropout is seeded without its step"),
+    Meant("trainer/optim/engine.py", "{phase}/{step}/{rank}", "{phase}/{step}", "dropout is seeded without its rank"),
     Meant(
         "trainer/checkpoints/write.py",
         "            (folder / COMMITTED).unlink(missing_ok=True)\n            make_durable(folder)\n",
@@ -112,7 +116,7 @@ MEANT: tuple[Meant, ...] = (
         "counts of blocks are not compared with the block table",
     ),
     Meant(
-        "pipeline/shards_job.py",
+        "pipeline/jobs/shards_job.py",
         '        write_atomic(filesystem, f"{root}/{task.name}", tar)\n'
         "        record = format_record(ShardRecord(self.settings_hash, shard, table))\n"
         '        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)\n',
@@ -122,7 +126,7 @@ MEANT: tuple[Meant, ...] = (
         "a shard's record is written before the shard",
     ),
     Meant(
-        "trainer/_blocks.c",
+        "trainer/stream/_blocks.c",
         "frame_size(buffer->stored, bytes) == bytes &&",
         "frame_size(buffer->stored, bytes) <= bytes &&",
         "bytes behind a frame of zstd are accepted",
@@ -131,14 +135,20 @@ MEANT: tuple[Meant, ...] = (
 
 EQUIVALENT: dict[str, str] = {
     "trainer/optim/sharded.py ShardedOptimizer.step left out: self.views(name) #0": "made when asked for",
-    "pipeline/bucket_seals.py BucketSums.add GtE to Gt: self._num_waiting >= _ROWS_AT_ONCE #0": "counts a little later",
-    "pipeline/pairs.py _truncate_both Gt to GtE: lead > 0 #0": "a lead of 0 cuts nothing first, whoever has it",
-    "pipeline/held_out.py LowestRows.finish 1 to 2: 1 #3": "keeps more documents than are looked at",
-    "pipeline/held_out.py LowestRows.add LtE to Lt: rows['tokens'] <= self._most_tokens #0": (
+    "pipeline/tokens/bucket_seals.py BucketSums.add GtE to Gt: self._num_waiting >= _ROWS_AT_ONCE #0": (
+        "counts a little later"
+    ),
+    "pipeline/instances/pairs.py _truncate_both Gt to GtE: lead > 0 #0": (
+        "a lead of 0 cuts nothing first, whoever has it"
+    ),
+    "pipeline/tokens/held_out.py LowestRows.finish 1 to 2: 1 #3": "keeps more documents than are looked at",
+    "pipeline/tokens/held_out.py LowestRows.add LtE to Lt: rows['tokens'] <= self._most_tokens #0": (
         "a document of as many tokens as the split leaves room for no second, and one is no split"
     ),
-    "pipeline/buckets.py choose_num_buckets Gt to GtE: num_buckets > 1 #1": "a corpus has two documents at least",
-    "pipeline/exchange.py ExchangeByBucket.expand True to False: True #0": "spreads work, changes no result",
-    "pipeline/exchange.py ExchangeByBucket.expand True to False: True #1": "spreads work, changes no result",
+    "pipeline/tokens/buckets.py choose_num_buckets Gt to GtE: num_buckets > 1 #1": (
+        "a corpus has two documents at least"
+    ),
+    "pipeline/jobs/exchange.py ExchangeByBucket.expand True to False: True #0": "spreads work, changes no result",
+    "pipeline/jobs/exchange.py ExchangeByBucket.expand True to False: True #1": "spreads work, changes no result",
 }
 """Name of a mutant: why no test can notice it."""

@@ -111,7 +111,7 @@ class Checkout:
         """Copies what git tracks, and what was compiled."""
         self._root, self._log = folder / "checkout", folder / "pytest.log"
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-        compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("*/*.so") if not path.is_symlink()]
+        compiled = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.so") if not path.is_symlink()]
         for name in [*filter(None, listed.stdout.split("\0")), *compiled]:
             target = self._root / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS
 from trainer.finetune.settings import SWEEPS, FinetuneSettings, check_settings
 from trainer.finetune.tasks import TASKS

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.finetune.tokens.entities import (
-    format_table,
-    score_entities,
-    score_strict_entities,
-    tag_accuracy,
-)
-from trainer.finetune.tokens.tags import (
+from trainer.conll.tags import (
     Entity,
     check_tags,
     find_entities,
     find_strict_entities,
     label_names,
     write_tags,
+)
+from trainer.finetune.tokens.entities import (
+    format_table,
+    score_entities,
+    score_strict_entities,
+    tag_accuracy,
 )
 
 IOB = ["O", *(f"{prefix}-{name}" for prefix in "BI" for name in ("PER", "creative-work"))]

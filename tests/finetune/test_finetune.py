@@ -27,7 +27,7 @@ from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.start import start_model
 from trainer.finetune.training import Recipe, train_task
 from trainer.model.task_heads import Head
-from trainer.ranks import start_ranks, stop_ranks
+from trainer.process.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS
-from trainer.finetune.settings import check_settings
-from trainer.finetune.squad.settings import SquadSettings
+from trainer.finetune.settings import SquadSettings, TokenSettings, check_settings
 from trainer.finetune.tasks import open_task
-from trainer.finetune.tokens.settings import TokenSettings
 
 ROOT = Path(__file__).parents[2]
 CONFIGS, DOCS = ROOT / "configs/finetune", ROOT / "docs"

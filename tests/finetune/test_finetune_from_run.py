@@ -22,7 +22,7 @@ from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main as command
 from trainer.finetune.run import finetune_on
 from trainer.finetune.training import Recipe
-from trainer.ranks import start_ranks, stop_ranks
+from trainer.process.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,13 @@ import torch
 from tests.trainer.lettered_model import export_lettered_model
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
-from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.start import read_vocabulary
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.features import open_ner_features
-from trainer.finetune.tokens.settings import TokenSettings
+from trainer.inference.open_model import open_model
 from trainer.model.tagger import VectorStore, build_tagger
 from trainer.model.task_heads import Head
-from trainer.open_model import open_model
 
 LENGTHS = (3, 1, 5)
 HEAD = Head("tokens", ("O", "B-X", "I-X"))

@@ -4,7 +4,7 @@ import pytest
 
 from trainer.finetune.progress import GridProgress
 from trainer.finetune.results import format_table, summarize
-from trainer.run_lock import locked
+from trainer.runs.run_lock import locked
 
 
 def run(batch_size, seed, matched, mismatched=None):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tokenizer.vocab import parse_vocab
-from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.squad.settings import SquadSettings
+from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.task import open_squad
 from trainer.finetune.text import TextEncoder
 

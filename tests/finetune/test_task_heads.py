@@ -13,9 +13,9 @@ from trainer.finetune.batches import pack_items
 from trainer.finetune.start import start_model
 from trainer.finetune.task import Item, TokenSequence
 from trainer.finetune.training import forward
+from trainer.inference.open_model import open_model
 from trainer.model.bert import BertModel
 from trainer.model.task_heads import IGNORED, BertForTask, Head, build_task_model, count_losses, task_loss_sum
-from trainer.open_model import open_model
 
 CPU = torch.device("cpu")
 HEADS = {

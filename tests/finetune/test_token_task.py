@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from tokenizer.vocab import parse_vocab
-from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.tokens.settings import TokenSettings
 from trainer.finetune.tokens.task import open_ner
 from trainer.model.task_heads import IGNORED
 

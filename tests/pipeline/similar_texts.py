@@ -4,13 +4,13 @@ import random
 
 import numpy as np
 
-from pipeline.cleaning import document_id
-from pipeline.grouped_rows import HEAD_BYTES
-from pipeline.minhash import (
+from pipeline.text.cleaning import document_id
+from pipeline.text.minhash import (
     band_keys,
     sign_texts,
 )
-from pipeline.near_duplicates import (
+from pipeline.tokens.grouped_rows import HEAD_BYTES
+from pipeline.tokens.near_duplicates import (
     BANDED_DTYPE,
     LEADERS,
     SIGNED_DTYPE,
@@ -19,7 +19,7 @@ from pipeline.near_duplicates import (
     pack_signatures,
     similarity_rule,
 )
-from pipeline.token_parts import TokenizedDocument, join_id
+from pipeline.tokens.token_parts import TokenizedDocument, join_id
 
 VOCABULARY = [f"{a}{b}" for a in ("ri", "mo", "ga", "le", "wi", "si", "ca", "do") for b in ("ver", "tal", "den", "ter")]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
+from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset
 
 

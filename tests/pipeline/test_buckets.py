@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.buckets import MAX_BUCKET_BYTES, choose_num_buckets, plan_buckets
+from pipeline.tokens.buckets import MAX_BUCKET_BYTES, choose_num_buckets, plan_buckets
 
 
 def spread(documents):

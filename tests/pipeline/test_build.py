@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import webdataset
 
-from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.inspect import read_blocks, show_instances
+from pipeline.command_line.program import run_program
+from pipeline.inspect.show import read_blocks, show_instances
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import settings_hash
+from pipeline.text.cleaning import clean_text, document_id
 from tests.datasets import with_own_hash
 
 

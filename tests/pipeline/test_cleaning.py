@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import cleaning
-from pipeline.cleaning import clean_text, document_id
+from pipeline.text import cleaning
+from pipeline.text.cleaning import clean_text, document_id
 from tests.compiled_paths import taken_path
 
 SPACES = "\t \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
@@ -18,7 +18,7 @@ LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
 @pytest.fixture(scope="module", params=["python", "compiled"], autouse=True)
 def each_path(request):
     """Every test here holds both paths."""
-    with taken_path(request.param, "pipeline._cleaning", cleaning, "compiled"):
+    with taken_path(request.param, "pipeline.text._cleaning", cleaning, "compiled"):
         yield request.param
 
 

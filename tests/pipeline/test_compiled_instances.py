@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeline.compiled_instances as compiled
-from pipeline.build_bucket import InstanceRule, build_bucket, gather_documents
-from pipeline.gather import gather_pairs
-from pipeline.masking import MaskingRule, mask_run
-from pipeline.pairs import make_pairs
+import pipeline.instances.compiled as compiled
+from pipeline.instances.build_bucket import InstanceRule, build_bucket, gather_documents
+from pipeline.instances.gather import gather_pairs
+from pipeline.instances.masking import MaskingRule, mask_run
+from pipeline.instances.pairs import make_pairs
 from pipeline.shards.block import block_digest
-from pipeline.token_parts import TokenizedDocument
+from pipeline.tokens.token_parts import TokenizedDocument
 from tokenizer.compiled import load
 
 CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
 CONTINUATIONS = np.arange(SIZE) % 3 == 0
 
-loops = load("pipeline._instances")
+loops = load("pipeline.instances._instances")
 pytestmark = pytest.mark.skipif(loops is None, reason="the compiled loops are not there, or BEAMBERT_COMPILED is 0")
 
 

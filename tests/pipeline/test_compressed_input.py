@@ -12,11 +12,11 @@ import fsspec
 import pytest
 import zstandard
 
-from pipeline.cleaning import clean_text
 from pipeline.documents import compression, records
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.sentences import split_sentences
+from pipeline.text.cleaning import clean_text
+from pipeline.text.sentences import split_sentences
 
 ROOT = Path(__file__).parents[2]
 COMPRESSORS = {".zst": zstandard.compress, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -90,7 +90,7 @@ def read_in_a_process(path):
 import sys
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.sentences import split_sentences
+from pipeline.text.sentences import split_sentences
 peak = lambda: int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) * 1024
 before = peak()
 said = 0

@@ -13,16 +13,16 @@ from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.pipeline_context import PipelineContext
 
-from pipeline.bucket_seals import BucketContents
-from pipeline.buckets import plan_buckets
-from pipeline.build_shards import add_shards_graph
-from pipeline.build_tokens import add_tokens_graph
 from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part
-from pipeline.exchange import TokenFolder, plan_tasks
-from pipeline.run_beam import choose_exchange, pipeline_options
+from pipeline.jobs.exchange import TokenFolder, plan_tasks
+from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.settings import BuildSettings
 from pipeline.shards.seal import Seal
+from pipeline.stages.build_shards import add_shards_graph
+from pipeline.stages.build_tokens import add_tokens_graph
+from pipeline.tokens.bucket_seals import BucketContents
+from pipeline.tokens.buckets import plan_buckets
 from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Google's clients warn of their own dependencies

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.deep_verify import DeepCheck
-from pipeline.inspect import read_blocks
-from pipeline.instance_rules import InstanceRules, Shares, count_shares, find_unlikely_shares, find_violations
-from pipeline.masking import MaskingRule, mask_run
+from pipeline.command_line.program import run_program
+from pipeline.inspect.deep_verify import DeepCheck
+from pipeline.inspect.show import read_blocks
+from pipeline.instances.masking import MaskingRule, mask_run
+from pipeline.instances.rules import InstanceRules, Shares, count_shares, find_unlikely_shares, find_violations
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import Seal

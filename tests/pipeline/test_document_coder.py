@@ -4,12 +4,12 @@ import apache_beam as beam
 import numpy as np
 import pytest
 
-from pipeline.document_coder import DocumentListCoder
-from pipeline.document_lists import DocumentList, SplitDocument
 from pipeline.documents import Document
 from pipeline.documents.parts import Part
-from pipeline.token_parts import TokenizedDocument
-from pipeline.tokens_job import CleanDocuments, EncodeDocuments, ReadDocuments, SplitSentences
+from pipeline.jobs.document_coder import DocumentListCoder
+from pipeline.jobs.tokens_job import CleanDocuments, EncodeDocuments, ReadDocuments, SplitSentences
+from pipeline.tokens.document_lists import DocumentList, SplitDocument
+from pipeline.tokens.token_parts import TokenizedDocument
 
 TOKENIZED = TokenizedDocument(bytes(16), 7, np.array([2, 1], np.uint16), np.array([5, 6, 7], np.uint16), where="here")
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import near_duplicates_job
-from pipeline.buckets import Bucket
-from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.dropped_ids import DROPPED, choose_dropped, iterate_dropped, read_dropped_ids, reason_numbers
-from pipeline.exchange import TokenFolder, cut_part, unpack_chunk
-from pipeline.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
-from pipeline.index_rows import iterate_index
+from pipeline.command_line.program import run_program
+from pipeline.jobs import near_duplicates_job
+from pipeline.jobs.exchange import TokenFolder, cut_part, unpack_chunk
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.storage import open_filesystem, write_atomic
 from pipeline.shards.verify import verify_dataset
-from pipeline.token_index import build_index, read_bucket
-from pipeline.token_parts import TokenizedDocument, pack_documents, unpack_documents
+from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.text.cleaning import clean_text, document_id
+from pipeline.tokens.buckets import Bucket
+from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, iterate_dropped, read_dropped_ids, reason_numbers
+from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
+from pipeline.tokens.index_rows import iterate_index
+from pipeline.tokens.token_index import build_index, read_bucket
+from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 from tests.pipeline.similar_texts import make_text, oracle
 
 
@@ -200,7 +200,7 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
 
     arguments = ([similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
     with monkeypatch.context() as patch:
-        for module in ("near_duplicates_job", "grouped_rows", "build_tokens"):
+        for module in ("jobs.near_duplicates_job", "tokens.grouped_rows", "stages.build_tokens"):
             patch.setattr(f"pipeline.{module}.write_atomic", die)
         with pytest.raises((KilledError, RuntimeError)):
             build(output, vocab_file, *arguments)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.inspect import read_blocks
+from pipeline.command_line.program import run_program
+from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
 from tests.pipeline.conftest import make_text
 

@@ -11,19 +11,19 @@ import pytest
 from apache_beam.coders import BytesCoder, TupleCoder
 from apache_beam.runners.pipeline_context import PipelineContext
 
-from pipeline.bucket_seals import BucketContents, BucketSums
-from pipeline.buckets import plan_buckets
-from pipeline.build_bucket import gather_documents
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.exchange import ExchangeByBucket, TokenFolder, cut_part, group_tasks, plan_tasks, unpack_chunk
-from pipeline.index_rows import iterate_kept
-from pipeline.run_beam import choose_exchange, pipeline_options
+from pipeline.command_line.program import run_program
+from pipeline.instances.build_bucket import gather_documents
+from pipeline.jobs.exchange import ExchangeByBucket, TokenFolder, cut_part, group_tasks, plan_tasks, unpack_chunk
+from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
-from pipeline.shards.storage import open_filesystem, write_atomic
-from pipeline.token_index import build_index, read_bucket
-from pipeline.token_parts import TokenizedDocument, pack_documents, unpack_documents
+from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.tokens.bucket_seals import BucketContents, BucketSums
+from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.index_rows import iterate_kept
+from pipeline.tokens.token_index import build_index, read_bucket
+from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 
 
 def make_document(number):

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.document_lists import DocumentList, filter_documents
+from pipeline.command_line.program import run_program
 from pipeline.documents import Document
-from pipeline.filters import DocumentFilter, FilterRule
-from pipeline.languages import NUM_PLACES, PLACE_CHARACTERS, language_shares, sample_text
-from pipeline.own_filters import call_filter, describe_filter, load_filter
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
+from pipeline.text.filters import DocumentFilter, FilterRule
+from pipeline.text.languages import NUM_PLACES, PLACE_CHARACTERS, language_shares, sample_text
+from pipeline.text.own_filters import call_filter, describe_filter, load_filter
+from pipeline.tokens.document_lists import DocumentList, filter_documents
 
 py3langid = pytest.importorskip("py3langid")
 

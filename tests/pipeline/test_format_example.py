@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from pipeline.shard_file import pack_shard
 from pipeline.shards.arrow_stream import _find_layout, _message_length
 from pipeline.shards.block import checksum, decode_block
 from pipeline.shards.seal import NOTHING
+from pipeline.shards.shard_file import pack_shard
 from tests.datasets import TINY
 
 ROOT = Path(__file__).parents[2]

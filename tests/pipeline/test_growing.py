@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.publish import planned_groups, publish_dataset, publish_plan
 from pipeline.shards import block_tables, growing
 from pipeline.shards.block_tables import BlockTables, blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
@@ -24,7 +23,8 @@ from pipeline.shards.growing import (
 )
 from pipeline.shards.manifest import group_totals, root_hash
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.shards.storage import open_filesystem
+from pipeline.stages.publish import planned_groups, publish_dataset, publish_plan
+from pipeline.storage.folder import open_filesystem
 
 NUM_PASSES = 6
 FIRST = "train/L8192/pass-00"

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.grouped_rows import NUM_GROUPS
-from pipeline.held_out import HeldOutSource, LowestRows, choose_held_out, is_held_out, split_ids, wanted_tokens
-from pipeline.token_index import SourceTotals, join_ranges
-from pipeline.token_parts import INDEX_DTYPE, join_id
+from pipeline.tokens.grouped_rows import NUM_GROUPS
+from pipeline.tokens.held_out import HeldOutSource, LowestRows, choose_held_out, is_held_out, split_ids, wanted_tokens
+from pipeline.tokens.token_index import SourceTotals, join_ranges
+from pipeline.tokens.token_parts import INDEX_DTYPE, join_id
 
 
 def source(*tokens, first=0, total=None, documents=None):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cleaning import clean_text
 from pipeline.documents.compression import MAX_RATIO
-from pipeline.sentences import split_sentences
+from pipeline.text.cleaning import clean_text
+from pipeline.text.sentences import split_sentences
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
 
@@ -21,7 +21,7 @@ MEGABYTE = 2**20
 
 MEASURE = """
 import sys
-from pipeline.document_lists import DocumentList, clean_documents, split_documents
+from pipeline.tokens.document_lists import DocumentList, clean_documents, split_documents
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 

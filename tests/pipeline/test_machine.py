@@ -5,11 +5,12 @@ import sys
 import pytest
 
 import pipeline.shards.verify  # noqa: F401
-from pipeline import machine, run_beam
+from pipeline import machine
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
+from pipeline.command_line.program import run_program
+from pipeline.jobs import run_beam
+from pipeline.jobs.run_beam import pipeline_options
 from pipeline.machine import Machine, num_cores, this_machine
-from pipeline.run_beam import pipeline_options
 from pipeline.settings import BuildSettings
 
 GB = 2**30

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.masking import MaskedRun, MaskingRule, count_predictions, mask_run
+from pipeline.instances.masking import MaskedRun, MaskingRule, count_predictions, mask_run
 from tests.pipeline import reference
 
 CLS, SEP, MASK, SIZE = 101, 102, 103, 3000

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import token_index
-from pipeline.buckets import plan_buckets
-from pipeline.build_tokens import read_store
-from pipeline.provenance import open_tokens
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import parse_pass_json, pass_json
-from pipeline.shards.names import is_plain, require_plain, stays_below
 from pipeline.shards.records import Manifest
-from pipeline.shards.storage import list_files, open_filesystem, remove_files
-from pipeline.token_index import find_prefix_rows, read_bucket
-from pipeline.token_parts import LAYOUT
+from pipeline.stages.build_tokens import read_store
+from pipeline.storage.folder import list_files, open_filesystem, remove_files
+from pipeline.storage.names import is_plain, require_plain, stays_below
+from pipeline.tokens import token_index
+from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.provenance import open_tokens
+from pipeline.tokens.token_index import find_prefix_rows, read_bucket
+from pipeline.tokens.token_parts import LAYOUT
 
 LEADING_OUT = ["..", "../a", "a/../../b", "/etc/passwd", "\\\\host\\a", "a\\..\\..\\b", ""]
 NOT_PLAIN = [*LEADING_OUT, ".", "a/b", "a\\b", "a\0b", "a\nb", "x" * 256, "é" * 128, None, 1, ["a"]]

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cleaning import clean_text, document_id
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.grouped_rows import NUM_GROUPS
-from pipeline.minhash import (
+from pipeline.text.cleaning import clean_text, document_id
+from pipeline.text.minhash import (
     NUM_HASHES,
     band_keys,
     choose_bands,
@@ -23,13 +22,14 @@ from pipeline.minhash import (
     similarity_of,
     sketch_signatures,
 )
-from pipeline.near_duplicates import (
+from pipeline.text.sentences import split_sentences
+from pipeline.tokens.grouped_rows import NUM_GROUPS
+from pipeline.tokens.near_duplicates import (
     find_near_duplicates,
     keep_smallest,
     similarity_rule,
 )
-from pipeline.sentences import split_sentences
-from pipeline.token_parts import join_id
+from pipeline.tokens.token_parts import join_id
 from tests.pipeline.similar_texts import band_rows, change_words, find_dropped, jaccard, make_text, oracle
 
 
@@ -53,7 +53,7 @@ def test_windows_of_a_long_text_change_nothing(monkeypatch):
     texts = [make_text(1, 3000), "中文维基" * 700, "short one", "x" * 5000, "a " * 2000 + "end"]
     whole = sign_texts(texts)
     for size in (64, 301, 1000):
-        monkeypatch.setattr("pipeline.minhash._BATCH_BYTES", size)
+        monkeypatch.setattr("pipeline.text.minhash._BATCH_BYTES", size)
         assert np.array_equal(sign_texts(texts), whole)
 
 

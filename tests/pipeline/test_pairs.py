@@ -12,13 +12,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cleaning import clean_text
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.gather import gather_pairs
-from pipeline.pairs import NspBalance, Pairs, make_pairs
+from pipeline.instances.gather import gather_pairs
+from pipeline.instances.pairs import NspBalance, Pairs, make_pairs
 from pipeline.seeds import draw_below, permutation, random_words, seed_for
-from pipeline.sentences import split_sentences
+from pipeline.text.cleaning import clean_text
+from pipeline.text.sentences import split_sentences
 from tests.pipeline import reference
 
 CLS, SEP, MASK = 101, 102, 103

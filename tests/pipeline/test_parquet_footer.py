@@ -17,7 +17,7 @@ from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, read_footer
+from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, read_footer
 
 ROOT = Path(__file__).parents[2]
 URL = "memory:///lies/f.parquet"

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import plan as plans
-from pipeline import plan_sample
-from pipeline.build import find_corpus
-from pipeline.build_shards import instance_rule
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
+from pipeline.command_line.program import run_program
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
+from pipeline.stages import plan as plans
+from pipeline.stages import plan_sample
+from pipeline.stages.build import find_corpus
+from pipeline.stages.build_shards import instance_rule
 
 DOCUMENT_SECONDS, TOKEN_SECONDS, INSTANCE_SECONDS = 100, 1, 50  # each about as much of the whole
 
@@ -44,7 +44,7 @@ def clock_of_work(monkeypatch):
 
 @pytest.mark.usefixtures("clock_of_work")
 def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pipeline.plan_sample._PLACE_BYTES", 2**16)  # eight of them are a third of the input
+    monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", 2**16)  # eight of them are a third of the input
     rows = [json.dumps({"text": text + f" {copy}."}) for copy in range(20) for text in texts]
     (tmp_path / "a.jsonl").write_text("\n".join(rows[:900]) + "\n")
     (tmp_path / "b.jsonl").write_text("\n".join(rows[900:]) + "\n")

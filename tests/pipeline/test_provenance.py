@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.inspect import read_blocks
-from pipeline.provenance import find_documents, find_tokens, pack_places
+from pipeline.command_line.program import run_program
+from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
-from pipeline.token_parts import TokenizedDocument
+from pipeline.text.cleaning import clean_text, document_id
+from pipeline.tokens.provenance import find_documents, find_tokens, pack_places
+from pipeline.tokens.token_parts import TokenizedDocument
 
 
 def run(*arguments):
@@ -74,7 +74,7 @@ def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, mo
         return original(path, start=start, end=end, **rest)
 
     monkeypatch.setattr(tokens.filesystem, "cat_file", cat_file)
-    monkeypatch.setattr("pipeline.shards.ranged_file.is_local", lambda _: False)  # as on a store
+    monkeypatch.setattr("pipeline.storage.ranged_file.is_local", lambda _: False)  # as on a store
     assert len(find_documents(tokens, [id_of(texts[3])])[id_of(texts[3])]) == 1
     assert {kind for kind, _, _ in read} == {"index", "parquet", "places"}
     assert sum(size for kind, _, size in read if kind == "index") < 500

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bucket_seals import BucketContents
-from pipeline.buckets import Bucket
-from pipeline.exchange import plan_tasks
-from pipeline.publish import PassPublisher, planned_groups
-from pipeline.shard_records import ShardRecord, format_record, record_name
+from pipeline.jobs.exchange import plan_tasks
+from pipeline.jobs.shard_records import ShardRecord, format_record, record_name
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import RECORDS, open_growing
 from pipeline.shards.seal import NOTHING
-from pipeline.shards.storage import open_filesystem
 from pipeline.shards.verify import verify_dataset
+from pipeline.stages.publish import PassPublisher, planned_groups
+from pipeline.storage.folder import open_filesystem
+from pipeline.tokens.bucket_seals import BucketContents
+from pipeline.tokens.buckets import Bucket
 from tests.pipeline.test_build import build
 
 FULL = 2**128 - 1

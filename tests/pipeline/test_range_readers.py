@@ -15,8 +15,8 @@ import pytest
 from botocore.response import StreamingBody
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.shards.range_readers import RangeReader, range_reader, read_local, s3_range_reader
-from pipeline.shards.storage import read_range
+from pipeline.storage.folder import read_range
+from pipeline.storage.range_readers import RangeReader, range_reader, read_local, s3_range_reader
 
 
 @pytest.fixture

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.inspect import read_blocks
-from pipeline.look.text import escape, nice_ceiling, short_number
-from pipeline.report.charts import column_chart
-from pipeline.report.measure import (
+from pipeline.command_line.program import run_program
+from pipeline.inspect.charts import column_chart
+from pipeline.inspect.measure import (
     SAMPLE_BLOCKS,
     chi_square_p,
     choose_blocks,
@@ -25,8 +23,10 @@ from pipeline.report.measure import (
     measure_mask_kinds,
     measure_mask_positions,
 )
-from pipeline.report.page import render_page
-from pipeline.report.summary import REPORT_VERSION, format_report, read_report
+from pipeline.inspect.page import render_page
+from pipeline.inspect.show import read_blocks
+from pipeline.inspect.summary import REPORT_VERSION, format_report, read_report
+from pipeline.pages.text import escape, nice_ceiling, short_number
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.records import Shard

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.report.mixture import find_unused
-from pipeline.report.validation import format_validation, measure_validation, validation_card
+from pipeline.inspect.mixture import find_unused
+from pipeline.inspect.validation import format_validation, measure_validation, validation_card
 
 
 def source(name, documents, tokens, held=0, held_tokens=0):

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import shards_job
-from pipeline.bucket_seals import BucketContents, BucketSums, find_buckets, total_seal
-from pipeline.build_bucket import gather_documents
-from pipeline.build_shards import choose_buckets, instance_rule
-from pipeline.build_tokens import read_store
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.exchange import (
+from pipeline.command_line.program import run_program
+from pipeline.instances.build_bucket import gather_documents
+from pipeline.jobs import shards_job
+from pipeline.jobs.exchange import (
     StoredDocuments,
     TokenFolder,
     cut_part,
@@ -26,18 +23,21 @@ from pipeline.exchange import (
     unpack_chunk,
     unpack_group,
 )
-from pipeline.held_out import choose_held_out, split_ids
-from pipeline.index_rows import iterate_kept
+from pipeline.jobs.shard_records import ShardRecord, format_record, parse_record, record_name
+from pipeline.jobs.shards_job import ShardBuilder
 from pipeline.settings import BuildSettings
-from pipeline.shard_records import ShardRecord, format_record, parse_record, record_name
 from pipeline.shards.coverage import describe_coverage, find_uncovered, pass_seals
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import parse_shards_table, shards_table
 from pipeline.shards.seal import NOTHING, Seal, add_seals, seal_documents
-from pipeline.shards.storage import open_filesystem
 from pipeline.shards.verify import verify_dataset
-from pipeline.shards_job import ShardBuilder
-from pipeline.token_parts import pack_documents, unpack_documents
+from pipeline.stages.build_shards import choose_buckets, instance_rule
+from pipeline.stages.build_tokens import read_store
+from pipeline.storage.folder import open_filesystem
+from pipeline.tokens.bucket_seals import BucketContents, BucketSums, find_buckets, total_seal
+from pipeline.tokens.held_out import choose_held_out, split_ids
+from pipeline.tokens.index_rows import iterate_kept
+from pipeline.tokens.token_parts import pack_documents, unpack_documents
 from tests.datasets import edit_manifest
 from tokenizer.vocab import parse_vocab
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import zstandard
 
-from pipeline.build_bucket import gather_documents
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.document_lists import group_documents, split_documents
+from pipeline.command_line.program import run_program
 from pipeline.documents import Document
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sentence_lines import look_at_lines
-from pipeline.sentences import split_sentences
+from pipeline.instances.build_bucket import gather_documents
 from pipeline.shards.dataset import open_dataset
-from pipeline.token_parts import TokenizedDocument
+from pipeline.text.sentences import split_sentences
+from pipeline.tokens.document_lists import group_documents, split_documents
+from pipeline.tokens.token_parts import TokenizedDocument
 
 SENTENCES = ["The ship left at noon.", '"Is it far?"', "No one knew, said Mr. Grey!", "They sailed on (for a while.)"]
 DOCUMENT = "\n".join(SENTENCES) + "\n"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cleaning import clean_text
-from pipeline.sentences import cut_document, split_sentences
+from pipeline.text.cleaning import clean_text
+from pipeline.text.sentences import cut_document, split_sentences
 
 
 @pytest.mark.parametrize(

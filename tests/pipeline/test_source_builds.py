@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cleaning import clean_text, document_id
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.inspect import read_blocks
-from pipeline.report.mixture import mixture_cards
+from pipeline.command_line.program import run_program
+from pipeline.documents.sources import UNIT, count_uses
+from pipeline.inspect.mixture import mixture_cards
+from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
-from pipeline.sources import UNIT, count_uses
+from pipeline.text.cleaning import clean_text, document_id
 
 
 def run(*arguments):

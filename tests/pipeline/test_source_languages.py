@@ -7,20 +7,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.buckets import plan_buckets
-from pipeline.build import find_corpus
-from pipeline.build_shards import instance_rule
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
+from pipeline.command_line.program import run_program
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
-from pipeline.inspect import read_blocks, read_vocabulary
-from pipeline.plan import format_plan, make_plan
-from pipeline.provenance import find_tokens
+from pipeline.documents.sources import Source
+from pipeline.inspect.show import read_blocks, read_vocabulary
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
-from pipeline.sources import Source
-from pipeline.token_index import read_bucket
+from pipeline.stages.build import find_corpus
+from pipeline.stages.build_shards import instance_rule
+from pipeline.stages.plan import format_plan, make_plan
+from pipeline.tokens.buckets import plan_buckets
+from pipeline.tokens.provenance import find_tokens
+from pipeline.tokens.token_index import read_bucket
 
 
 def run(*arguments):

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.buckets import choose_num_buckets
-from pipeline.build_bucket import build_bucket, gather_documents
-from pipeline.build_shards import instance_rule
-from pipeline.cleaning import document_id
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
+from pipeline.command_line.program import run_program
+from pipeline.documents.sources import UNIT, Source, apply_weights, choose_uses, count_factors, count_uses
+from pipeline.instances.build_bucket import build_bucket, gather_documents
 from pipeline.seeds import seed_for
 from pipeline.settings import BuildSettings
-from pipeline.sources import UNIT, Source, apply_weights, choose_uses, count_factors, count_uses
-from pipeline.token_parts import TokenizedDocument
+from pipeline.stages.build_shards import instance_rule
+from pipeline.text.cleaning import document_id
+from pipeline.tokens.buckets import choose_num_buckets
+from pipeline.tokens.token_parts import TokenizedDocument
 from tokenizer.vocab import parse_vocab
 
 WEIGHTS = st.integers(1, 100 * UNIT)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import index_rows
-from pipeline.buckets import plan_buckets, prefix_of
-from pipeline.shards.storage import open_filesystem, write_atomic
-from pipeline.token_index import build_index, read_bucket
-from pipeline.token_parts import TokenizedDocument, join_id, pack_documents, split_id, unpack_documents
+from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.tokens import index_rows
+from pipeline.tokens.buckets import plan_buckets, prefix_of
+from pipeline.tokens.token_index import build_index, read_bucket
+from pipeline.tokens.token_parts import TokenizedDocument, join_id, pack_documents, split_id, unpack_documents
 
 
 def make_document(number, dtype=np.uint16):

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import word_counts
-from pipeline.cleaning import document_id
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
-from pipeline.document_lists import DocumentList
+from pipeline.command_line.program import run_program
 from pipeline.documents import Document
-from pipeline.inspect import read_blocks
+from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
-from pipeline.word_counts import (
+from pipeline.text.cleaning import document_id
+from pipeline.tokens import word_counts
+from pipeline.tokens.document_lists import DocumentList
+from pipeline.tokens.word_counts import (
     MAX_SAMPLE_BYTES,
     add_packed,
     count_list,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.command_line import Command, check_least, parse_settings, run_program
+from pipeline.command_line.program import Command, check_least, parse_settings, run_program
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_values import known_keys
+from pipeline.command_line.values import known_keys
 from scripts.command_reference import PAGE, render
 from trainer.cli import COMMANDS as TRAINER
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.missing_packages import CORE, EXTRAS_OF, describe_missing
+from pipeline.storage.missing_packages import CORE, EXTRAS_OF, describe_missing
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from tests.trainer.two_ranks import free_port
 from trainer.cli import COMMANDS
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.shards import secret_values
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.secret_values import hide, hide_arguments, hide_in, hide_unparsed, learn
-from pipeline.shards.storage import open_filesystem, parse_storage_options
+from pipeline.storage import secret_values
+from pipeline.storage.folder import open_filesystem, parse_storage_options
+from pipeline.storage.secret_values import hide, hide_arguments, hide_in, hide_unparsed, learn
 from trainer.model.config import preset
-from trainer.run_folder import prepare_run
+from trainer.runs.run_folder import prepare_run
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.source import one_dataset
 
@@ -136,7 +136,7 @@ def test_a_log_record_has_no_secret(caplog, monkeypatch):
 def test_a_traceback_has_no_secret():
     code = """
 import threading
-from pipeline.shards.storage import parse_storage_options
+from pipeline.storage.folder import parse_storage_options
 parse_storage_options('{"secret": "sesame-4711"}')
 def fail():
     raise RuntimeError("signed with " + "-".join(["sesame", "4711"]))

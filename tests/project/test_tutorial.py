@@ -15,7 +15,7 @@ import zstandard
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from tests.trainer.two_ranks import free_port
 from trainer.cli import COMMANDS as TRAINER
 

@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from pipeline.cli import COMMANDS
-from pipeline.command_line import run_program
+from pipeline.command_line.program import run_program
 from tests.datasets import write_vocab
 
 ROOT = Path(__file__).parents[2]

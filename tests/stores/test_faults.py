@@ -13,9 +13,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.shards import storage
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.storage import (
+from pipeline.storage import folder as storage
+from pipeline.storage.folder import (
     StorageError,
     call_patiently,
     file_size,

@@ -7,10 +7,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.shards import storage
 from pipeline.shards.dataset import open_dataset
-from pipeline.shards.ranged_file import open_ranged, read_files
-from pipeline.shards.storage import StorageError, write_atomic
+from pipeline.storage import folder as storage
+from pipeline.storage.folder import StorageError, write_atomic
+from pipeline.storage.ranged_file import open_ranged, read_files
 
 REQUESTS = (
     "exists",

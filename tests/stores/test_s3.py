@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeline.shards.dataset import open_dataset
-from trainer.run_folder import prepare_run, to_yaml
+from trainer.runs.run_folder import prepare_run, to_yaml
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.source import one_dataset
 from trainer.stream.step import StepLoader

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
-from pipeline.shards.range_readers import s3_range_reader
+from pipeline.storage.range_readers import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
 from trainer.stream import attempts

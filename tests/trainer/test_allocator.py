@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from trainer.allocator import ENVIRONMENT
+from trainer.process.allocator import ENVIRONMENT
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
 
 FAULTS = """
 import resource
-from trainer.allocator import keep_freed_memory
+from trainer.process.allocator import keep_freed_memory
 done = {done}
 def faults():
     for _ in range(20):

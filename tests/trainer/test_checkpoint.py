@@ -28,13 +28,13 @@ from trainer.checkpoints.read import (
 )
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.write import remove_old, save_checkpoint
-from trainer.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.ranks import Ranks, start_ranks, stop_ranks
-from trainer.run import Position, read_position
-from trainer.run_folder import RunFolder
+from trainer.optim.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
+from trainer.pretrain.run import Position, read_position
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks
+from trainer.runs.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
 pytestmark = pytest.mark.slow

@@ -13,10 +13,10 @@ import pytest
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
-from trainer.doctor.examine import format_findings, format_table
-from trainer.doctor.facts import LocalFacts, SharedFacts
-from trainer.doctor.judge import judge
-from trainer.doctor.shared import find_shared_facts
+from trainer.preflight.doctor import format_findings, format_table
+from trainer.preflight.facts import LocalFacts, SharedFacts
+from trainer.preflight.judge import judge
+from trainer.preflight.shared import find_shared_facts
 from trainer.safety_settings import CheckpointSettings
 from trainer.tool_settings import DoctorSettings
 
@@ -105,8 +105,8 @@ def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, mon
     assert "Protocol not known: nowhere" in fault
     [fault] = faults("memory://bucket/run", storage_options=f"@{tmp_path}/gone.json")
     assert "gone.json" in fault
-    monkeypatch.setattr("trainer.doctor.shared.SEEN_SECONDS", 0.0)
-    monkeypatch.setattr("trainer.doctor.shared.file_exists", lambda *_: False)
+    monkeypatch.setattr("trainer.preflight.shared.SEEN_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.preflight.shared.file_exists", lambda *_: False)
     assert faults("memory://bucket/run") == ("memory://bucket/run does not show what rank 0 writes there",)
     assert not bucket.store
 
@@ -153,19 +153,21 @@ def test_one_rank_made_unfit_is_named(data, tmp_path):
 
 def make_unfit():
     """What is wrong with this process, as far as it does not show elsewhere."""
-    import trainer.doctor.local
-    import trainer.doctor.shared
+    import trainer.preflight.local
+    import trainer.preflight.shared
 
-    true_time, versions = time.time, trainer.doctor.local.software_versions
-    trainer.doctor.local.software_versions = lambda names: versions(names) | {"torch": "1.0.0"}
+    true_time, versions = time.time, trainer.preflight.local.software_versions
+    trainer.preflight.local.software_versions = lambda names: versions(names) | {"torch": "1.0.0"}
     time.time = lambda: true_time() + 100
-    open_mixture = trainer.doctor.local.open_mixture
-    trainer.doctor.local.open_mixture = lambda data, options: open_mixture([f"{each}-gone" for each in data], options)
+    open_mixture = trainer.preflight.local.open_mixture
+    trainer.preflight.local.open_mixture = lambda data, options: open_mixture(
+        [f"{each}-gone" for each in data], options
+    )
 
     def refuse(dir):
         raise PermissionError(13, "Permission denied", str(dir))
 
-    trainer.doctor.local.tempfile.TemporaryFile = refuse
+    trainer.preflight.local.tempfile.TemporaryFile = refuse
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.shards import storage
-from pipeline.shards.storage import open_filesystem, remove_files, write_atomic
+from pipeline.storage import folder as storage
+from pipeline.storage.folder import open_filesystem, remove_files, write_atomic
 from tests.trainer.test_uploads import Trained
 from trainer.checkpoints.read import COMMITTED
 from trainer.checkpoints.store import CheckpointStore

@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.engine import (
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
+from trainer.optim.adamw import AdamW
+from trainer.optim.engine import (
     agree_on_step,
     deepspeed_config,
     forward_sums,
@@ -26,12 +29,9 @@ from trainer.engine import (
     start_engine,
     train_step,
 )
-from trainer.model.bert import build_model
-from trainer.model.config import BertConfig
-from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.partitions import iterate_weights
-from trainer.ranks import start_ranks, stop_ranks, together
+from trainer.optim.partitions import iterate_weights
+from trainer.process.ranks import start_ranks, stop_ranks, together
 
 CONFIG = BertConfig(
     vocab_size=50,

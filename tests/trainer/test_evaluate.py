@@ -14,9 +14,9 @@ from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from trainer.cli import main
-from trainer.evaluate import evaluate
-from trainer.objectives import unmasked_text
-from trainer.open_model import open_model
+from trainer.inference.evaluate import evaluate
+from trainer.inference.open_model import open_model
+from trainer.pretrain.objectives import unmasked_text
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.packing import pad_micro_batch
 
@@ -83,7 +83,7 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
 
 
 def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeypatch):
-    monkeypatch.setattr("trainer.evaluate.PER_MILLION", (100_000, 10_000, 2_000))
+    monkeypatch.setattr("trainer.inference.evaluate.PER_MILLION", (100_000, 10_000, 2_000))
     text, labels = Counter(), Counter()
     for batch in batches(folder):
         text.update(token for token in unmasked_text(batch).tolist() if token not in (2, 3))

@@ -22,7 +22,7 @@ from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
-from trainer.run_folder import RunFolder
+from trainer.runs.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
 URL = "memory://bucket/run"

@@ -16,11 +16,11 @@ import transformers
 
 from tests.trainer.lettered_model import export_lettered_model
 from trainer.cli import main
-from trainer.features.extract import FeatureExtractor
-from trainer.features.layers import choose_layers
-from trainer.features.read import InputText
-from trainer.features.windows import cut_windows
-from trainer.open_model import open_model
+from trainer.inference.features.extract import FeatureExtractor
+from trainer.inference.features.layers import choose_layers
+from trainer.inference.features.read import InputText
+from trainer.inference.features.windows import cut_windows
+from trainer.inference.open_model import open_model
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["The cats sat.", "a cat", "", "the the x cat sat", "dogs"]
@@ -254,7 +254,7 @@ def test_words_of_conll_files(hf, tmp_path):
 WAITING = """
 import sys, time
 from trainer.cli import main
-import trainer.features.parts as parts
+import trainer.inference.features.parts as parts
 write = parts.write_atomic
 def write_or_wait(filesystem, path, data):
     if path.endswith("part-00001.parquet"):

@@ -18,10 +18,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.shards import storage
 from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
+from pipeline.storage import folder as storage
 from tests.datasets import write_dataset
 from trainer.stream import arena, attempts, fetch, ranged_read, read_ahead
 from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry

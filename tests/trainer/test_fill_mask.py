@@ -4,7 +4,7 @@ import transformers
 
 from trainer.cli import main
 from trainer.conversion.export import export_hf
-from trainer.fill_mask import Candidate, fill_mask, format_candidates, open_mask_filler
+from trainer.inference.fill_mask import Candidate, fill_mask, format_candidates, open_mask_filler
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 

@@ -23,7 +23,7 @@ from pipeline.shards import manifest as tables
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, open_growing, publish_pass
-from pipeline.shards.patience import Patience
+from pipeline.storage.patience import Patience
 from tests.datasets import with_own_hash, write_corpus
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.known import KnownPasses
@@ -37,8 +37,8 @@ TRAIN = ((60, 45), (50, 37), (41, 70))
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr("pipeline.shards.patience.MAX_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr("pipeline.shards.patience.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.storage.patience.MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.storage.patience.FIRST_PAUSE_SECONDS", 0.01)
 
 
 class Build:
@@ -150,7 +150,7 @@ def test_new_files_keep_patience(build, monkeypatch):
         return False
 
     followed = open_growing(str(build.folder))
-    monkeypatch.setattr("pipeline.shards.patience.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("pipeline.storage.patience.time", SimpleNamespace(monotonic=lambda: clock[0]))
     patience = Patience(0.6, stop=SimpleNamespace(wait=wait))
     known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, patience)
     assert known.first_pass_instances == [105]
@@ -347,7 +347,7 @@ def test_build_and_training_at_once(corpus, tmp_path):
 
 DIES_AFTER_A_PASS = """
 import os, signal, sys
-from pipeline import publish
+from pipeline.stages import publish
 from pipeline.cli import main
 
 publish_pass = publish.publish_pass

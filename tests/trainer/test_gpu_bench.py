@@ -19,7 +19,7 @@ from scripts.bench.gpu.runs import rows_of, thin
 from scripts.bench.prepare_gpu_data import DATASETS, WHEELS, pinned
 from scripts.checkout import commit
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from trainer.ranks import Ranks
+from trainer.process.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.engine import agree_on_step, deepspeed_config, grad_norm, start_engine, train_step
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Peer, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
+from trainer.optim.engine import agree_on_step, deepspeed_config, grad_norm, start_engine, train_step
 from trainer.optim.lamb import Lamb
-from trainer.ranks import start_ranks, stop_ranks
+from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.safety_settings import SafetySettings
 
 CONFIG = BertConfig(

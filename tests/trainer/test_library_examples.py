@@ -11,7 +11,7 @@ from tests.trainer.lettered_model import export_lettered_model
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from trainer.cli import main
-from trainer.open_model import open_model
+from trainer.inference.open_model import open_model
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from trainer.metrics import MetricsFile, format_steps, loss_columns, majority_share, unigram_entropy
-from trainer.run_folder import RunFolder
+from trainer.runs.metrics import MetricsFile, format_steps, loss_columns, majority_share, unigram_entropy
+from trainer.runs.run_folder import RunFolder
 from trainer.settings import PretrainSettings
 from trainer.watch.recorder import open_recorder
 

@@ -9,7 +9,7 @@ import transformers
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
 from trainer.cli import main
-from trainer.next_sentence import follow_probabilities, open_judge
+from trainer.inference.next_sentence import follow_probabilities, open_judge
 
 PAIRS = [("w1 w2 w3", "w9"), ("w20", "w21 w4 w5 w6")]
 

@@ -6,7 +6,7 @@ from tests.trainer.two_ranks import random_micro_batch
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.heads import pretraining_sums
-from trainer.objectives import as_left_to_right, freeze_unused, prepare_micro_batch, unmasked_text
+from trainer.pretrain.objectives import as_left_to_right, freeze_unused, prepare_micro_batch, unmasked_text
 from trainer.stream.packing import MicroBatch, empty_micro_batch
 
 CONFIG = BertConfig(

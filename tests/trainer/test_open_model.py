@@ -15,7 +15,7 @@ from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
 from trainer.checkpoints.read import read_weights
 from trainer.cli import main
-from trainer.open_model import open_model
+from trainer.inference.open_model import open_model
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trainer.optim.adamw import AdamW
-from trainer.phase_clock import PhaseClock, begin_phase, finish_at_accuracy
-from trainer.run import Position
+from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy
+from trainer.pretrain.run import Position
 from trainer.settings import Phase, PretrainSettings, ValidationSettings, resolve
 
 PHASE = Phase(seq_len=16, global_batch=4, steps=100, peak_lr=1.0, warmup_steps=10)

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import trainer.pretrain
-from pipeline.shards.patience import Patience
+import trainer.pretrain.loop
+from pipeline.storage.patience import Patience
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from trainer.engine import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.pretrain import _advance, _steps_of_phase, train_phase
-from trainer.run import Position, refuse_consumed
+from trainer.optim.engine import StepCounts
+from trainer.pretrain.loop import _advance, _steps_of_phase, train_phase
+from trainer.pretrain.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.state import parse_state
@@ -102,7 +102,7 @@ def record_steps(mixture: Mixture, phases: Sequence[Phase], monkeypatch: pytest.
         "_log_step": lambda *_: None,
     }
     for name, stub in stubs.items():
-        monkeypatch.setattr(trainer.pretrain, name, stub)
+        monkeypatch.setattr(trainer.pretrain.loop, name, stub)
     while run.position.phase < len(phases):
         train_phase(run)
     return events

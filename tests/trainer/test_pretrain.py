@@ -16,18 +16,18 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS, main
-from trainer.flops import num_parameters
 from trainer.model.config import preset
+from trainer.model.flops import num_parameters
 from trainer.model_settings import ModelSettings
-from trainer.plan import checkpoint_bytes
-from trainer.run import check_mixture
-from trainer.run_folder import RunFolder, prepare_run
+from trainer.preflight.plan import checkpoint_bytes
+from trainer.pretrain.run import check_mixture
+from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.source import one_dataset, open_mixture
 from trainer.watch.curves import MEASURED
@@ -54,9 +54,9 @@ def write_config(folder, data, output, **changed):
 
 def suffer(accident, step):
     """Lets this process kill itself, or rank 1 be told to stop, once a step has been logged."""
-    import trainer.pretrain
+    import trainer.pretrain.loop
 
-    log_step = trainer.pretrain._log_step
+    log_step = trainer.pretrain.loop._log_step
 
     def log_and_suffer(run, *arguments):
         log_step(run, *arguments)
@@ -66,7 +66,7 @@ def suffer(accident, step):
         if run.position.step == step and accident == "stop" and run.ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    trainer.pretrain._log_step = log_and_suffer
+    trainer.pretrain.loop._log_step = log_and_suffer
 
 
 @pytest.fixture(scope="module")

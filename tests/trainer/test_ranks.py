@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trainer import ranks
+from trainer.process import ranks
 
 ROOT = Path(__file__).parents[2]
 ALONE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from trainer.ranks import _gloo_states, start_ranks, stop_ranks
+from trainer.process.ranks import _gloo_states, start_ranks, stop_ranks
 
 start_ranks()
 torch.distributed.all_reduce(torch.ones(3))

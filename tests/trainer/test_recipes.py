@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS
-from trainer.plan import describe_plan
+from trainer.preflight.plan import describe_plan
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "pretrain"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

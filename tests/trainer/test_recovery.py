@@ -19,8 +19,8 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
 from trainer.cli import main
+from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
-from trainer.stopping import STOPPED
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +41,10 @@ FACTORS = {NOT_FINITE: math.nan, SPIKE: 1e4, **dict.fromkeys(ROW_OF_BAD, math.na
 
 
 def spoil():
-    import trainer.pretrain
+    import trainer.pretrain.loop
     from trainer.optim.sharded import ShardedOptimizer
 
-    steps_of_phase, step = trainer.pretrain._steps_of_phase, ShardedOptimizer.step
+    steps_of_phase, step = trainer.pretrain.loop._steps_of_phase, ShardedOptimizer.step
     current = {}
 
     def noting_steps(run, phase):
@@ -57,21 +57,21 @@ def spoil():
             tensor.grad.mul_(current["factor"])
         return step(self, closure)
 
-    trainer.pretrain._steps_of_phase = noting_steps
+    trainer.pretrain.loop._steps_of_phase = noting_steps
     ShardedOptimizer.step = spoiling_step
 
 
 def stop_after(last):
-    import trainer.pretrain
+    import trainer.pretrain.loop
 
-    log_step = trainer.pretrain._log_step
+    log_step = trainer.pretrain.loop._log_step
 
     def log_and_stop(run, *arguments):
         log_step(run, *arguments)
         if run.position.step == last and run.ranks.rank == 0:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    trainer.pretrain._log_step = log_and_stop
+    trainer.pretrain.loop._log_step = log_and_stop
 
 
 @pytest.fixture(scope="module")

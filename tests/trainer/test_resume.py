@@ -13,8 +13,8 @@ from trainer.checkpoints import resume
 from trainer.checkpoints.read import COMMITTED, describe_file
 from trainer.checkpoints.resume import choose_checkpoint, copy_run, discard_from, restore_run
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
-from trainer.ranks import Ranks
-from trainer.run_folder import RunFolder
+from trainer.process.ranks import Ranks
+from trainer.runs.run_folder import RunFolder
 
 URL = "memory://bucket/run"
 FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}

@@ -12,7 +12,7 @@ from pipeline.shards.block import Block
 from tokenizer.compiled import load
 from trainer.stream import rows
 
-COMPILED = load("trainer._rows")
+COMPILED = load("trainer.stream._rows")
 PATHS = [None, COMPILED] if COMPILED is not None else [None]
 both_paths = pytest.mark.parametrize("compiled", PATHS, ids=["numpy", "compiled"][: len(PATHS)])
 

@@ -12,8 +12,8 @@ import yaml
 from tests.trainer import test_recovery
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_nodes, run_ranks
+from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
-from trainer.stopping import STOPPED
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.gpus import Gpu
-from trainer.step_time import Assumed, Work, step_time
+from trainer.preflight.step_time import Assumed, Work, step_time
+from trainer.process.gpus import Gpu
 
 GPU = Gpu(tflops=100, memory_gb=80, memory_tb_s=2.0, link_gb_s=100)
 ASSUMED = Assumed(

@@ -17,7 +17,7 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import ROOT, free_port
 from trainer.checkpoints.read import find_checkpoints
 from trainer.guards.watchdog import HUNG
-from trainer.stopping import STOPPED, find_launchers, is_launcher
+from trainer.process.stopping import STOPPED, find_launchers, is_launcher
 
 TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
 START_SECONDS = 180
@@ -186,7 +186,7 @@ def test_ctrl_c_saves_and_leaves(tmp_path, data, launcher):
 BLOCKED = """
 import ctypes, sys, threading
 from types import SimpleNamespace
-from trainer.stopping import StopRequest, stops_requested
+from trainer.process.stopping import StopRequest, stops_requested
 watch = SimpleNamespace(on_loss=None, has_launcher=sys.argv[1] != "alone", has_deepspeed=sys.argv[1] == "deepspeed")
 mutex = ctypes.create_string_buffer(64)
 class Loud(StopRequest):  # once a number: Python's own handler tells it too where the main thread does not wait yet

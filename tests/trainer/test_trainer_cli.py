@@ -6,9 +6,9 @@ import sys
 import pytest
 import yaml
 
-from pipeline.command_line import parse_settings
+from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS, main
-from trainer.run_folder import to_yaml
+from trainer.runs.run_folder import to_yaml
 from trainer.settings import OF_PHASES, Phase, PretrainSettings, resolve
 
 

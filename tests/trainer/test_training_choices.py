@@ -62,9 +62,9 @@ def rows_of(run, split="train"):
 
 
 def die_after(step):
-    import trainer.pretrain
+    import trainer.pretrain.loop
 
-    log_step = trainer.pretrain._log_step
+    log_step = trainer.pretrain.loop._log_step
 
     def log_and_die(run, *arguments):
         log_step(run, *arguments)
@@ -72,7 +72,7 @@ def die_after(step):
             run.saver.finish()
             os._exit(9)
 
-    trainer.pretrain._log_step = log_and_die
+    trainer.pretrain.loop._log_step = log_and_die
 
 
 OURS, DYING = ["-m", "trainer"], [__file__, "5"]

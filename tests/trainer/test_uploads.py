@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.nn import Linear
 
-from pipeline.shards import storage
-from pipeline.shards.storage import StorageError
+from pipeline.storage import folder as storage
+from pipeline.storage.folder import StorageError
 from trainer.checkpoints.read import find_checkpoints, load_checkpoint, newest_checkpoint, read_state
 from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import superseded
 from trainer.optim.adamw import AdamW
-from trainer.run_folder import RunFolder
+from trainer.runs.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
 URL = "memory://bucket/run"

@@ -10,13 +10,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.two_ranks import random_micro_batch
-from trainer.engine import StepCounts, forward_sums
-from trainer.flops import batch_flops
-from trainer.gpus import peak_tflops_of
-from trainer.metrics import MetricsFile
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.ranks import Ranks
+from trainer.model.flops import batch_flops
+from trainer.optim.engine import StepCounts, forward_sums
+from trainer.process.gpus import peak_tflops_of
+from trainer.process.ranks import Ranks
+from trainer.runs.metrics import MetricsFile
 from trainer.settings import Phase
 from trainer.watch.curves import curves
 from trainer.watch.gauge import Gauge

@@ -1,4 +1,4 @@
-"""Checkpoints per parameter, so that any number of ranks and any ZeRO stage reads the same files. Imports torch.
+"""Checkpoints per parameter, so that any number of ranks and any ZeRO stage reads the same files.
 
     checkpoints/step-00000600/model.safetensors                     weights as the model uses them, fp32 or bf16
                               fragments-00000-of-00002.safetensors  rank 0's pieces: "fp32/NAME", "exp_avg/NAME", ...
@@ -6,7 +6,7 @@
                               COMMITTED                             sizes and hashes of the others, written last
 
 This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are keyed to the step
-(`trainer.engine.seed_dropout`), so there is no random state to save.
+(`trainer.optim.engine.seed_dropout`), so there is no random state to save.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from pipeline.shards.names import require_plain
+from pipeline.storage.names import require_plain
+from trainer.optim.partitions import refresh_weights
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.partitions import refresh_weights
-from trainer.ranks import Ranks, together
-from trainer.run_folder import parse_object
+from trainer.process.ranks import Ranks, together
+from trainer.runs.run_folder import parse_object
 
 FORMAT = 2
 MODEL = "model.safetensors"

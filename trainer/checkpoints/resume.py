@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on: the newest whole one in its folder or at its URL. Imports torch.
+"""From which checkpoint a run goes on: the newest whole one in its folder or at its URL.
 
 Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs a URL, and to a
 place of its own: what they downloaded is no checkpoint of theirs when one of them is the first node next time.
@@ -17,8 +17,8 @@ import torch.distributed
 from trainer.checkpoints.read import COMMITTED, find_checkpoints, verify_checkpoint
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import remove_folders
-from trainer.ranks import Ranks, together
-from trainer.run_folder import RUN_FACTS, RunFolder, replace_file
+from trainer.process.ranks import Ranks, together
+from trainer.runs.run_folder import RUN_FACTS, RunFolder, replace_file
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:

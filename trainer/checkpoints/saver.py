@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background: the step waits for a copy in memory, nothing else. Imports torch.
+"""Saves checkpoints in the background: the step waits for a copy in memory, nothing else.
 
 One checkpoint is in flight at a time. Every rank's thread writes its files; rank 0 commits; every rank uploads its own
 files, and rank 0 the marker when all are there. The threads of all ranks talk over a group of their own.
@@ -18,8 +18,8 @@ from trainer.checkpoints.read import COMMITTED, STATE
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import HostCopies, Snapshot, remove_folders, remove_old, take_snapshot, write_snapshot
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks, together
-from trainer.run_folder import RunFolder
+from trainer.process.ranks import Ranks, together
+from trainer.runs.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
 LONGEST_UPLOAD = timedelta(days=1)

@@ -3,7 +3,7 @@
     URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
     URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
 
-Objects appear whole, their size is checked, and passing errors are tried again (`pipeline.shards.storage`).
+Objects appear whole, their size is checked, and passing errors are tried again (`pipeline.storage.folder`).
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.shards.storage import (
+from pipeline.storage.folder import (
     StorageError,
     call_patiently,
     file_size,
@@ -25,7 +25,7 @@ from pipeline.shards.storage import (
 )
 from trainer.checkpoints.read import COMMITTED, read_marker
 from trainer.checkpoints.write import remove_folders, superseded
-from trainer.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
+from trainer.runs.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: copied in memory while training waits, then written, hashed and committed. Imports torch.
+"""Writing a checkpoint: copied in memory while training waits, then written, hashed and committed.
 
 The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see rank 0's folder keeps
 its own ranks' pieces in a folder of the same temporary name until they are uploaded (`trainer.checkpoints.saver`).
@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipeline.shards.storage import StorageError, make_durable
+from pipeline.storage.folder import StorageError, make_durable
 from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
 from trainer.optim.fragment import Fragment
+from trainer.optim.partitions import iterate_weights
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.partitions import iterate_weights
-from trainer.ranks import Ranks, together
+from trainer.process.ranks import Ranks, together
 
 
 @dataclass(frozen=True)

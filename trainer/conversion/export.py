@@ -1,6 +1,6 @@
 """A trained model as a folder that Hugging Face transformers or Google's program opens, and back.
 
-May import torch, safetensors, tokenizer, trainer.model and pipeline.shards' storage. Folders may be any fsspec URL.
+Folders may be any fsspec URL.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pipeline.shards.storage import (
+from pipeline.storage.folder import (
     file_exists,
     is_file,
     is_local,

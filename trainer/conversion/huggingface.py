@@ -1,4 +1,4 @@
-"""Names and settings of Hugging Face's BertForPreTraining, to and from ours. May import torch.
+"""Names and settings of Hugging Face's BertForPreTraining, to and from ours.
 
 Pure: files are export.py's. Every tensor keeps its shape, so export and import are renames. A model with
 `pre_norm` is transformers' MegatronBertForPreTraining, one that `is_causal` has its `is_decoder`.

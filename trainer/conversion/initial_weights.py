@@ -1,6 +1,6 @@
 """Weights of a model trained elsewhere: folders of Hugging Face, of exports, and of Google's released checkpoints.
 
-May import torch, numpy and this package. Nothing is unpickled unless the caller allows it.
+Nothing is unpickled unless the caller allows it.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.shards.storage import file_size, list_files, open_filesystem, read_file, read_range
+from pipeline.storage.folder import file_size, list_files, open_filesystem, read_file, read_range
 from trainer.conversion.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
 from trainer.conversion.google import from_google_tensors, google_names
 from trainer.conversion.huggingface import from_hf_config, from_hf_state

@@ -1,4 +1,4 @@
-"""Names and settings of transformers' fine-tuned BERTs, to and from ours. May import torch and this package.
+"""Names and settings of transformers' fine-tuned BERTs, to and from ours.
 
 BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification, BertForQuestionAnswering, and the
 same of MegatronBert for models with `pre_norm`. The encoder's names are trainer.conversion.huggingface's.

@@ -4,7 +4,7 @@
     NAME.data-00000-of-00001    the tensors' bytes, little endian
 
 Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto, leveldb/doc/table_format.md).
-Nothing is executed and every block and tensor is held to its crc32c. Imports the stdlib, numpy and google_crc32c.
+Nothing is executed and every block and tensor is held to its crc32c.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Writes TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow: what tensor_bundle.py reads.
 
 Names are in order, in one block of the index and one file of data, as TensorFlow's Saver leaves them: the same tensors
-give the same bytes. Imports the stdlib, numpy and google_crc32c.
+give the same bytes.
 """
 
 import struct

@@ -1,6 +1,6 @@
 """Items to packed micro-batches: which items make a step, which rank reads them, and the tensors of a forward pass.
 
-May import torch, numpy and this package. Everything is in memory on every rank, so every rank knows every count.
+Everything is in memory on every rank, so every rank knows every count.
 """
 
 import random

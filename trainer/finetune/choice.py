@@ -1,4 +1,4 @@
-"""Multiple choice: SWAG and any table of the same form. May import numpy and this package.
+"""Multiple choice: SWAG and any table of the same form.
 
 Every choice is a sequence of its own, [CLS] context [SEP] beginning ending [SEP], and the softmax runs over the choices
 (BERT paper, section 4.4).

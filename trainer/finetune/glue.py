@@ -1,7 +1,7 @@
 """The nine tasks of GLUE: columns of its files, labels, metrics, and the files that its server takes.
 
 Columns are those of the tsv files that GLUE distributes; metrics those of Wang et al. 2019, table 1, of which the one
-that the BERT paper reports (table 1) chooses the best run. May import this package.
+that the BERT paper reports (table 1) chooses the best run.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The metrics of classification and regression, from their definitions. May import numpy.
+"""The metrics of classification and regression, from their definitions.
 
 Shapes: N examples.
 """

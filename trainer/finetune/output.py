@@ -6,7 +6,7 @@
     OUTPUT/predictions/FILE/   what the best model says of each validation and test file
     OUTPUT/results.json        all of it, with means and standard deviations
 
-Imports the stdlib and this package. Rank 0 writes.
+Rank 0 writes.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.shards.secret_values import hide_in
+from pipeline.storage.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
-from trainer.run_folder import LOCK, parse_object, replace_file
-from trainer.settings_changes import changes
+from trainer.runs.run_folder import LOCK, parse_object, replace_file
+from trainer.runs.settings_changes import changes
 
 FORMAT = 1
 # What may differ between two commands in one folder: the grid may grow, files and models are known by their hashes.

@@ -1,4 +1,4 @@
-"""Tasks that judge a text or a pair of texts: one class or one number each. May import numpy and this package."""
+"""Tasks that judge a text or a pair of texts: one class or one number each."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

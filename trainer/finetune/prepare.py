@@ -1,7 +1,4 @@
-"""What a fine-tuning command works on: files read and encoded once, the model, and the head it is to have.
-
-May import numpy, tokenizer, trainer.open_model and this package.
-"""
+"""What a fine-tuning command works on: files read and encoded once, the model, and the head it is to have."""
 
 import dataclasses
 import hashlib
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.shards.storage import open_filesystem, read_file
+from pipeline.storage.folder import open_filesystem, read_file
 from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.start import choose_head, read_vocabulary, start_model
@@ -18,9 +15,9 @@ from trainer.finetune.task import Item, OwnModel, Split, Task
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import plain_name
+from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
-from trainer.open_model import OpenedModel, open_model
 
 
 @dataclass(frozen=True)

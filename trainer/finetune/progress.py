@@ -1,4 +1,4 @@
-"""How far a grid of runs is: a bar with ETA over all their steps, or lines in a log. Imports the stdlib and tqdm."""
+"""How far a grid of runs is: a bar with ETA over all their steps, or lines in a log."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""From finished runs to results: means over seeds, the best run, results.json and the table. Imports the stdlib.
+"""From finished runs to results: means over seeds, the best run, results.json and the table.
 
 Times are not in results.json: the same command killed and started again gives the same file.
 """

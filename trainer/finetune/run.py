@@ -1,6 +1,6 @@
 """`python -m trainer finetune`: every run of the grid that is not finished, the best model, its predictions, results.
 
-May import what the package may. All ranks call everything; rank 0 writes and prints.
+All ranks call everything; rank 0 writes and prints.
 """
 
 import contextlib
@@ -18,9 +18,7 @@ import torch.distributed
 from tqdm import tqdm
 
 from pipeline.interrupts import INTERRUPTED, Interrupted
-from trainer.allocator import keep_freed_memory
 from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
-from trainer.engine import agree_on_waiting
 from trainer.finetune.output import OutputFolder, open_output, to_json
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
 from trainer.finetune.progress import GridProgress
@@ -30,11 +28,13 @@ from trainer.finetune.start import describe_new
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import Recipe, predict_items, train_task
 from trainer.model.task_heads import BertForTask, build_task_model
-from trainer.partitions import iterate_weights
-from trainer.ranks import Ranks, start_ranks, stop_ranks, together
-from trainer.run_folder import replace_file
-from trainer.run_lock import locked
-from trainer.stopping import LauncherWatch, StopRequest, Told, stops_requested
+from trainer.optim.engine import agree_on_waiting
+from trainer.optim.partitions import iterate_weights
+from trainer.process.allocator import keep_freed_memory
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
+from trainer.process.stopping import LauncherWatch, StopRequest, Told, stops_requested
+from trainer.runs.run_folder import replace_file
+from trainer.runs.run_lock import locked
 
 STOPPING = "stopping after this step, finished runs are kept; again leaves at once"
 

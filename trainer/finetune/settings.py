@@ -1,10 +1,8 @@
-"""Settings of `python -m trainer finetune`: every default, meaning and unit. Imports the stdlib."""
+"""Settings of `python -m trainer finetune`: every default, meaning and unit."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainer.finetune.squad.settings import SquadSettings
-from trainer.finetune.tokens.settings import TokenSettings
 from trainer.model_settings import OptimizerSettings
 
 SWEEPS: dict[str, tuple[list[int], list[float], list[int]]] = {
@@ -33,6 +31,52 @@ class ColumnSettings:
     label: str = "label"
     choices: list[str] = field(default_factory=lambda: ["ending0", "ending1", "ending2", "ending3"])
     id: str | None = None
+
+
+@dataclass(frozen=True)
+class SquadSettings:
+    """Windows and answers, for the tasks squad (1.1) and squad2 (2.0).
+
+    Attributes:
+        doc_stride: Pieces that a window of a long context begins after the one before.
+        max_query_pieces: Pieces of a question that are read; what is longer is cut and counted.
+        max_answer_pieces: Pieces of an answer at most.
+        n_best: Answers of a question that are kept.
+        null_threshold: Of squad2: a question is left unanswered where the score of no answer is higher than the best
+            answer's by more than this. null tunes it on the first validation file for the best F1.
+        on_bad_question: A question or context without text, or an answer that is not where the file says: stop, or
+            skip, which leaves it out of training and counts it; it is still answered and scored in validation.
+    """
+
+    doc_stride: int = 128
+    max_query_pieces: int = 64
+    max_answer_pieces: int = 30
+    n_best: int = 20
+    null_threshold: float | None = None
+    on_bad_question: Literal["stop", "skip"] = "stop"
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """Columns of CoNLL files, for the tasks ner and ner-features.
+
+    Attributes:
+        token_column: Column of the words, counted from 0; from the end if negative.
+        tag_column: Column of the tags; of test files it is not read.
+        scheme: How tags spell entities: iob1, iob2 or bioes, and every tag is checked; auto finds out which.
+        feature_layers: Of ner-features: layers of the model whose states, side by side, are a word's vector.
+        lstm_hidden_size: Of ner-features: values of the BiLSTM in each direction.
+        lstm_layers: Of ner-features: its layers.
+        context: Of ner: pieces that neighbouring windows of a sentence longer than max_seq_len share on each side.
+    """
+
+    token_column: int = 0
+    tag_column: int = -1
+    scheme: Literal["auto", "iob1", "iob2", "bioes"] = "auto"
+    feature_layers: str = "-1,-2,-3,-4"
+    lstm_hidden_size: int = 768
+    lstm_layers: int = 2
+    context: int = 32
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Where a run of fine-tuning begins: which head the model gets, its vocabulary, and its first weights.
-
-May import torch, tokenizer, trainer.open_model and trainer.model.
-"""
+"""Where a run of fine-tuning begins: which head the model gets, its vocabulary, and its first weights."""
 
 import dataclasses
 import json
@@ -11,9 +8,9 @@ from collections.abc import Sequence
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.conversion.export import TOKENIZER, VOCAB
 from trainer.finetune.task import Task
+from trainer.inference.open_model import OpenedModel
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask, Head, build_task_model
-from trainer.open_model import OpenedModel
 
 
 def choose_head(

@@ -1,4 +1,4 @@
-"""Classification and regression of any table by the names of its columns. May import this package."""
+"""Classification and regression of any table by the names of its columns."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,6 +1,6 @@
 """Tables of labelled text: tab- or comma-separated rows, or JSON lines, by the names of their columns.
 
-May import the stdlib and this package. Names of files end in .tsv, .csv or .jsonl, compressed or not.
+Names of files end in .tsv, .csv or .jsonl, compressed or not.
 """
 
 import csv

@@ -2,7 +2,7 @@
 
     files --read--> examples --encode--> items --[BertForTask]--> outputs --decode--> predictions --score--> metrics
 
-May import numpy and this package; knows nothing of models, ranks and runs. A task is a class that follows `Task`; it is
+A task is a class that follows `Task`; it is
 found by its name in trainer.finetune.tasks. Losses are the head's (trainer.model.task_heads).
 """
 

@@ -1,4 +1,4 @@
-"""Texts to the sequences that a model reads. May import numpy, tokenizer and this package."""
+"""Texts to the sequences that a model reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Files of labelled text: their content and what their names say.
 
-May import zstandard and pipeline's storage. Files may be any fsspec URL, and end in .zst or .gz.
+Files may be any fsspec URL, and end in .zst or .gz.
 """
 
 import gzip
@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 import zstandard
 
-from pipeline.shards.storage import open_filesystem, read_file
+from pipeline.storage.folder import open_filesystem, read_file
 
 
 def read_text(path: str) -> str:

@@ -1,7 +1,4 @@
-"""One fine-tuning run and the outputs of a model: what happens between items and numbers.
-
-May import torch, deepspeed (through trainer.engine), numpy and this package.
-"""
+"""One fine-tuning run and the outputs of a model: what happens between items and numbers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,16 +11,16 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.interrupts import INTERRUPTED, Interrupted
-from trainer.build_optimizer import build_optimizer
-from trainer.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, pack_items
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Outputs
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
+from trainer.optim.build_optimizer import build_optimizer
+from trainer.optim.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.optim.schedule import Schedule
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks
-from trainer.stopping import Told
+from trainer.process.ranks import Ranks
+from trainer.process.stopping import Told
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which gradients are taken: not those that are not finite, nor those far above the running median. Imports the stdlib.
+"""Which gradients are taken: not those that are not finite, nor those far above the running median.
 
 All ranks see the same norms in the same order, so they decide alike; the state goes into checkpoints, so that a
 continued run decides as an undisturbed one.

@@ -1,4 +1,4 @@
-"""Ends a job in which a rank hangs, names it, and leaves all stacks in RUN/stacks. Imports the stdlib and torch.
+"""Ends a job in which a rank hangs, names it, and leaves all stacks in RUN/stacks.
 
 Ranks wait for each other in every step, so one that hangs stops all. Each rank notes when its loop last came by; where
 that is too long ago its watchdog thread writes down all stacks. The first rank that is alive then asks the others over
@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed
 from tqdm import tqdm
 
-from trainer.ranks import Ranks
+from trainer.process.ranks import Ranks
 
 HUNG = 75
 """Exit code of a job that the watchdog ended."""

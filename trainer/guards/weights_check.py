@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.ranks import Ranks
+from trainer.process.ranks import Ranks
 
 CORRUPTED = 76
 """Exit code of a run that found corrupted weights."""

@@ -1,4 +1,4 @@
-"""Self-attention over packed sequences: three back ends behind one function. May import torch.
+"""Self-attention over packed sequences: three back ends behind one function.
 
 Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded buffer.
 

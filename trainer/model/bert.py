@@ -1,4 +1,4 @@
-"""BERT over packed tokens: no padding anywhere but, on some back ends, inside attention. May import torch.
+"""BERT over packed tokens: no padding anywhere but, on some back ends, inside attention.
 
 Shapes: B sequences, T packed tokens, H hidden, A heads, D head size, V vocabulary, M masked positions.
 Sources: BERT paper, section 3 and appendix A.2; google-research/bert modeling.py. Residual sums are normalised

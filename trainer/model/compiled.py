@@ -1,4 +1,4 @@
-"""torch.compile around attention, with few graphs for every length. May import torch.
+"""torch.compile around attention, with few graphs for every length.
 
 Four functions are compiled: embeddings, what a layer does before attention and after it, and the masked-LM head. Their
 token counts are symbolic and all layers share their graphs, so a run compiles four times however lengths vary.

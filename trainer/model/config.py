@@ -1,4 +1,4 @@
-"""Sizes and constants of a BERT, and the sizes Google released. May import the standard library only."""
+"""Sizes and constants of a BERT, and the sizes Google released."""
 
 import difflib
 from dataclasses import dataclass

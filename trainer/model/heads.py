@@ -1,4 +1,4 @@
-"""The two pretraining heads and the sums their losses are made of. May import torch.
+"""The two pretraining heads and the sums their losses are made of.
 
 Shapes: B sequences, M masked positions, H hidden, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""A BiLSTM over fixed vectors of words, with a tag classifier: BERT paper, section 5.3. May import torch and numpy.
+"""A BiLSTM over fixed vectors of words, with a tag classifier: BERT paper, section 5.3.
 
 Shapes: B sentences, T words one after another, F width of a vector, L tags.
 """

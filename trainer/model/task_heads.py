@@ -1,4 +1,4 @@
-"""The heads of fine-tuning and the sums their losses are made of. May import torch and this package.
+"""The heads of fine-tuning and the sums their losses are made of.
 
 Shapes: B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits, G groups.
 

@@ -1,1 +1,1 @@
-"""Optimizers over ZeRO's flat partitions, and learning rate schedules. May import torch and nothing of ours."""
+"""Optimizers over ZeRO's flat partitions, and learning rate schedules."""

@@ -1,4 +1,4 @@
-"""The piece of a parameter that a rank updates, and which parameters decay. May import torch and nothing of ours."""
+"""The piece of a parameter that a rank updates, and which parameters decay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

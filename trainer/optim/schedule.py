@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step: nothing to save, nothing to restore. Imports the stdlib only."""
+"""Learning rate as a pure function of the step: nothing to save, nothing to restore."""
 
 from dataclasses import dataclass
 

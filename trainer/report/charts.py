@@ -1,11 +1,11 @@
-"""Which charts a report has, and what of the rows they draw. Imports the standard library and this package."""
+"""Which charts a report has, and what of the rows they draw."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeline.look.text import short_number
+from pipeline.pages.text import short_number
 from trainer.report.lines import Axis, Border, Curve, Point, line_chart
 from trainer.report.read import ReadRun, Row, number
 

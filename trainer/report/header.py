@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.look.text import escape
-from trainer.flops import num_parameters
+from pipeline.pages.text import escape
 from trainer.model.config import BertConfig
+from trainer.model.flops import num_parameters
 from trainer.report.read import ReadRun, number
 
 _HASH_DIGITS = 16

@@ -6,8 +6,8 @@ The page has no script; steps or tokens on the x axis are chosen by two buttons 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.look.cards import card, small, whole_page
-from pipeline.look.text import escape, short_number
+from pipeline.pages.cards import card, small, whole_page
+from pipeline.pages.text import escape, short_number
 from trainer.report.charts import (
     LEARNING,
     Chart,

@@ -1,4 +1,4 @@
-"""Runs as a report reads them: forgiving about what is missing or torn, and saying so. Imports the stdlib and yaml.
+"""Runs as a report reads them: forgiving about what is missing or torn, and saying so.
 
 A report is asked for most when something went wrong, so whatever can be read is shown, and what cannot is listed.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from trainer.metrics import format_steps, missing_steps
-from trainer.run_folder import RunFolder
+from trainer.runs.metrics import format_steps, missing_steps
+from trainer.runs.run_folder import RunFolder
 
 Row = Mapping[str, Any]
 ANOMALIES = "anomalies.jsonl"

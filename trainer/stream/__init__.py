@@ -2,5 +2,4 @@
 
 order.py says which instance goes where, read_ahead.py plans which blocks are read when, read_threads.py reads them,
 fetch.py gathers the instances of steps from them, packing.py cuts steps into micro-batches, and step.py gives them out.
-May import torch (packing.py and host_memory.py), numpy and pipeline.shards; nothing else of ours.
 """

@@ -1,6 +1,6 @@
 """Decoded blocks side by side in flat arrays, from which the rows of a step are gathered, whatever blocks they are in.
 
-May import the stdlib, numpy, pipeline.shards, tokenizer.compiled and this package. N rows gathered, R runs of rows.
+N rows gathered, R runs of rows.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ from tokenizer.compiled import load
 from trainer.stream.host_memory import HostMemory
 from trainer.stream.rows import gather_lists, gather_values
 
-COMPILED = load("trainer._blocks")
+COMPILED = load("trainer.stream._blocks")
 IS_USABLE = COMPILED is not None and bool(COMPILED.IS_USABLE)
 """Not without zstd's own library."""
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future, InvalidStateError
 from random import SystemRandom
 from typing import Protocol, TypeVar
 
-from pipeline.shards.storage import DAMAGE_ATTEMPTS, REFUSAL_SECONDS, CutFileError, is_refusal
+from pipeline.storage.folder import DAMAGE_ATTEMPTS, REFUSAL_SECONDS, CutFileError, is_refusal
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0

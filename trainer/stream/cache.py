@@ -1,6 +1,6 @@
 """Stretches of shards kept on a local disk, shared by the ranks of a node: whole, checked, least recently used out.
 
-May import the stdlib. The unit is a stretch of some MiB and not a shard, so a first batch waits for one request and not
+The unit is a stretch of some MiB and not a shard, so a first batch waits for one request and not
 for a gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the folder is never
 believed: whoever reads checks every block's crc32, and one that is damaged is fetched again.
 

@@ -1,7 +1,4 @@
-"""Blocks from the cache of this machine, and from the store what is not there.
-
-May import the stdlib, numpy, pipeline.shards and this package.
-"""
+"""Blocks from the cache of this machine, and from the store what is not there."""
 
 import threading
 import time

@@ -1,7 +1,4 @@
-"""The instances of steps, gathered from blocks that were read ahead of need (docs/order.md, "Reads").
-
-May import the stdlib, numpy, pipeline.shards and this package.
-"""
+"""The instances of steps, gathered from blocks that were read ahead of need (docs/order.md, "Reads")."""
 
 import weakref
 from bisect import bisect_right

@@ -1,7 +1,4 @@
-"""Which blocks of all shards are held, until which step, and where they lie.
-
-May import the stdlib, numpy, pipeline.shards and this package.
-"""
+"""Which blocks of all shards are held, until which step, and where they lie."""
 
 import contextlib
 import mmap

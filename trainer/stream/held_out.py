@@ -1,4 +1,4 @@
-"""A split, once and in order, as packed micro-batches. May import numpy, pipeline.shards, this package."""
+"""A split, once and in order, as packed micro-batches."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,7 @@
 """Memory that steps are written into, used again when nobody looks at it any more.
 
 A step's columns are some MB. Memory that is new costs a page fault every 4 KiB, which is more than filling it; and
-copies to a GPU are only asynchronous from pinned memory, which is dear to get. May import numpy, and torch to pin.
+copies to a GPU are only asynchronous from pinned memory, which is dear to get.
 """
 
 import math

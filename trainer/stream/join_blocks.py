@@ -1,7 +1,4 @@
-"""Blocks that are wanted as few ranged reads: consecutive ones of a shard together, in order of need.
-
-May import the stdlib, pipeline.shards and this package.
-"""
+"""Blocks that are wanted as few ranged reads: consecutive ones of a shard together, in order of need."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future

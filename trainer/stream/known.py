@@ -1,7 +1,4 @@
-"""One split and length of a mixture, as far as its passes are known: all, or those that a running build has finished.
-
-May import numpy, pipeline.shards and this package.
-"""
+"""One split and length of a mixture, as far as its passes are known: all, or those a running build finished."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -11,8 +8,8 @@ import numpy as np
 
 from pipeline.shards.growing import wait_for_pass
 from pipeline.shards.manifest import root_hash
-from pipeline.shards.patience import Patience
 from pipeline.shards.records import Shard
+from pipeline.storage.patience import Patience
 from trainer.stream.order import Array, Passes, ShardSize, StreamOrder, Stretch, own_position
 from trainer.stream.share import Runs
 from trainer.stream.source import JoinedShards, Mixture, ShardStore

@@ -1,7 +1,6 @@
 """Which instance stands where in the stream: pure functions of (shards, seed, weights, position).
 
-docs/order.md states them as rules 1, 2, 3, 6 (skipped stretches) and 7; `share` has the others. May import the stdlib
-and numpy.
+docs/order.md states them as rules 1, 2, 3, 6 (skipped stretches) and 7; `share` has the others.
 """
 
 import hashlib

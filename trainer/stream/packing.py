@@ -1,6 +1,5 @@
 """Packed micro-batches: what the model takes, made of slices of blocks.
 
-May import torch, numpy, pipeline.shards and this package.
 B instances, T tokens, M masked positions of a micro-batch.
 """
 

@@ -1,7 +1,4 @@
-"""Steps as a plan gives them, many together, and the queue of those whose blocks are being read.
-
-May import the stdlib, numpy and pipeline.shards.
-"""
+"""Steps as a plan gives them, many together, and the queue of those whose blocks are being read."""
 
 from bisect import bisect_left
 from collections import deque

@@ -1,4 +1,4 @@
-"""An iterator run ahead of its consumer in a background thread. Imports the stdlib only."""
+"""An iterator run ahead of its consumer in a background thread."""
 
 import contextlib
 import queue

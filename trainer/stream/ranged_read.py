@@ -1,7 +1,5 @@
 """Consecutive blocks of a shard by one ranged read: timed, retried, checked. Complete or an error.
 
-May import the stdlib, numpy, pipeline.shards, `attempts` and `source`.
-
 Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
 the number of bytes is checked against the request, every block's crc32 against the block table, what it decodes to
 against the table's counts, and ids and positions in it against what they are to point into.
@@ -15,7 +13,7 @@ from pipeline.shards.arrow_stream import RecordBatch
 from pipeline.shards.block import Array, Block, block_of_batch, checksum, read_batch
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.shards.storage import StorageError
+from pipeline.storage.folder import StorageError
 from trainer.stream.attempts import Attempts, Caller, DamageError, retry
 from trainer.stream.source import ShardStore
 

@@ -1,4 +1,4 @@
-"""Plan, read, pack: the steps of one rank (docs/order.md, rules 4 to 7). May import numpy and this package."""
+"""Plan, read, pack: the steps of one rank (docs/order.md, rules 4 to 7)."""
 
 from bisect import bisect_right
 from collections import deque

@@ -1,7 +1,4 @@
-"""Which blocks are asked for when: as many steps ahead as fit into memory (docs/order.md, "Reads").
-
-May import the stdlib, numpy, pipeline.shards and this package.
-"""
+"""Which blocks are asked for when: as many steps ahead as fit into memory (docs/order.md, "Reads")."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

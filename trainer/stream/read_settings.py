@@ -1,4 +1,4 @@
-"""How shards are read. Imports the stdlib only, as settings are parsed before anything else is loaded."""
+"""How shards are read."""
 
 from dataclasses import dataclass
 

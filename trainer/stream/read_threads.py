@@ -1,6 +1,6 @@
 """Threads that read what is asked for, tables first and else in order, and give up at once when they are closed.
 
-May import the stdlib, pipeline.shards and this package. They are daemons of this process: a live filesystem does not
+They are daemons of this process: a live filesystem does not
 survive a fork, and daemons do not keep the interpreter from exiting.
 
 A thread makes its requests itself, as handing each to a second one cost more than reading it. One that does not come

@@ -1,7 +1,7 @@
 """Rows of many blocks brought together, and what follows from their lengths: in numpy, or compiled if that is there.
 
-Both give the same values; trainer/_rows.c is the compiled one, for which `tokenizer.compiled` is asked. May import
-numpy, pyarrow, pipeline.shards, tokenizer.compiled and `order`. N rows in R runs, T tokens, M masked positions.
+Both give the same values; trainer/stream/_rows.c is the compiled one, for which `tokenizer.compiled` is asked. N rows
+in R runs, T tokens, M masked positions.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pipeline.shards.block import Array, Block
 from tokenizer.compiled import load
 from trainer.stream.order import expand
 
-COMPILED = load("trainer._rows")
+COMPILED = load("trainer.stream._rows")
 
 
 def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into: tuple[Array, Array]) -> None:

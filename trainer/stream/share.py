@@ -1,6 +1,6 @@
 """Which rank reads what of a global batch: pure functions that docs/order.md states as rules 4, 5 and 8.
 
-May import the stdlib, numpy and `order`. Suffixes of arrays: S steps, K lanes, E spans of all
+Suffixes of arrays: S steps, K lanes, E spans of all
 steps, C spans of the step that has most, R runs.
 """
 

@@ -1,7 +1,4 @@
-"""The datasets a stream draws from: named and weighted, agreeing with each other, read as one.
-
-May import the stdlib and pipeline.shards.
-"""
+"""The datasets a stream draws from: named and weighted, agreeing with each other, read as one."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,9 +9,9 @@ from typing import Any, Protocol
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import open_growing
-from pipeline.shards.patience import Patience
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.shards.storage import ATTEMPTS
+from pipeline.storage.folder import ATTEMPTS
+from pipeline.storage.patience import Patience
 from trainer.stream.order import check_weights
 from trainer.stream.state import MAX_DATASETS
 

@@ -1,7 +1,4 @@
-"""One rank's share of every optimizer step, read in the background (docs/order.md).
-
-May import torch, numpy, pipeline.shards and this package.
-"""
+"""One rank's share of every optimizer step, read in the background (docs/order.md)."""
 
 import threading
 import time
@@ -12,7 +9,7 @@ from typing import Any
 
 from pipeline.shards.block import block_instances
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.patience import Patience
+from pipeline.storage.patience import Patience
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import Stretch
 from trainer.stream.packing import MicroBatch, empty_micro_batch

@@ -1,4 +1,4 @@
-"""Which numbers of a row of metrics.jsonl are curves, and what they are called. Imports the standard library only."""
+"""Which numbers of a row of metrics.jsonl are curves, and what they are called."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""How well a step used the machine: throughput, MFU, memory, time left (docs/watching.md). Imports stdlib and torch."""
+"""How well a step used the machine: throughput, MFU, memory, time left (docs/watching.md)."""
 
 import statistics
 import time
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from trainer.engine import StepCounts
-from trainer.flops import batch_flops
-from trainer.gpus import peak_tflops_of
 from trainer.model.config import BertConfig
-from trainer.ranks import Ranks
+from trainer.model.flops import batch_flops
+from trainer.optim.engine import StepCounts
+from trainer.process.gpus import peak_tflops_of
+from trainer.process.ranks import Ranks
 from trainer.settings import Phase
 
 REMEMBERED_STEPS = 100

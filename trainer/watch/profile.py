@@ -1,4 +1,4 @@
-"""`--profile steps=20..25`: what the time of a few steps went into, on rank 0. Imports torch."""
+"""`--profile steps=20..25`: what the time of a few steps went into, on rank 0."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainer.ranks import Ranks
+from trainer.process.ranks import Ranks
 
 ROWS = 40
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from trainer.metrics import MetricsFile, format_steps
-from trainer.run_folder import RunFolder
+from trainer.runs.metrics import MetricsFile, format_steps
+from trainer.runs.run_folder import RunFolder
 from trainer.settings import PretrainSettings
 from trainer.watch.tensorboard import TensorBoard
 from trainer.watch.wandb import WeightsAndBiases

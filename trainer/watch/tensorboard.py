@@ -1,4 +1,4 @@
-"""Rows of metrics as TensorBoard events. Imports torch and tensorboard, when a writer is made."""
+"""Rows of metrics as TensorBoard events."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rank 0's terminal: a progress bar for a person, lines with units and host for a log. Imports the stdlib and tqdm."""
+"""Rank 0's terminal: a progress bar for a person, lines with units and host for a log."""
 
 import platform
 import sys

@@ -1,4 +1,4 @@
-"""What the GPU benchmark measures, in order of worth, and how it keeps to its time. Imports the stdlib only.
+"""What the GPU benchmark measures, in order of worth, and how it keeps to its time.
 
 A question is two cases and what is changed between them. All cases of one length read the same stream of instances; the
 global batch is counted in tokens, so that the optimizer has the same share at both lengths, but in the one case that

@@ -1,6 +1,6 @@
 """Whether a device computes what the CPU does: attention back ends, the whole model, attention dropout.
 
-Imports torch and ours. Shapes: T tokens, A heads, D head size.
+Shapes: T tokens, A heads, D head size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.engine import forward_sums
 from trainer.model.attention import PackedSequences, attention, choose_backend
 from trainer.model.bert import build_model
 from trainer.model.compiled import compile_model
 from trainer.model.config import BertConfig, preset
+from trainer.optim.engine import forward_sums
 from trainer.stream.packing import MicroBatch
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Time of steps and of their parts: CUDA events on a GPU, the host's clock elsewhere. Imports torch."""
+"""Time of steps and of their parts: CUDA events on a GPU, the host's clock elsewhere."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the device reaches at best, measured: one large matrix product, one large copy. Imports torch."""
+"""What the device reaches at best, measured: one large matrix product, one large copy."""
 
 import time
 from collections.abc import Callable

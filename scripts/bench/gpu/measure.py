@@ -1,7 +1,4 @@
-"""One case of the GPU benchmark: real shards through the loader, steps made and timed, the memory given back.
-
-Imports torch and ours.
-"""
+"""One case of the GPU benchmark: real shards through the loader, steps made and timed, the memory given back."""
 
 import gc
 import time
@@ -19,9 +16,9 @@ from scripts.bench.gpu.clock import PARTS
 from scripts.bench.gpu.profile import operations_of
 from scripts.bench.gpu.systems import System, build_system, count_step
 from scripts.bench.measured import summarize
-from trainer.flops import batch_flops
 from trainer.model.bert import BertForPreTraining
-from trainer.ranks import Ranks
+from trainer.model.flops import batch_flops
+from trainer.process.ranks import Ranks
 from trainer.stream.step import StepLoader
 
 WARMUP_STEPS = 3  # kernels are compiled and chosen, memory is taken

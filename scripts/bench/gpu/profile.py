@@ -1,4 +1,4 @@
-"""The largest operations of one step, each beside what the device could do at best. Imports torch."""
+"""The largest operations of one step, each beside what the device could do at best."""
 
 from collections.abc import Callable
 from typing import Any

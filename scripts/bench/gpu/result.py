@@ -1,4 +1,4 @@
-"""The result file of a benchmark on a GPU, renewed after every case, and what is printed of it. Imports torch."""
+"""The result file of a benchmark on a GPU, renewed after every case, and what is printed of it."""
 
 import json
 import math
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.shards.storage import write_atomic
+from pipeline.storage.folder import write_atomic
 from scripts.checkout import commit
-from trainer.ranks import device_name
+from trainer.process.ranks import device_name
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "numpy", "pyarrow", "tokenizers")
 FOLDER = Path(__file__).resolve().parents[1] / "results"

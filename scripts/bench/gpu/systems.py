@@ -1,4 +1,4 @@
-"""Who trains in the GPU benchmark: our step, a plain loop, transformers. Imports torch, transformers and ours.
+"""Who trains in the GPU benchmark: our step, a plain loop, transformers.
 
 Each makes steps over the same instances and marks where its forward passes, backward passes and update begin.
 """
@@ -12,7 +12,11 @@ from torch import Tensor
 from scripts.bench.gpu.cases import Case
 from scripts.bench.gpu.clock import Marks
 from scripts.bench.train_step import twin_of
-from trainer.engine import (
+from trainer.model.bert import BertForPreTraining, build_model
+from trainer.model.compiled import compile_model
+from trainer.model.config import BertConfig, preset
+from trainer.optim.adamw import AdamW
+from trainer.optim.engine import (
     StepCounts,
     agree_on_step,
     deepspeed_config,
@@ -22,12 +26,8 @@ from trainer.engine import (
     start_engine,
     train_step,
 )
-from trainer.model.bert import BertForPreTraining, build_model
-from trainer.model.compiled import compile_model
-from trainer.model.config import BertConfig, preset
-from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.ranks import Ranks
+from trainer.process.ranks import Ranks
 from trainer.stream.packing import pad_micro_batch
 from trainer.stream.rank_steps import RankStep
 
@@ -94,7 +94,7 @@ class Ours:
         self._update = self.marks.around("optimizer", self._engine.step, then="rest")
 
     def step(self, step: RankStep) -> float:
-        """As `trainer.pretrain` makes it."""
+        """As `trainer.pretrain.loop` makes it."""
         self.marks.begin("rest")
         counts = agree_on_step(self._ranks, step.micro_batches, 0.0, must_stop=False)
         seed_dropout(0, 0, step.step, 0)

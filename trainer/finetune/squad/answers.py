@@ -1,4 +1,4 @@
-"""Logits of a question's windows to its best answers. May import numpy and trainer.finetune.squad.
+"""Logits of a question's windows to its best answers.
 
 Rules of google-research/bert run_squad.py, write_predictions, with two of our own: every pair of a start and an end is
 looked at and not those of the 20 best starts and ends, and an answer is cut out of the context as it was written.

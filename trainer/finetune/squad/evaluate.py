@@ -2,7 +2,7 @@
 
 Both compare answers in lower case, without ASCII punctuation, articles and superfluous white space, and take a
 question's best over all its answers. They differ where nothing of an answer is left: 2.0 does not count such answers,
-and its F1 of two empty texts is 1, which is 0 in 1.1. May import the standard library.
+and its F1 of two empty texts is 1, which is 0 in 1.1.
 """
 
 import math

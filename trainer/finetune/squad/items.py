@@ -1,4 +1,4 @@
-"""A question's windows as items, and a model's outputs for them as logits of the context. May import numpy.
+"""A question's windows as items, and a model's outputs for them as logits of the context.
 
 Also imports trainer.finetune and tokenizer.
 """

@@ -1,4 +1,4 @@
-"""Texts to pieces that know where in the text they stand. May import numpy, tokenizers and tokenizer."""
+"""Texts to pieces that know where in the text they stand."""
 
 import unicodedata
 from collections.abc import Sequence

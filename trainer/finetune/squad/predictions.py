@@ -1,4 +1,4 @@
-"""What is predicted for a question, and the files it is written to. May import trainer.finetune.squad.
+"""What is predicted for a question, and the files it is written to.
 
 The three files are those of google-research/bert run_squad.py, and what SQuAD's evaluators read.
 """

@@ -1,4 +1,4 @@
-"""Questions of SQuAD 1.1 and 2.0 files (JSON). May import the standard library.
+"""Questions of SQuAD 1.1 and 2.0 files (JSON).
 
     {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers":
     [{"text": ..., "answer_start": ...}, ...], "is_impossible": false}, ...]}, ...]}, ...]}

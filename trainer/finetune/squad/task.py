@@ -1,13 +1,10 @@
-"""The tasks squad (1.1) and squad2 (2.0): answers that are passages of a text (BERT paper, sections 4.2 and 4.3).
-
-May import numpy and trainer.finetune.
-"""
+"""The tasks squad (1.1) and squad2 (2.0): answers that are passages of a text (BERT paper, sections 4.2 and 4.3)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad.answers import WindowLogits
 from trainer.finetune.squad.evaluate import (
     Marks,
@@ -28,7 +25,6 @@ from trainer.finetune.squad.predictions import (
     write_predictions,
 )
 from trainer.finetune.squad.records import Question, find_bad_answer, read_squad
-from trainer.finetune.squad.settings import SquadSettings
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import read_text

@@ -1,4 +1,4 @@
-"""A long context to overlapping windows, and the window in which each piece is seen best. May import numpy.
+"""A long context to overlapping windows, and the window in which each piece is seen best.
 
 Rules of google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
 """

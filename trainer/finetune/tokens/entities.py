@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of entities as seqeval counts them. May import trainer.finetune.tokens.tags.
+"""Precision, recall and F1 of entities as seqeval counts them.
 
 An entity is right if its type and both its borders are. What is divided by nothing is 0.
 """
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.finetune.tokens.tags import Entity, find_entities, find_strict_entities
+from trainer.conll.tags import Entity, find_entities, find_strict_entities
 
 Tags = Sequence[str]
 """Of one sentence."""

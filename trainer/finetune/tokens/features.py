@@ -2,8 +2,7 @@
 
 BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side, and two layers of
 BiLSTM before the classifier. Files, tags and scores are those of the task ner. Every word has one vector, those of
-sentences longer than the model reads from windows (trainer.features.windows). May import what
-trainer.finetune.tokens.task and trainer.features may.
+sentences longer than the model reads from windows (trainer.inference.features.windows).
 """
 
 import hashlib
@@ -18,22 +17,21 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.shards.storage import open_filesystem, write_atomic
+from pipeline.storage.folder import open_filesystem, write_atomic
+from trainer.conll.read import Sentence
 from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
 from trainer.conversion.initial_weights import hash_state
-from trainer.device import choose_device
-from trainer.features.extract import FeatureExtractor
-from trainer.features.read import InputText
-from trainer.finetune.settings import FinetuneSettings
+from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Split, TokenSequence
 from trainer.finetune.text import TextEncoder
-from trainer.finetune.tokens.conll import Sentence
-from trainer.finetune.tokens.settings import TokenSettings
 from trainer.finetune.tokens.task import TokenTask, WordItem, number_tags, open_ner
 from trainer.finetune.tokens.windows import Window
+from trainer.inference.features.extract import FeatureExtractor
+from trainer.inference.features.read import InputText
+from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
 from trainer.model.task_heads import Head
-from trainer.open_model import OpenedModel, open_model
+from trainer.process.device import choose_device
 
 
 class FeatureTask(TokenTask):

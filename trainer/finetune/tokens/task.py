@@ -1,7 +1,4 @@
-"""The task ner: entities of CoNLL files by the tag of each word's first piece (BERT paper, section 5.3).
-
-May import numpy and trainer.finetune, and from trainer.model what a label without loss is called.
-"""
+"""The task ner: entities of CoNLL files by the tag of each word's first piece (BERT paper, section 5.3)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenizer.vocab import IdArray
-from trainer.finetune.settings import FinetuneSettings
+from trainer.conll.read import Columns, Sentence, add_column, read_conll
+from trainer.conll.tags import OUTSIDE, Scheme, find_entities, label_names, type_of, write_tags
+from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, TokenSequence
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import read_text
-from trainer.finetune.tokens.conll import Columns, Sentence, add_column, read_conll
 from trainer.finetune.tokens.entities import format_table, score_entities, score_strict_entities, tag_accuracy
-from trainer.finetune.tokens.settings import TokenSettings
-from trainer.finetune.tokens.tags import OUTSIDE, Scheme, find_entities, label_names, type_of, write_tags
 from trainer.finetune.tokens.windows import Window, cut_windows
 from trainer.model.task_heads import IGNORED
 

@@ -1,0 +1,102 @@
+"""`verify --deep true`: every instance is held to the rules of docs/parity.md, in the one read of the shards."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.inspect.show import read_vocabulary
+from pipeline.instances.rules import (
+    InstanceRules,
+    Shares,
+    count_shares,
+    describe_shares,
+    find_unlikely_shares,
+    find_violations,
+    rules_of,
+)
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.records import Shard
+from pipeline.shards.verify import Finding
+from tokenizer.vocab import CONTINUATION
+
+
+class DeepCheck:
+    """Looks at blocks in any order and from several threads, and adds up what chance decides.
+
+    Attributes:
+        shares: Of each split and length, of the blocks without violations.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Learns the rules.
+
+        Raises:
+            ValueError: The vocabulary or the manifest's settings cannot be read.
+        """
+        manifest = dataset.manifest
+        tokens = read_vocabulary(dataset).tokens
+        if len(tokens) != manifest.vocab_size:
+            found = f"{len(tokens)} entries, the manifest says {manifest.vocab_size}"
+            raise ValueError(f"{dataset.locate('vocab.txt')}: {found}; restore or rebuild the dataset")
+        is_continuation = np.array([token.startswith(CONTINUATION) for token in tokens])
+        lengths = {group.seq_len for group in manifest.groups}
+        self._rules = {seq_len: rules_of(manifest, seq_len, is_continuation) for seq_len in lengths}
+        self.shares: dict[tuple[str, int], Shares] = {}
+        self._documents: dict[str, list[npt.NDArray[np.uint64]]] = {}  # of shards that are being read, by name
+        self._instances: Counter[str] = Counter()
+        self._uses_all = all(source["weight"] >= 1 for source in manifest.sources)
+        self._lock = threading.Lock()
+        self._where = dataset.locate("manifest.json")
+
+    def __call__(self, shard: Shard, block: Block) -> Iterator[str]:
+        """What is wrong with a block of a shard."""
+        rules = self._rules[shard.seq_len]
+        found = list(find_violations(block, rules))
+        if not found:
+            self._add(shard, count_shares(block, rules))
+        yield from found
+        yield from self._check_documents(shard, block)
+
+    def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
+        """After the last block of a shard: its instances begin with every document of its seal, and no other.
+
+        Every document that a pass uses begins an instance of it, which has the first 64 bits of the document's id.
+        """
+        self._documents.setdefault(shard.name, []).append(block.document_a)
+        self._instances[shard.name] += block.num_instances
+        if self._instances[shard.name] < shard.instances:
+            return
+        ids = np.sort(np.concatenate(self._documents.pop(shard.name)))
+        ids = ids[np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]]  # np.unique takes five times as long
+        ids_xor = f"{int(np.bitwise_xor.reduce(ids)):016x}"
+        uses_all = self._uses_all or shard.split == "validation"
+        is_own = len(ids) == shard.seal.documents and shard.seal.ids_xor.startswith(ids_xor)
+        if not is_own if uses_all else len(ids) > shard.seal.documents:
+            yield (
+                f"the instances of its shard begin with {len(ids):,} documents (xor of ids {ids_xor}...),"
+                f" the shard's seal is of {'' if uses_all else 'at most '}{shard.seal}"
+            )
+
+    def _add(self, shard: Shard, shares: Shares) -> None:
+        key = (shard.split, shard.seq_len)
+        with self._lock:
+            self.shares[key] = self.shares.get(key, Shares()) + shares
+
+    def findings(self) -> Iterator[Finding]:
+        """Shares that no chance explains, after all blocks."""
+        for (split, seq_len), shares in sorted(self.shares.items()):
+            for what in find_unlikely_shares(shares, self._vocab_size(seq_len)):
+                yield Finding(f"{self._where}, {split} L{seq_len}", what)
+
+    def describe(self) -> Iterator[str]:
+        """A line for each split and length."""
+        for (split, seq_len), shares in sorted(self.shares.items()):
+            yield f"{split} L{seq_len}: {describe_shares(shares, self._vocab_size(seq_len))}"
+
+    def _vocab_size(self, seq_len: int) -> int:
+        rules: InstanceRules = self._rules[seq_len]
+        return rules.masking.vocab_size

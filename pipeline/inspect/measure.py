@@ -1,0 +1,222 @@
+"""What a bounded sample of a dataset shows: lengths, masks by kind and by position, frequent pieces, some instances.
+
+At most SAMPLE_BLOCKS blocks of a split and length are read, spread evenly over its passes and shards, and of at most
+SAMPLE_PARTS token parts the first documents (parts are sorted by a hash of the text, so those are a random sample).
+Every result is plain data for report.json. N instances, T tokens, M masked positions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.inspect.show import describe_instance, read_block, read_vocabulary
+from pipeline.shards.block import Block, block_instances, concatenate_blocks
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.records import Group, Shard
+from pipeline.storage.folder import read_range
+from pipeline.tokens.dropped_ids import read_dropped_ids
+from pipeline.tokens.grouped_rows import read_bounds, read_rows
+from pipeline.tokens.provenance import EncodedDocuments
+from pipeline.tokens.token_parts import INDEX_DTYPE, join_id, unpack_documents
+
+SAMPLE_BLOCKS = 32
+SAMPLE_PARTS = 16
+MASK_KINDS = ("mask", "kept", "random")
+_ROWS_OF_A_PART = 4096
+_BYTES_OF_A_PART = 1 << 20
+_NUM_BINS = 16
+_NUM_PIECES = 30
+_INSTANCES_PER_LABEL = 2
+_DOCUMENT_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, None)
+_SENTENCE_EDGES = (*range(5, 76, 5), None)
+
+
+def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
+    """Lengths, masks, pieces and instances of a sample of one split and length."""
+    blocks = choose_blocks([shard for shard in dataset.all_shards if _is_of(shard, group)], SAMPLE_BLOCKS)
+    read = [read_block(dataset, shard, number) for shard, number in blocks]
+    joined = concatenate_blocks(read)
+    manifest = dataset.manifest
+    total = sum(_num_blocks(shard) for shard in dataset.all_shards if _is_of(shard, group))
+    lengths = np.diff(joined.offsets)
+    edges = [group.seq_len * (edge + 1) // _NUM_BINS for edge in range(_NUM_BINS)]
+    return {
+        "sample": {"blocks": len(blocks), "of_blocks": total, "instances": joined.num_instances},
+        "lengths": count_lengths(lengths, edges),
+        "masks": measure_mask_kinds(joined, manifest.special_ids["mask"], manifest.vocab_size),
+        "mask_positions": measure_mask_positions(joined, group.seq_len, manifest.settings.get("whole_word_masking")),
+        **_measure_words(dataset, joined, blocks),
+    }
+
+
+def choose_blocks(shards: Sequence[Shard], most: int) -> list[tuple[Shard, int]]:
+    """At most `most` blocks as (shard, number in the shard), evenly spread over all blocks of the shards."""
+    bounds = np.cumsum([0, *(_num_blocks(shard) for shard in shards)])
+    total = int(bounds[-1])
+    chosen = [total * index // min(most, total) for index in range(min(most, total))]
+    owners = [int(np.searchsorted(bounds, block, side="right")) - 1 for block in chosen]
+    return [(shards[owner], block - int(bounds[owner])) for owner, block in zip(owners, chosen, strict=True)]
+
+
+def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dict[str, Any]:
+    """A histogram, counts[i] being the lengths in (up_to[i - 1], up_to[i]] (null: no limit), quantiles, mean."""
+    closed = [edge for edge in edges if edge is not None]
+    counts = np.bincount(np.searchsorted(closed, lengths, side="left"), minlength=len(edges))
+    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="nearest").astype(int).tolist() if len(lengths) else []
+    return {
+        "up_to": list(edges),
+        "counts": counts.tolist(),
+        "quantiles": dict(zip(("5%", "50%", "95%"), quantiles, strict=False)),
+        "mean": round(float(np.mean(lengths)), 2) if len(lengths) else 0.0,
+    }
+
+
+def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str, Any]:
+    """What stands at masked positions, tested by chi-square against BERT's 80/10/10 (docs/parity.md, 2.5).
+
+    A random token is drawn from the whole vocabulary, so once in `vocab_size` it is [MASK] or the token itself.
+    """
+    shown = block.input_ids[block.masked_indices]
+    is_mask, is_kept = shown == mask_id, shown == block.masked_lm_ids
+    num_mask, num_kept = int(np.count_nonzero(is_mask)), int(np.count_nonzero(is_kept & ~is_mask))
+    counts = (num_mask, num_kept, len(shown) - num_mask - num_kept)
+    stray = 0.1 / vocab_size
+    expected = (0.8 + stray, 0.1 + stray, 0.1 - 2 * stray)
+    pairs = zip(counts, expected, strict=True)
+    statistic = sum((count - len(shown) * share) ** 2 / (len(shown) * share) for count, share in pairs)
+    return {
+        "counts": dict(zip(MASK_KINDS, counts, strict=True)),
+        "shares": {kind: round(count / len(shown), 6) for kind, count in zip(MASK_KINDS, counts, strict=True)},
+        "expected": {kind: round(share, 6) for kind, share in zip(MASK_KINDS, expected, strict=True)},
+        "chi_square": round(statistic, 3),
+        "p": chi_square_p(statistic, 2),
+    }
+
+
+def measure_mask_positions(block: Block, seq_len: int, whole_words: bool | None) -> dict[str, Any]:
+    """Share of maskable positions that are masked, by position, tested against an even spread in every instance.
+
+    Expected of a position is its instance's masked over maskable positions: short instances, which only have low
+    positions, round to another share than long ones. Whole words are masked together and not tested (p null).
+    """
+    lengths, masked = np.diff(block.offsets), np.diff(block.masked_offsets)
+    starts = block.offsets[:-1]
+    bins = (np.arange(block.num_tokens, dtype=np.int64) - np.repeat(starts, lengths)) * _NUM_BINS // seq_len
+    maskable = np.ones(block.num_tokens, bool)
+    for special in (starts, starts + block.segment_a_length - 1, block.offsets[1:] - 1):
+        maskable[special] = False
+    share = np.repeat(masked / (lengths - 3), lengths)[maskable]
+    own = bins[maskable]
+    total, expected, variance = (np.bincount(own, weights, _NUM_BINS) for weights in (None, share, share * (1 - share)))
+    seen = np.bincount(bins[block.masked_indices], minlength=_NUM_BINS)
+    tested = variance > 0
+    statistic = float((((seen - expected) ** 2)[tested] / variance[tested]).sum())
+    degrees = int(np.count_nonzero(tested)) - 1
+    return {
+        "up_to": [seq_len * (edge + 1) // _NUM_BINS for edge in range(_NUM_BINS)],
+        "shares": _ratios(seen, total),
+        "expected": _ratios(expected, total),
+        "chi_square": round(statistic, 3),
+        "degrees": degrees,
+        "p": None if whole_words or degrees < 1 else chi_square_p(statistic, degrees),
+    }
+
+
+def chi_square_p(statistic: float, degrees: int) -> float:
+    """Chance of a chi-square at least this large, by the recurrence of the incomplete gamma function in its order."""
+    half = statistic / 2
+    if half == 0:
+        return 1.0
+    order = 1.0 if degrees % 2 == 0 else 0.5
+    tail = math.exp(-half) if degrees % 2 == 0 else math.erfc(math.sqrt(half))
+    while order < degrees / 2:
+        tail += math.exp(order * math.log(half) - half - math.lgamma(order + 1))
+        order += 1
+    return float(f"{min(1.0, tail):.4g}")
+
+
+def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[str, Any] | None:
+    """Lengths of documents and sentences in tokens, from the token parts; None where those of this dataset are gone."""
+    if tokens is None:
+        return None
+    store, names = tokens.store, tokens.store["part_names"]
+    chosen = [names[len(names) * index // SAMPLE_PARTS] for index in range(SAMPLE_PARTS)]
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    measured = [_measure_part(tokens, name, dtype) for name in sorted(set(chosen))]
+    documents, sentences = (np.concatenate(arrays) for arrays in zip(*measured, strict=True))
+    return {
+        "sample": {"documents": len(documents), "of_documents": store["totals"]["documents"]},
+        "sampled_sentences": len(sentences),
+        "dropped_examples": store.get("dropped_examples", []),
+        "document_tokens": count_lengths(documents, _DOCUMENT_EDGES),
+        "sentence_tokens": count_lengths(sentences, _SENTENCE_EDGES),
+    }
+
+
+def _measure_part(
+    tokens: EncodedDocuments, name: str, dtype: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tokens of a part's first documents that are kept, and of the sentences of as many of them as one read holds."""
+    filesystem, path = tokens.filesystem, f"{tokens.folder}/{name}"
+    num_rows = min(int(read_bounds(filesystem, f"{path}.index")[-1]), _ROWS_OF_A_PART)
+    if num_rows == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rows = read_rows(filesystem, f"{path}.index", INDEX_DTYPE, 0, num_rows)
+    ends = (rows["offset"] + rows["size"]).astype(np.int64)
+    end = int(ends[max(0, int(np.searchsorted(ends, _BYTES_OF_A_PART, side="right")) - 1)])
+    documents = unpack_documents(read_range(filesystem, f"{path}.tokens", 0, end), dtype, f"{path}.tokens")
+    ids = [join_id(row["high"], row["low"]) for row in rows]
+    is_dropped = tokens.store["totals"]["dropped"]
+    dropped = read_dropped_ids(filesystem, tokens.folder, ids[0], ids[-1]) if is_dropped else frozenset()
+    lengths = [document.sentence_lengths.astype(np.int64) for document in documents if document.id not in dropped]
+    kept = np.array([each not in dropped for each in ids])
+    return rows["tokens"][kept].astype(np.int64), np.concatenate([np.zeros(0, np.int64), *lengths])
+
+
+def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard, int]]) -> dict[str, Any]:
+    """The most frequent pieces before masking, and some instances of either label."""
+    vocabulary = read_vocabulary(dataset)
+    originals = joined.input_ids.copy()
+    originals[joined.masked_indices] = joined.masked_lm_ids
+    counts = np.bincount(originals, minlength=len(vocabulary))
+    special = dataset.manifest.special_ids
+    counts[[special[name] for name in ("pad", "cls", "sep", "mask")]] = 0
+    top = [index for index in np.argsort(-counts, kind="stable")[:_NUM_PIECES].tolist() if counts[index]]
+    pieces = [
+        {"piece": vocabulary.tokens[index], "share": round(int(counts[index]) / int(counts.sum()), 6)} for index in top
+    ]
+    rows = [
+        int(found[len(found) * index // _INSTANCES_PER_LABEL])
+        for found in (np.flatnonzero(joined.is_random_next == label) for label in (False, True))
+        for index in range(min(_INSTANCES_PER_LABEL, len(found)))
+    ]
+    starts = np.cumsum([0, *(_block_size(shard, number) for shard, number in blocks)])
+    instances = []
+    for row in rows:
+        owner = int(np.searchsorted(starts, row, side="right")) - 1
+        shard, number = blocks[owner]
+        place = number * block_instances(shard.seq_len) + row - int(starts[owner])
+        described = describe_instance(joined.slice(row, row + 1), vocabulary)
+        instances.append({"shard": shard.name, "instance": place} | described)
+    return {"pieces": {"seen": int(np.count_nonzero(counts)), "most_frequent": pieces}, "sample_instances": instances}
+
+
+def _is_of(shard: Shard, group: Group) -> bool:
+    return (shard.split, shard.seq_len) == (group.split, group.seq_len)
+
+
+def _num_blocks(shard: Shard) -> int:
+    return -(-shard.instances // block_instances(shard.seq_len))
+
+
+def _block_size(shard: Shard, number: int) -> int:
+    size = block_instances(shard.seq_len)
+    return min(size, shard.instances - number * size)
+
+
+def _ratios(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> list[float | None]:
+    """None where there is nothing to be a part of."""
+    return [round(float(a) / float(b), 6) if b else None for a, b in zip(parts, wholes, strict=True)]

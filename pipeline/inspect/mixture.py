@@ -1,0 +1,111 @@
+"""The sources of a dataset: what each gives to the corpus, and to the instances that are trained on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.inspect.charts import bar_rows
+from pipeline.pages.cards import card, small
+from pipeline.pages.text import escape
+from pipeline.shards.dataset import Dataset
+
+_SAID = (
+    "Of the instances: of all tokens of the train split, as often as weights use them. A random B is drawn from all"
+    " documents alike, so a source of many short documents has a greater share than its weight alone would give it."
+)
+
+
+def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A row a source, in the order of their numbers; none for a dataset that does not know its sources.
+
+    Args:
+        dataset: A finished one.
+        licences: By the source's name, as far as they are known.
+    """
+    sources = dataset.manifest.sources
+    tokens = [source["counters"]["distinct_tokens"] for source in sources]
+    trained = _trained_tokens(dataset, len(sources))
+    return [
+        {
+            "name": source["name"],
+            "licence": licences.get(source["name"], ""),
+            "language": source["language"],
+            "weight": source["weight"],
+            "documents_read": source["counters"].get("documents_read", 0),
+            "documents": source["counters"]["documents"],
+            "dropped": {
+                name.removeprefix("dropped_"): count
+                for name, count in source["counters"].items()
+                if name.startswith("dropped_") and count
+            },
+            "tokens": own,
+            "share_of_corpus": _share(own, sum(tokens)),
+            "share_of_instances": _share(shown, sum(trained)),
+        }
+        for source, own, shown in zip(sources, tokens, trained, strict=True)
+    ]
+
+
+def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rows as lines of text."""
+    width = max((len(row["name"]) for row in rows), default=0)
+    return [
+        f"  {row['name']:<{width}}  {row['language']:<3} weight {row['weight']:<5g} {row['documents']:>12,} documents"
+        f" {row['tokens']:>14,} tokens {row['share_of_corpus']:>6.1%} of the corpus"
+        f" {row['share_of_instances']:>6.1%} of train instances  {row['licence']}".rstrip()
+        for row in rows
+    ]
+
+
+def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sources that give nothing to the train instances, each with the reason."""
+    found = []
+    for row in rows:
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())
+        if not row["documents_read"] and not dropped:
+            found.append(f"{row['name']}: its input holds no documents")
+        elif not row["documents"]:
+            found.append(f"{row['name']}: all of its documents were dropped: {dropped}")
+        elif not row["share_of_instances"]:
+            found.append(f"{row['name']}: no pass uses its documents, at weight {row['weight']:g}")
+    return found
+
+
+def mixture_cards(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table and bars."""
+    if not rows:
+        return ""
+    cells = "".join(
+        f"<tr><td><b>{escape(row['name'])}</b></td><td>{escape(row['licence'] or 'not stated')}</td>"
+        f'<td>{escape(row["language"])}</td><td class="n">{row["weight"]:g}</td>'
+        f'<td class="n">{row["documents"]:,}</td><td class="n">{row["tokens"]:,}</td>'
+        f'<td class="n">{row["share_of_corpus"]:.1%}</td><td class="n">{row["share_of_instances"]:.1%}</td></tr>'
+        for row in rows
+    )
+    table = (
+        "<table><tr><th>source</th><th>licence</th><th>language</th>"
+        '<th class="n">weight</th><th class="n">documents</th><th class="n">tokens</th>'
+        f'<th class="n">of the corpus</th><th class="n">of the instances</th></tr>{cells}</table>'
+    )
+    content = card("Mixture", f'<div class="scroll">{table}</div>{small(_SAID)}')
+    if len(rows) == 1:
+        return content
+    charts = "".join(
+        card(title, bar_rows([(row["name"], row[key], f"{row[key]:.1%}") for row in rows], most=1))
+        for title, key in (
+            ("Share of the corpus's tokens", "share_of_corpus"),
+            ("Share of the train instances' tokens", "share_of_instances"),
+        )
+    )
+    return f'{content}<div class="grid">{charts}</div>'
+
+
+def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:
+    """Tokens of the train instances of each source."""
+    train = [shard for shard in dataset.all_shards if shard.split == "train"]
+    if num_sources == 1:
+        return [sum(shard.tokens for shard in train)]
+    return [sum(shard.source_tokens[number] for shard in train) for number in range(num_sources)]
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0

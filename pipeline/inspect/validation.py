@@ -1,0 +1,127 @@
+"""The validation split by source: what each gives to it, and what a person should know of it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.pages.cards import card, small
+from pipeline.pages.text import escape
+from pipeline.shards.records import Manifest
+from pipeline.tokens.buckets import VALIDATION_TOKENS
+from pipeline.tokens.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
+
+_MOST_NAMES = 8  # sources that a line of text names
+
+
+def measure_validation(manifest: Manifest) -> dict[str, Any] | None:
+    """Documents and tokens that are held out, in all and by source, and warnings; None where a manifest knows none."""
+    if not manifest.sources or any("validation" not in source for source in manifest.sources):
+        return None
+    rows = [_measure_source(source) for source in manifest.sources]
+    documents, tokens = (sum(row[name] for row in rows) for name in ("documents", "tokens"))
+    for row in rows:
+        row["share_of_split"] = _share(row["tokens"], tokens)
+    share = _share(tokens, sum(row["of_tokens"] for row in rows))
+    found = {"documents": documents, "tokens": tokens, "share": share, "sources": rows}
+    return found | {"said": _describe(found), "warnings": list(_warnings(found, manifest.settings))}
+
+
+def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
+    """The split as lines of text: what it holds, by source where there are several, and the warnings."""
+    if measured is None:
+        return []
+    said = [f"validation {measured['said']}"] if measured["documents"] or not measured["warnings"] else []
+    return [*said, *(f"warning: {each}" for each in measured["warnings"])]
+
+
+def validation_card(measured: Mapping[str, Any] | None) -> str:
+    """The split by source as a table; nothing for a dataset that does not know it or has none."""
+    if measured is None or not measured["documents"]:
+        return ""
+    cells = "".join(
+        f'<tr><td><b>{escape(row["name"])}</b></td><td class="n">{row["documents"]:,}</td>'
+        f'<td class="n">{row["tokens"]:,}</td><td class="n">{row["share_of_source"]:.2%}</td>'
+        f'<td class="n">{row["share_of_split"]:.1%}</td></tr>'
+        for row in measured["sources"]
+    )
+    head = "".join(f'<th class="n">{name}</th>' for name in ("documents", "tokens", "of the source", "of validation"))
+    table = f"<table><tr><th>source</th>{head}</tr>{cells}</table>"
+    said = f"The validation split {measured['said']}. Each of its documents is used once, whatever its source's weight."
+    return card("Validation by source", f'<div class="scroll">{table}</div>{small(said)}')
+
+
+def _measure_source(source: Mapping[str, Any]) -> dict[str, Any]:
+    held, counters = source["validation"], source["counters"]
+    return {
+        "name": source["name"],
+        "documents": held["documents"],
+        "tokens": held["tokens"],
+        "share_of_source": _share(held["tokens"], counters["distinct_tokens"]),
+        "of_documents": counters["documents"],
+        "of_tokens": counters["distinct_tokens"],
+    }
+
+
+def _describe(measured: Mapping[str, Any]) -> str:
+    rows = [row for row in measured["sources"] if row["documents"]]
+    if not rows:
+        return "holds no documents"
+    numbers = measured["documents"], measured["tokens"], measured["share"]
+    said = "holds {:,} documents of {:,} tokens, {:.2%} of the text".format(*numbers)
+    if len(measured["sources"]) == 1:
+        return said
+    if len(rows) > _MOST_NAMES:
+        return f"{said}, from {len(rows)} of {len(measured['sources'])} sources"
+    shares = ", ".join(f"{row['name']} {row['share_of_split']:.1%}" for row in rows)
+    return f"{said}: {shares}"
+
+
+def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    if not (fraction := settings["validation_fraction"]):
+        return
+    rows = [row for row in measured["sources"] if row["of_documents"]]
+    num_documents = sum(row["of_documents"] for row in rows)
+    if num_documents < LEAST_DOCUMENTS:
+        yield f"{num_documents} documents: no validation split, at least {LEAST_DOCUMENTS} are needed"
+        return
+    reasons = {row["name"]: _explain(row, settings) for row in rows if not row["documents"]}
+    if not measured["documents"]:
+        yield (
+            f"no validation split, which takes two documents: {_join(reasons)}; set validation_fraction to what may be"
+            " held out"
+        )
+        return
+    if reasons:
+        yield f"validation holds nothing of {_join(reasons, always_named=True)}"
+    if measured["tokens"] < LEAST_TOKENS:
+        yield (
+            f"losses on fewer than {LEAST_TOKENS:,} tokens hang on single documents: give more text, or a larger"
+            " validation_fraction"
+        )
+    if measured["share"] > 1.5 * max(fraction, 1 / LEAST_SHARE):
+        yield (
+            f"validation takes {measured['share']:.1%} of the text, as documents are held out whole;"
+            " validation_fraction 0 trains on all of it"
+        )
+
+
+def _explain(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Why a source gives nothing."""
+    most_share = max(MOST_SHARE, settings["validation_fraction"])
+    most_tokens = settings.get("validation_tokens", VALIDATION_TOKENS)
+    if row["of_documents"] < 3:
+        return f"it has {row['of_documents']} document(s), at least 3 are needed"
+    return (
+        f"its {row['of_documents']:,} documents are too long: at most {most_share:.0%} of a source's tokens are held"
+        f" out, and {most_tokens:,} in all"
+    )
+
+
+def _join(reasons: Mapping[str, str], *, always_named: bool = False) -> str:
+    is_named = always_named or len(reasons) > 1
+    said = [f"{name} ({reason})" if is_named else reason for name, reason in reasons.items()]
+    more = len(said) - _MOST_NAMES
+    return ", ".join(said[:_MOST_NAMES]) + (f" and {more} more sources" if more > 0 else "")
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 6) if whole else 0.0

@@ -1,0 +1,210 @@
+"""Static masks for masked language modelling, for a run of packed instances at once.
+
+Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2; the draws are our own, so the
+distribution is the reference's and its random stream is not (tests hold the statistics). Draws depend on the whole run:
+the same instances in other runs get other masks. What is written here is the definition; where compiled loops are at
+hand (pipeline.instances.compiled), they do the same.
+
+Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+import pipeline.instances.compiled as compiled
+from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
+from pipeline.seeds import random_words
+
+_GRID_ROWS = 1024  # instances drawn for at a time; part of what a seed means
+_NEVER = np.uint32(2**32 - 1)  # greater than any key of a token that may be masked
+_MASK_BELOW = 8 * 2**32 // 10  # of 2**32: 80 % become [MASK]
+_KEEP_BELOW = 9 * 2**32 // 10  # 10 % stay, the rest become any id of the vocabulary
+
+Ids = npt.NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True)
+class MaskingRule:
+    """What to mask, and with what.
+
+    Attributes:
+        mask_id: Id of [MASK].
+        vocab_size: A random replacement is any id below it, special ones and the token itself included.
+        max_predictions: The most positions an instance may have masked.
+        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted as tokens.
+        is_continuation: [vocab_size], true for ids of pieces starting "##": given, whole words are masked.
+    """
+
+    mask_id: int
+    vocab_size: int
+    max_predictions: int
+    masked_lm_prob: float = 0.15
+    is_continuation: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class MaskedRun:
+    """A run after masking; positions ascend inside each instance."""
+
+    input_ids: Ids  # [T]
+    masked_lm_positions: npt.NDArray[np.uint16]  # [M], inside the instance
+    masked_lm_ids: Ids  # [M], the tokens that stood there
+    masked_offsets: npt.NDArray[np.int64]  # [N + 1]
+
+
+def mask_run(
+    input_ids: Ids,
+    offsets: npt.NDArray[np.int64],
+    segment_a_length: npt.NDArray[np.uint16],
+    rule: MaskingRule,
+    rng: Random,
+) -> MaskedRun:
+    """Masks N packed instances [CLS] A [SEP] B [SEP]; the arguments stay as they are.
+
+    Args:
+        input_ids: [T] tokens.
+        offsets: [N + 1], where instances start.
+        segment_a_length: [N], tokens of [CLS] A [SEP].
+        rule: Counts, ids and whether whole words are masked.
+        rng: Source of all draws.
+    """
+    counts = count_predictions(np.diff(offsets), rule)
+    if compiled.loops:
+        return _mask_compiled(input_ids, offsets, segment_a_length, counts, rule, rng)
+    if rule.is_continuation is None:
+        chosen_M = _choose_tokens(offsets, segment_a_length, counts, rng)
+    else:
+        chosen_M = _choose_words(input_ids, offsets, segment_a_length, counts, rule.is_continuation, rng)
+    masked_offsets = np.searchsorted(chosen_M, offsets).astype(np.int64)
+    positions_M = chosen_M - np.repeat(offsets[:-1], np.diff(masked_offsets))
+    masked_lm_ids = input_ids[chosen_M]
+    masked_ids = input_ids.copy()
+    masked_ids[chosen_M] = _replace(masked_lm_ids, rule, rng)
+    return MaskedRun(masked_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
+
+
+def _mask_compiled(
+    input_ids: Ids,
+    offsets: npt.NDArray[np.int64],
+    segment_a_length: npt.NDArray[np.uint16],
+    counts: npt.NDArray[np.int64],
+    rule: MaskingRule,
+    rng: Random,
+) -> MaskedRun:
+    num_choices = -(-len(counts) // _GRID_ROWS) if rule.is_continuation is None else 1
+    bases = [rng.getrandbits(64) for _ in range(num_choices + 1)]  # what random_words would draw
+    columns = compiled.mask_instances(
+        input_ids,
+        offsets,
+        segment_a_length,
+        counts,
+        _GRID_ROWS,
+        bases,
+        rule.is_continuation,
+        rule.mask_id,
+        rule.vocab_size,
+    )
+    return MaskedRun(*columns)
+
+
+def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
+    """[N] positions to mask in instances of so many tokens, specials included; half rounds to even (2.3)."""
+    counts = np.rint(lengths * rule.masked_lm_prob)
+    most = np.minimum(lengths - NUM_SPECIAL_TOKENS, rule.max_predictions)
+    clipped: npt.NDArray[np.int64] = np.clip(counts, 1, most).astype(np.int64)
+    return clipped
+
+
+def _choose_tokens(
+    offsets: npt.NDArray[np.int64],
+    segment_a_length: npt.NDArray[np.uint16],
+    counts: npt.NDArray[np.int64],
+    rng: Random,
+) -> npt.NDArray[np.int64]:
+    """[M] ascending indices of the masked tokens in the run: in each instance, those with the smallest keys."""
+    chosen = [np.zeros(0, np.int64)]
+    for start in range(0, len(counts), _GRID_ROWS):
+        rows = slice(start, start + _GRID_ROWS)
+        keys_NW = _draw_keys(np.diff(offsets[start : start + _GRID_ROWS + 1]), segment_a_length[rows], rng)
+        last = counts[rows] - 1
+        smallest = np.sort(np.partition(keys_NW, last.max(), axis=1)[:, : last.max() + 1], axis=1)
+        is_chosen_NW = keys_NW <= np.take_along_axis(smallest, last[:, None], axis=1)
+        grid_starts = np.arange(len(keys_NW)) * keys_NW.shape[1]
+        chosen.append(np.flatnonzero(is_chosen_NW) + np.repeat(offsets[:-1][rows] - grid_starts, counts[rows]))
+    return np.concatenate(chosen)
+
+
+def _draw_keys(
+    lengths: npt.NDArray[np.int64], segment_a_length: npt.NDArray[np.uint16], rng: Random
+) -> npt.NDArray[np.uint32]:
+    """[N, W] random keys, the greatest one wherever no token may be masked: specials and beyond the end.
+
+    The low bits are the position, so keys are unique in a row and no sorting algorithm can change their order. That
+    leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for the earlier one.
+    """
+    num_rows, width = len(lengths), int(lengths.max())
+    num_keys = num_rows * width
+    keys = random_words((num_keys + 1) // 2, rng).astype("<u8", copy=False).view("<u4")[:num_keys]
+    num_position_bits = np.uint32((width - 1).bit_length())
+    positions_W = np.arange(width, dtype=np.uint32)
+    keys_NW = (keys.reshape(num_rows, width) >> num_position_bits << num_position_bits) | positions_W
+    keys_NW[positions_W >= (lengths - 1).astype(np.uint32)[:, None]] = _NEVER
+    keys_NW[:, 0] = keys_NW[np.arange(num_rows), segment_a_length.astype(np.int64) - 1] = _NEVER
+    return keys_NW
+
+
+def _choose_words(
+    input_ids: Ids,
+    offsets: npt.NDArray[np.int64],
+    segment_a_length: npt.NDArray[np.uint16],
+    counts: npt.NDArray[np.int64],
+    is_continuation: npt.NDArray[np.bool_],
+    rng: Random,
+) -> npt.NDArray[np.int64]:
+    """[M] ascending indices of the tokens of masked words; a word ends where its segment ends (docs/parity.md 5)."""
+    is_special = np.zeros(len(input_ids), np.bool_)
+    is_special[offsets[:-1]] = is_special[offsets[1:] - 1] = True
+    is_special[offsets[:-1] + segment_a_length - 1] = True
+    starts_word = ~is_special & ~is_continuation[input_ids]
+    starts_word[1:] |= is_special[:-1] & ~is_special[1:]
+    word_of_token = np.cumsum(starts_word) - 1
+    word_lengths = np.bincount(word_of_token[~is_special])
+    word_offsets = np.searchsorted(np.flatnonzero(starts_word), offsets)
+    is_chosen = _take_words(word_lengths, word_offsets, counts, rng)
+    return np.flatnonzero(is_chosen[word_of_token] & ~is_special)
+
+
+def _take_words(
+    word_lengths: npt.NDArray[np.int64], word_offsets: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], rng: Random
+) -> npt.NDArray[np.bool_]:
+    """Words in random order until the count is full; one that does not fit is passed over (2.4)."""
+    keys = random_words(len(word_lengths), rng)
+    order = np.lexsort((keys, np.repeat(np.arange(len(counts)), np.diff(word_offsets)))).tolist()
+    lengths, bounds = word_lengths.tolist(), word_offsets.tolist()
+    chosen = []
+    for row, count in enumerate(counts.tolist()):
+        num_left = count
+        for word in order[bounds[row] : bounds[row + 1]]:
+            if lengths[word] <= num_left:
+                chosen.append(word)
+                num_left -= lengths[word]
+                if not num_left:
+                    break
+    is_chosen = np.zeros(len(word_lengths), np.bool_)
+    is_chosen[chosen] = True
+    return is_chosen
+
+
+def _replace(tokens_M: Ids, rule: MaskingRule, rng: Random) -> Ids:
+    """80 % [MASK], 10 % the token itself, 10 % any id (2.5).
+
+    A token takes 64 bits, half to say which of them and half for the id, whose bias is below vocab_size / 2**32.
+    """
+    draws = random_words(len(tokens_M), rng)
+    which = draws.astype(np.uint32)
+    any_id = ((draws >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)).astype(tokens_M.dtype)
+    kept = np.where(which < _KEEP_BELOW, tokens_M, any_id)
+    return np.where(which < _MASK_BELOW, tokens_M.dtype.type(rule.mask_id), kept)

@@ -1,0 +1,1 @@
+"""The Beam graphs, how they are run, and the workers that run them."""

@@ -1,0 +1,285 @@
+"""ExchangeByBucket brings the encoded documents of each bucket together, in two modes with one result.
+
+`files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read once and cut at the
+buckets' bounds, and Beam's GroupByKey moves the pieces. A value of the shuffle is the bytes of all documents that one
+part holds of one bucket, behind the part's name, each document behind its own checksum: few elements, explicit coders,
+nothing pickled. What a bucket must hold travels in its tasks (pipeline.tokens.bucket_seals).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import apache_beam as beam
+import numpy as np
+
+from pipeline.shards.manifest import shard_name
+from pipeline.storage.folder import open_filesystem
+from pipeline.tokens.bucket_seals import BucketContents
+from pipeline.tokens.buckets import Bucket
+from pipeline.tokens.dropped_ids import REASONS, id_keys, read_dropped_rows, reason_numbers
+from pipeline.tokens.grouped_rows import Rows
+from pipeline.tokens.held_out import is_held_out
+from pipeline.tokens.index_rows import read_part_rows
+from pipeline.tokens.token_index import join_ranges, read_bucket, read_tokens
+from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
+
+ExchangeMode = Literal["files", "shuffle"]
+_NAME_BYTES = 2
+_RUNNER_ADVICE = "the runner loses or repeats what it shuffles: run again with --exchange files, or on another runner"
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to build."""
+
+    seq_len: int
+    pass_index: int
+    bucket: Bucket
+    contents: BucketContents
+
+    @property
+    def name(self) -> str:
+        """The shard's path relative to the dataset."""
+        return shard_name(self.bucket.split, self.seq_len, self.pass_index, self.bucket.number)
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    """Token parts, as a worker reads them.
+
+    Attributes:
+        url: Folder or URL.
+        token_dtype: uint16 or uint32.
+        storage_options: Of its filesystem.
+        has_dropped: Whether dropped.ids says which documents are left out.
+        held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
+    """
+
+    url: str
+    token_dtype: str
+    storage_options: Mapping[str, Any] | None = None
+    has_dropped: bool = False
+    held_out: bytes = b""
+
+    def open(self) -> tuple[Any, str]:
+        """The filesystem and the path on it."""
+        return open_filesystem(self.url, self.storage_options)
+
+
+class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
+    """The start of a graph: pairs (tasks of one bucket, an iterable of its documents, copies included)."""
+
+    def __init__(
+        self, mode: ExchangeMode, folder: TokenFolder, part_names: Sequence[str], tasks: Sequence[ShardTask]
+    ) -> None:
+        """Keeps what the graph is made of.
+
+        Args:
+            mode: files gives each task an element of its own, shuffle all tasks of a bucket one.
+            folder: Of the token parts.
+            part_names: No other part there is looked at.
+            tasks: Shards to build.
+        """
+        super().__init__()
+        self._mode, self._folder, self._part_names, self._tasks = mode, folder, list(part_names), list(tasks)
+
+    def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        if self._mode == "files":
+            tasks = pipeline | "Tasks" >> beam.Create(self._tasks, reshuffle=True)
+            return tasks | beam.Map(find_documents, self._folder, tuple(self._part_names))
+        by_bucket = group_tasks(self._tasks)
+        buckets = [found[0].bucket for found in by_bucket.values()]
+        return (
+            pipeline
+            | "TokenParts" >> beam.Create(self._part_names, reshuffle=True)
+            | beam.FlatMap(cut_part, self._folder, buckets).with_output_types(tuple[bytes, bytes])
+            | beam.GroupByKey()
+            | beam.Map(unpack_group, self._folder.token_dtype, by_bucket)
+        )
+
+
+class RefuseRepeats(beam.PTransform):  # type: ignore[misc]
+    """The end of a graph that shuffles: (bucket, shard) of each finished shard, refused where one is there twice.
+
+    A bundle that a runner runs again leaves one: what a failed attempt gave is not in the collection.
+    """
+
+    def expand(self, finished: beam.PCollection) -> beam.PCollection:
+        return (
+            finished
+            | "Names" >> beam.MapTuple(_encode_names).with_output_types(tuple[bytes, bytes])
+            | beam.GroupByKey()
+            | "RefuseRepeats" >> beam.MapTuple(refuse_repeats)
+        )
+
+
+def _encode_names(bucket: str, shard: str) -> tuple[bytes, bytes]:
+    return shard.encode(), bucket.encode()
+
+
+def refuse_repeats(shard: bytes, buckets: Iterable[bytes]) -> None:
+    """Refuses a shard that several groups were delivered for.
+
+    Raises:
+        ValueError: They were; the message names their bucket.
+    """
+    bucket, *others = buckets
+    if others:
+        raise ValueError(
+            f"bucket {bucket.decode()}: the runner delivered it {1 + len(others)} times for {shard.decode()}, expected"
+            f" once; {_RUNNER_ADVICE}"
+        )
+
+
+def plan_tasks(
+    buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int, contents: Mapping[str, BucketContents]
+) -> list[ShardTask]:
+    """Every shard of the dataset, passes in order; validation has pass 0 only.
+
+    Args:
+        buckets: All of them.
+        seq_lens: Lengths of the instances.
+        passes: Of the train split.
+        contents: What each bucket must hold, by its name.
+    """
+    return [ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)]
+
+
+def plan_names(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[str]:
+    """The names of the shards that `plan_tasks` plans."""
+    places = _places(buckets, seq_lens, passes)
+    return [shard_name(bucket.split, seq_len, index, bucket.number) for seq_len, index, bucket in places]
+
+
+def _places(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> Iterator[tuple[int, int, Bucket]]:
+    for pass_index in range(passes):
+        for seq_len in seq_lens:
+            yield from ((seq_len, pass_index, each) for each in buckets if each.split == "train" or pass_index == 0)
+
+
+def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, list[ShardTask]]:
+    """Tasks by the name of their bucket, which is the key in the shuffle; buckets ascending by id."""
+    groups: dict[bytes, list[ShardTask]] = {}
+    for task in sorted(tasks, key=lambda task: task.bucket.first_id):
+        groups.setdefault(task.bucket.name.encode(), []).append(task)
+    return groups
+
+
+@dataclass(frozen=True)
+class StoredDocuments:
+    """The documents of one bucket, read from token parts whenever it is iterated."""
+
+    folder: TokenFolder
+    part_names: tuple[str, ...]
+    bucket: Bucket
+
+    @property
+    def origin(self) -> str:
+        """Begins the sentence that says what came."""
+        return f"the token parts in {self.folder.url} hold"
+
+    @property
+    def advice(self) -> str:
+        """What to do where that is not the bucket."""
+        return "they and their index are of different runs, or damaged: delete that folder and run again"
+
+    def __iter__(self) -> Iterator[TokenizedDocument]:
+        filesystem, path = self.folder.open()
+        return read_bucket(
+            filesystem,
+            path,
+            self.part_names,
+            self.bucket,
+            np.dtype(self.folder.token_dtype),
+            has_dropped=self.folder.has_dropped,
+            held_out=self.folder.held_out,
+        )
+
+
+@dataclass(frozen=True)
+class GroupedDocuments:
+    """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated."""
+
+    name: str
+    chunks: Iterable[bytes]
+    token_dtype: str
+
+    @property
+    def origin(self) -> str:
+        """Begins the sentence that says what came."""
+        return "the runner delivered"
+
+    @property
+    def advice(self) -> str:
+        """What to do where that is not the bucket."""
+        return _RUNNER_ADVICE
+
+    def __iter__(self) -> Iterator[TokenizedDocument]:
+        seen: set[str] = set()
+        for chunk in self.chunks:
+            part, data = unpack_chunk(chunk)
+            if part in seen:
+                raise ValueError(
+                    f"bucket {self.name}: {self.origin} what part {part} holds of it twice, expected once;"
+                    f" {self.advice}"
+                )
+            seen.add(part)
+            yield from unpack_documents(data, np.dtype(self.token_dtype), f"bucket {self.name}, part {part}")
+
+
+def find_documents(
+    task: ShardTask, folder: TokenFolder, part_names: tuple[str, ...]
+) -> tuple[list[ShardTask], StoredDocuments]:
+    """A task and its bucket's documents; nothing is read yet."""
+    return [task], StoredDocuments(folder, part_names, task.bucket)
+
+
+def cut_part(name: str, folder: TokenFolder, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
+    """The bytes of the documents that a token part holds of each bucket, by the bucket's name; reads one at a time.
+
+    Documents that are left out are cut out, so the shuffle does not move them.
+    """
+    filesystem, path = folder.open()
+    rows = read_part_rows(filesystem, f"{path}/{name}.index")
+    keys, held_out = id_keys(rows), is_held_out(rows, folder.held_out)
+    for bucket in buckets:
+        start = int(np.searchsorted(keys, np.bytes_(bucket.first_id)))
+        stop = int(np.searchsorted(keys, np.bytes_(bucket.last_id), side="right"))
+        chosen = rows[start:stop][held_out[start:stop] == (bucket.split == "validation")]
+        if folder.has_dropped and len(chosen) and bucket.split == "train":  # what is held out is not dropped
+            dropped = read_dropped_rows(filesystem, path, bucket.first_id, bucket.last_id)
+            chosen = chosen[reason_numbers(chosen, dropped) == len(REASONS)]
+        if len(chosen):
+            data = _read_documents(filesystem, f"{path}/{name}.tokens", chosen)
+            yield bucket.name.encode(), pack_chunk(name, data)
+
+
+def _read_documents(filesystem: Any, path: str, rows: Rows) -> bytes:
+    """The bytes of some documents of a part, read from the first of them to the last."""
+    ranges = join_ranges(rows)
+    first, last = ranges[0][0], ranges[-1][1]
+    data = read_tokens(filesystem, path, first, last)
+    return data if len(ranges) == 1 else b"".join(data[start - first : stop - first] for start, stop in ranges)
+
+
+def pack_chunk(part: str, data: bytes) -> bytes:
+    """What a part holds of a bucket, behind the part's name."""
+    name = part.encode()
+    return len(name).to_bytes(_NAME_BYTES, "little") + name + data
+
+
+def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
+    """The part's name and the documents that `pack_chunk` packed, which are not copied."""
+    end = _NAME_BYTES + int.from_bytes(chunk[:_NAME_BYTES], "little")
+    return chunk[_NAME_BYTES:end].decode(errors="replace"), memoryview(chunk)[end:]
+
+
+def unpack_group(
+    group: tuple[bytes, Iterable[bytes]], token_dtype: str, tasks: Mapping[bytes, list[ShardTask]]
+) -> tuple[list[ShardTask], GroupedDocuments]:
+    """The tasks of a bucket and its documents; nothing is unpacked yet."""
+    name, chunks = group
+    if name not in tasks:
+        raise ValueError(f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}")
+    return tasks[name], GroupedDocuments(name.decode(), chunks, token_dtype)

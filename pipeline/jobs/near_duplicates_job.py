@@ -1,0 +1,171 @@
+"""The near-duplicates job: signatures of token parts to the documents that others make superfluous.
+
+    runs of documents | BandRuns -> files of bands;  ranges of keys | FindNearDuplicates -> files of what was found
+
+The second stage waits for the first, and reads from each of its files the one range that holds its keys: no shuffle, so
+memory is that of one range of keys. Every task leaves a whole file or none; running again skips those that are there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+
+from pipeline.jobs import worker_guard
+from pipeline.storage.folder import file_exists, open_filesystem, read_range, write_atomic
+from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups
+from pipeline.tokens.near_duplicates import (
+    BANDED_DTYPE,
+    SIGNED_DTYPE,
+    SimilarityRule,
+    find_near_duplicates,
+    pack_bands,
+)
+
+worker_guard.watch_in_workers()
+
+WORK_FOLDER = "near_duplicates"
+RUN_DOCUMENTS = 1 << 14
+RANGE_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some documents whose bands one task writes: (token part, first row, one after the last row) of each part."""
+
+    slices: tuple[tuple[str, int, int], ...]
+
+    def file_name(self, rule: SimilarityRule) -> str:
+        """The file of its bands, relative to the folder of token parts; of other documents or bands it is another."""
+        digest = blake2b(f"{self.slices} {rule.bands} {rule.rows}".encode(), digest_size=16)
+        return f"{WORK_FOLDER}/{digest.hexdigest()}.bands"
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Keys whose first byte is in [first, last], and the file of what is found among them."""
+
+    first: int
+    last: int
+    file_name: str
+
+
+class BandRuns(beam.PTransform):  # type: ignore[misc]
+    """Writes the bands of each run below a folder or URL and yields the names of the files."""
+
+    def __init__(self, rule: SimilarityRule, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._arguments = (rule, folder, storage_options)
+
+    def expand(self, runs: beam.PCollection) -> beam.PCollection:
+        return runs | beam.Map(write_bands, *self._arguments)
+
+
+class FindNearDuplicates(beam.PTransform):  # type: ignore[misc]
+    """Searches each range of keys in the files of all runs, once these are there; yields the names of what it wrote."""
+
+    def __init__(
+        self,
+        written: beam.PCollection,
+        rule: SimilarityRule,
+        folder: str,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._written = beam.pvalue.AsList(written)
+        self._arguments = (rule, folder, storage_options)
+
+    def expand(self, ranges: beam.PCollection) -> beam.PCollection:
+        return ranges | beam.Map(write_found, self._written, *self._arguments)
+
+
+def plan_runs(num_documents: Mapping[str, int]) -> list[Run]:
+    """Token parts, by name, with the documents of each, in runs of 16,384 documents: few files, and bounded memory."""
+    runs: list[Run] = []
+    slices: list[tuple[str, int, int]] = []
+    room = RUN_DOCUMENTS
+    for name, number in sorted(num_documents.items()):
+        first = 0
+        while first < number:
+            last = min(number, first + room)
+            slices.append((name, first, last))
+            room -= last - first
+            first = last
+            if room == 0:
+                runs.append(Run(tuple(slices)))
+                slices, room = [], RUN_DOCUMENTS
+    return [*runs, Run(tuple(slices))] if slices else runs
+
+
+def plan_ranges(runs: Sequence[Run], rule: SimilarityRule) -> list[KeyRange]:
+    """The fewest equal ranges of keys, a power of two up to 256, with some 262,144 rows (23 MB) each."""
+    rows = rule.bands * sum(last - first for run in runs for _, first, last in run.slices)
+    number = 1
+    while number < NUM_GROUPS and rows > number * RANGE_ROWS:
+        number *= 2
+    names = " ".join(run.file_name(rule) for run in runs)
+    digest = blake2b(f"{names} {rule.matches} {number}".encode(), digest_size=16).hexdigest()
+    width = NUM_GROUPS // number
+    return [
+        KeyRange(first, first + width - 1, f"{WORK_FOLDER}/{digest}-{first:03d}.found")
+        for first in range(0, NUM_GROUPS, width)
+    ]
+
+
+def write_bands(
+    run: Run, rule: SimilarityRule, folder_url: str, storage_options: Mapping[str, Any] | None = None
+) -> str:
+    """Writes a run's bands, unless they are there, and returns the file's name."""
+    filesystem, folder = open_filesystem(folder_url, storage_options)
+    name = run.file_name(rule)
+    if not file_exists(filesystem, f"{folder}/{name}"):
+        size = SIGNED_DTYPE.itemsize
+        signed = [
+            read_range(filesystem, f"{folder}/{part}.signatures", first * size, last * size)
+            for part, first, last in run.slices
+        ]
+        write_atomic(filesystem, f"{folder}/{name}", pack_bands(np.frombuffer(b"".join(signed), SIGNED_DTYPE), rule))
+    return name
+
+
+def write_found(
+    keys: KeyRange,
+    written: Sequence[str],
+    rule: SimilarityRule,
+    folder_url: str,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Writes what is found in a range of keys, unless it is there, and returns the file's name."""
+    filesystem, folder = open_filesystem(folder_url, storage_options)
+    path = f"{folder}/{keys.file_name}"
+    if not file_exists(filesystem, path):
+        read = (read_groups(filesystem, f"{folder}/{name}", BANDED_DTYPE, keys.first, keys.last) for name in written)
+        found = find_near_duplicates(np.concatenate([np.zeros(0, BANDED_DTYPE), *read]), rule.matches)
+        write_atomic(filesystem, path, pack_rows(found, found["high"] >> np.uint64(56)))
+    return keys.file_name
+
+
+def add_near_duplicates_graph(
+    pipeline: beam.Pipeline,
+    runs: Sequence[Run],
+    ranges: Sequence[KeyRange],
+    rule: SimilarityRule,
+    folder: str,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """The whole job."""
+    written = pipeline | "Runs" >> beam.Create(runs, reshuffle=True) | BandRuns(rule, folder, storage_options)
+    _ = (
+        pipeline
+        | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
+        | FindNearDuplicates(written, rule, folder, storage_options)
+    )
+
+
+def output_names(runs: Sequence[Run], ranges: Sequence[KeyRange], rule: SimilarityRule) -> Iterator[str]:
+    """Every file that the job writes."""
+    yield from (run.file_name(rule) for run in runs)
+    yield from (keys.file_name for keys in ranges)

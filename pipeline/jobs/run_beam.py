@@ -1,0 +1,256 @@
+"""Running a Beam graph: the runner's options, progress while it runs, a user's fault out of a worker's traceback.
+
+Worker processes are the local default, named explicitly: plain "DirectRunner" may try to download another runner.
+"""
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from tqdm import tqdm
+
+from pipeline.interrupts import INTERRUPTED, Interrupted
+from pipeline.jobs import forked_workers, worker_guard
+from pipeline.jobs.exchange import ExchangeMode
+from pipeline.machine import num_cores, this_machine
+from pipeline.storage.folder import find_temporaries, is_local, list_files, remove_files
+from pipeline.storage.secret_values import hide
+
+_USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
+_RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
+_BEAM_MARK = " [while running '"
+_POLL_SECONDS = 0.25
+LOCAL_RUNNERS = {
+    "FnApiRunner", "ForkedRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a job makes, and how far it is.
+
+    Attributes:
+        noun: What they are, for people.
+        total: How many there will be.
+        num_found: How many are there from an earlier run.
+        count: Counts those that are finished; called from a thread of its own.
+        filesystem: Where they are written.
+        folder: On it.
+        are_kept: Whether another run goes on from those that are finished.
+    """
+
+    noun: str
+    total: int
+    num_found: int
+    count: Callable[[], int]
+    filesystem: Any
+    folder: str
+    are_kept: bool = True
+
+    def describe_kept(self) -> str:
+        """What an interrupted job leaves for the next."""
+        if not self.are_kept:
+            return f"none of the {self.noun} are kept, the same command makes them again"
+        return f"{self.count()} of {self.total} {self.noun} are kept, the same command continues"
+
+    def remove_partial(self) -> None:
+        """Removes what a killed worker had begun to write; stores hold no such files."""
+        if is_local(self.filesystem):
+            names = find_temporaries(list_files(self.filesystem, self.folder))
+            remove_files(self.filesystem, self.folder, names)
+
+
+def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int) -> PipelineOptions:
+    """Options of the runner: the user's own arguments, or local worker processes.
+
+    Args:
+        workers: At most; there are never more than tasks, or than this machine carries.
+        beam_arguments: Of the user.
+        num_tasks: Of the graph.
+
+    Raises:
+        ValueError: An argument that Beam does not know, or a runner that cannot be imported.
+    """
+    if not any(argument.startswith("--runner") for argument in beam_arguments):
+        chosen, why = this_machine().limit(workers, num_tasks)
+        if why and (workers > num_cores() or chosen < num_tasks):  # of few tasks the default needs no word
+            _say_once(f"workers: {why}")
+        beam_arguments = [*_local_runner(chosen), *beam_arguments]
+    _import_runner(beam_arguments)
+    options = PipelineOptions(list(beam_arguments))
+    unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
+    if unknown:
+        raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
+    return options
+
+
+@lru_cache(maxsize=64)
+def _say_once(line: str) -> None:
+    tqdm.write(line, file=sys.stderr)
+
+
+def _local_runner(workers: int) -> list[str]:
+    if workers == 1:
+        return ["--runner=FnApiRunner", "--direct_running_mode=in_memory", "--direct_num_workers=1"]
+    if forked_workers.IS_SUPPORTED:
+        return ["--runner=pipeline.jobs.forked_runner.ForkedRunner", f"--direct_num_workers={workers}"]
+    return ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
+
+
+def _import_runner(beam_arguments: Sequence[str]) -> None:
+    """Imports a runner named by its whole class name, as DaskRunner must be: its options are known from then on."""
+    for argument in beam_arguments:
+        module, _, name = argument.removeprefix("--runner=").rpartition(".")
+        if argument.startswith("--runner=") and module:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise ValueError(f"the runner {name} cannot be imported: {error}; install what it needs") from error
+
+
+def choose_exchange(wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions) -> ExchangeMode:
+    """How buckets come together on this runner: local ones hold a shuffle in memory, several times over."""
+    if wanted != "auto":
+        return wanted
+    runner = str(options.view_as(StandardOptions).runner)
+    return "files" if runner.rsplit(".", maxsplit=1)[-1] in LOCAL_RUNNERS else "shuffle"
+
+
+def run_graph(
+    describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
+) -> None:
+    """Builds and runs a graph to its end with a progress bar of finished outputs.
+
+    Args:
+        describe: What the bar shows.
+        build: Adds the graph to a pipeline.
+        options: Of the runner.
+        outputs: What the graph makes.
+
+    Raises:
+        Interrupted: The process was told to end; says what is kept.
+        ValueError: A user's fault inside a worker, with the worker's message.
+        ChildProcessError: A worker process is gone: killed, or out of memory.
+        RuntimeError: Anything else that a worker raised.
+    """
+    # The local runner logs a worker's traceback on its own, besides raising it.
+    logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
+    logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
+    if outputs.num_found:
+        found = f"{outputs.num_found} of {outputs.total} {outputs.noun}"
+        tqdm.write(f"{found} are there from an earlier run; continuing", file=sys.stderr)
+    try:
+        _run_watched(describe, build, options, outputs)
+    except KeyboardInterrupt as error:
+        outputs.remove_partial()
+        raise Interrupted(f"{INTERRUPTED}; {outputs.describe_kept()}") from error
+
+
+def _run_watched(
+    describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
+) -> None:
+    with _worker_log() as log, _progress(describe, outputs):
+        try:
+            with worker_guard.guard_workers(f"{log}.lock"):
+                pipeline = beam.Pipeline(options=options)
+                build(pipeline)
+                gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
+                pipeline.run().wait_until_finish()
+        except ChildProcessError as error:
+            raise ChildProcessError(f"{describe}: {error}") from error
+        except Exception as error:
+            if fault := find_fault(str(error), type(error).__name__):
+                raise ValueError(fault) from error
+            kept = Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log")
+            kept.write_text(hide(Path(log).read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+            raise RuntimeError(f"{describe}: a worker failed; what the workers printed is in {kept}") from error
+
+
+def find_fault(text: str, kind: str) -> str | None:
+    """The message of a user's fault that a worker raised, out of Beam's error; None where it was something else.
+
+    Args:
+        text: Message of the error, with the worker's traceback where the worker was another process.
+        kind: Class name of the error.
+    """
+    raised = f"{kind}: {text}"
+    raised = raised[: raised.rfind(_BEAM_MARK)] if _BEAM_MARK in raised else raised
+    last = list(_RAISED_LINE.finditer(raised))[-1:]
+    return raised[last[0].end() :].strip() if last and last[0].group(1) in _USER_FAULTS else None
+
+
+@contextlib.contextmanager
+def _worker_log() -> Iterator[str]:
+    """Sends what worker processes print to a file: they inherit file descriptor 2, and Beam's chatter is long."""
+    sys.stderr.flush()
+    kept_stderr, kept_descriptor = sys.stderr, os.dup(2)
+    with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
+        path = str(Path(folder, "workers.log"))
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+        os.dup2(log, 2)
+        sys.stderr = os.fdopen(os.dup(kept_descriptor), "w", buffering=1)
+        try:
+            yield path
+        finally:
+            for handler in handlers:
+                handler.flush()
+            os.dup2(kept_descriptor, 2)
+            sys.stderr.close()
+            sys.stderr = kept_stderr
+            os.close(log)
+            os.close(kept_descriptor)
+
+
+@contextlib.contextmanager
+def _progress(describe: str, outputs: Outputs) -> Iterator[None]:
+    stop = threading.Event()
+    # A log file takes a line every ten seconds, a terminal a redraw at each look.
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    total, found = outputs.total, outputs.num_found
+    with tqdm(total=total, initial=found, desc=describe, unit="task", file=sys.stderr, mininterval=pause) as bar:
+
+        def watch() -> None:
+            seconds = _POLL_SECONDS
+            while not stop.wait(seconds):
+                began = time.perf_counter()
+                _advance(bar, outputs.count)
+                # Listing a large folder must stay a small share of what the launcher does.
+                seconds = max(_POLL_SECONDS, 20 * (time.perf_counter() - began))
+
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+            _advance(bar, outputs.count)
+
+
+def _advance(bar: "tqdm[NoReturn]", count_outputs: Callable[[], int]) -> None:
+    # A listing that fails once, as object stores do, only delays the bar.
+    with contextlib.suppress(OSError):
+        bar.update(count_outputs() - bar.n)
+        if sys.stderr.isatty():
+            bar.refresh()  # the time that has passed, also where nothing was finished
+
+
+def stopwatch() -> Callable[[], float]:
+    """Seconds since this call."""
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start

@@ -1,0 +1,108 @@
+"""The shards job: buckets of encoded documents to shards of instances, one a (split, length, pass, bucket).
+
+    ExchangeByBucket | BuildShards
+
+Documents of a bucket that are not those which its tasks must hold end the job. A finished shard leaves, last, a small
+record under _tasks/; running again skips shards that have both.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+
+from pipeline.instances.build_bucket import (
+    BucketDocuments,
+    InstanceRule,
+    build_bucket,
+    count_source_tokens,
+    gather_documents,
+)
+from pipeline.jobs import worker_guard
+from pipeline.jobs.exchange import ShardTask
+from pipeline.jobs.shard_records import ShardRecord, format_record, read_record, record_name
+from pipeline.shards.seal import seal_documents
+from pipeline.shards.shard_file import pack_shard
+from pipeline.storage.folder import file_exists, file_size, open_filesystem, write_atomic
+from pipeline.tokens.bucket_seals import BucketContents, DeliveredDocuments, refuse_others
+
+worker_guard.watch_in_workers()
+
+
+@dataclass(frozen=True)
+class ShardBuilder:
+    """Builds the shards of one bucket after the other; what a worker needs to know.
+
+    Attributes:
+        output: Folder or URL of the dataset.
+        rules: How instances are made, by length.
+        num_sources: Of the corpus; the tokens of several are counted.
+        settings_hash: Of the dataset.
+        storage_options: Of the output's filesystem.
+    """
+
+    output: str
+    rules: Mapping[int, InstanceRule]
+    num_sources: int
+    settings_hash: str
+    storage_options: Mapping[str, Any] | None = None
+
+    def build(self, tasks: Sequence[ShardTask], documents: DeliveredDocuments) -> Iterator[tuple[str, str]]:
+        """Writes those of a bucket's shards that are not finished yet; yields the names of bucket and shard of all.
+
+        A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice, but
+        what was handed over is looked at again.
+
+        Raises:
+            ValueError: The documents are not those that the tasks must hold.
+        """
+        gathered = gather_documents(documents)
+        seal = seal_documents(gathered.ids, len(gathered.tokens))
+        found = BucketContents(seal, gathered.rows, gathered.checksum)
+        for task in tasks:
+            refuse_others(task.bucket.name, task.contents, found, documents)
+        for task in tasks:
+            if not self._is_finished(task):
+                self._write_shard(task, gathered)
+            yield task.bucket.name, task.name
+
+    def _is_finished(self, task: ShardTask) -> bool:
+        filesystem, root = open_filesystem(self.output, self.storage_options)
+        record = read_record(filesystem, root, task, self.settings_hash)
+        shard = f"{root}/{task.name}"
+        return (
+            record is not None
+            and file_exists(filesystem, shard)
+            and file_size(filesystem, shard) == record.shard.num_bytes
+        )
+
+    def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
+        rule = self.rules[task.seq_len]
+        if task.bucket.split == "validation":  # measured on each document once, whatever the mixture
+            rule = dataclasses.replace(rule, weights=())
+        blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
+        tokens = np.zeros(self.num_sources, np.int64)
+        if self.num_sources > 1:
+            blocks = count_source_tokens(blocks, documents, tokens)
+        place = task.bucket.split, task.seq_len, task.pass_index, task.name
+        tar, shard, table = pack_shard(blocks, *place, rule.masking.mask_id, task.contents.seal)
+        if self.num_sources > 1:
+            shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
+        filesystem, root = open_filesystem(self.output, self.storage_options)
+        write_atomic(filesystem, f"{root}/{task.name}", tar)
+        record = format_record(ShardRecord(self.settings_hash, shard, table))
+        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)
+
+
+class BuildShards(beam.PTransform):  # type: ignore[misc]
+    """Builds the shards of each (tasks of one bucket, its documents) and yields the names of bucket and shard."""
+
+    def __init__(self, builder: ShardBuilder) -> None:
+        super().__init__()
+        self._builder = builder
+
+    def expand(self, buckets: beam.PCollection) -> beam.PCollection:
+        return buckets | beam.FlatMapTuple(self._builder.build)

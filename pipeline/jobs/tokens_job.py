@@ -1,0 +1,194 @@
+"""The tokens job: parts of the input to token parts, a Beam graph of thin shells over document_lists.
+
+    Part | ReadDocuments | CleanDocuments | FilterDocuments | SplitSentences | SignDocuments | EncodeDocuments
+         | WriteTokenParts
+
+Filtering and signing are there where the settings ask for them. Every stage between reading and writing takes and gives
+a DocumentList, so a transform of one's own fits between any two. A finished list leaves its files and, last, a small
+record; running again skips parts whose records are all there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from pipeline.documents import Document, DroppedDocument
+from pipeline.documents.parts import Part
+from pipeline.documents.read import read_part
+from pipeline.jobs import document_coder, worker_guard
+from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.text.filters import DocumentFilter, FilterRule
+from pipeline.tokens.document_lists import (
+    DocumentList,
+    SplitDocument,
+    clean_documents,
+    encode_documents,
+    filter_documents,
+    group_documents,
+    sign_documents,
+    split_documents,
+)
+from pipeline.tokens.near_duplicates import pack_signatures
+from pipeline.tokens.provenance import pack_places
+from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
+from pipeline.tokens.token_records import format_record
+from tokenizer.encode import Encoder
+from tokenizer.vocab import parse_vocab
+
+worker_guard.watch_in_workers()
+document_coder.register()
+
+
+class ReadDocuments(beam.PTransform):  # type: ignore[misc]
+    """Parts to lists of documents as they stand in the input."""
+
+    def __init__(
+        self,
+        text_fields: Sequence[str],
+        on_bad_document: str,
+        max_characters: int,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keeps what a worker needs to read.
+
+        Args:
+            text_fields: Field of a JSONL object that holds the text, by the number of the source.
+            on_bad_document: stop or skip.
+            max_characters: Text of one list.
+            storage_options: Of the input's filesystem.
+        """
+        super().__init__()
+        self._arguments = (tuple(text_fields), on_bad_document, max_characters, storage_options)
+
+    def expand(self, parts: beam.PCollection) -> beam.PCollection:
+        return parts | beam.FlatMap(read_lists, *self._arguments)
+
+
+class CleanDocuments(beam.PTransform):  # type: ignore[misc]
+    """Cleans texts and drops empty documents."""
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(clean_documents)
+
+
+class FilterDocuments(beam.PTransform):  # type: ignore[misc]
+    """Drops cleaned documents that a rule does not keep; nothing is added to the graph where it keeps all."""
+
+    def __init__(self, rule: FilterRule) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents if self._rule.keeps_all else documents | beam.ParDo(_Filter(self._rule))
+
+
+class SplitSentences(beam.PTransform):  # type: ignore[misc]
+    """Splits documents into sentences of a bounded length, by the rules of their source's language (its code)."""
+
+    def __init__(self, languages: Sequence[str]) -> None:
+        super().__init__()
+        self._languages = tuple(languages)
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(split_documents, self._languages)
+
+
+class SignDocuments(beam.PTransform):  # type: ignore[misc]
+    """Signs documents, for near-duplicates; nothing is added to the graph where these are not looked for."""
+
+    def __init__(self, *, signs: bool) -> None:
+        super().__init__()
+        self._signs = signs
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(sign_documents) if self._signs else documents
+
+
+class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
+    """Encodes sentences with the vocabulary whose vocab.txt has these bytes."""
+
+    def __init__(self, vocab: bytes, lower_case: bool) -> None:
+        super().__init__()
+        self._vocab = vocab
+        self._lower_case = lower_case
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.ParDo(_Encode(self._vocab, self._lower_case))
+
+
+class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
+    """Writes each list as a token part below a folder or URL and yields the name of its record."""
+
+    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None, *, signs: bool = False) -> None:
+        super().__init__()
+        self._arguments = (folder, storage_options, signs)
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(write_token_part, *self._arguments)
+
+
+class _Filter(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, rule: FilterRule) -> None:
+        self._rule = rule
+
+    def setup(self) -> None:
+        self._filter = DocumentFilter(self._rule)
+
+    def process(self, documents: DocumentList[Document]) -> Iterator[DocumentList[Document]]:
+        yield filter_documents(documents, self._filter)
+
+
+class _Encode(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, vocab: bytes, lower_case: bool) -> None:
+        self._vocab = vocab
+        self._lower_case = lower_case
+
+    def setup(self) -> None:
+        self._encoder = Encoder(parse_vocab(self._vocab, "vocab.txt"), self._lower_case)
+
+    def process(self, documents: DocumentList[SplitDocument]) -> Iterator[DocumentList[TokenizedDocument]]:
+        yield encode_documents(documents, self._encoder)
+
+
+def read_lists(
+    part: Part,
+    text_fields: Sequence[str],
+    on_bad_document: str,
+    max_characters: int,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[DocumentList[Document]]:
+    """A part's lists, read lazily one after the other."""
+    malformed: dict[str, int] = {}
+    examples: list[DroppedDocument] = []
+    without_text: list[str] = []
+    documents = read_part(
+        part,
+        text_field=text_fields[part.source],
+        on_bad_document=on_bad_document,
+        skipped=malformed,
+        storage_options=storage_options,
+        examples=examples,
+        without_text=without_text,
+    )
+    return group_documents(part, documents, malformed, max_characters, examples, without_text)
+
+
+def write_token_part(
+    documents: DocumentList[TokenizedDocument],
+    folder_url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    signs: bool = False,
+) -> str:
+    """Writes a list's files, then the record that says they are whole; returns the record's name."""
+    filesystem, folder = open_filesystem(folder_url, storage_options)
+    name = f"{documents.part}-{documents.number:05d}"
+    tokens, index = pack_documents(documents.documents)
+    write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
+    write_atomic(filesystem, f"{folder}/{name}.index", index)
+    write_atomic(filesystem, f"{folder}/{name}.places", pack_places(documents.documents))
+    if signs:
+        write_atomic(filesystem, f"{folder}/{name}.signatures", pack_signatures(documents.documents))
+    record = f"{name}-last.json" if documents.is_last else f"{name}.json"
+    write_atomic(filesystem, f"{folder}/{record}", format_record(documents))
+    return record

@@ -1,0 +1,122 @@
+"""The vocabulary job: parts of the input to word counts, a Beam graph of thin shells over word_counts.
+
+    Part | ReadDocuments | CleanDocuments | SampleDocuments | FilterDocuments | CountWords | AddCounts | WriteCounts
+
+Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole numbers and every
+file is sorted, so neither the order nor the grouping in which a runner adds changes a byte.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from pipeline.documents import Document
+from pipeline.jobs import worker_guard
+from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.tokens.document_lists import DocumentList
+from pipeline.tokens.token_records import format_record
+from pipeline.tokens.word_counts import (
+    PackedCounts,
+    add_counts,
+    add_packed,
+    count_list,
+    counts_table,
+    pack_counts,
+    sample_documents,
+)
+
+worker_guard.watch_in_workers()
+
+
+class SampleDocuments(beam.PTransform):  # type: ignore[misc]
+    """Keeps one of 2^num_bits cleaned documents, by their ids."""
+
+    def __init__(self, num_bits: int) -> None:
+        super().__init__()
+        self._num_bits = num_bits
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(sample_documents, self._num_bits)
+
+
+class CountWords(beam.PTransform):  # type: ignore[misc]
+    """Lists of cleaned documents to (bucket, counts); a record of each list below a folder or URL shows progress.
+
+    Counts are multiplied by the factor of the list's source.
+    """
+
+    def __init__(
+        self,
+        lower_case: bool,
+        folder: str,
+        storage_options: Mapping[str, Any] | None = None,
+        factors: Sequence[int] = (1,),
+    ) -> None:
+        super().__init__()
+        self._arguments = (lower_case, folder, storage_options, tuple(factors))
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.FlatMap(count_and_record, *self._arguments)
+
+
+class AddCounts(beam.PTransform):  # type: ignore[misc]
+    """Adds up each bucket's counts."""
+
+    def expand(self, counts: beam.PCollection) -> beam.PCollection:
+        return counts | beam.CombinePerKey(_AddCounts())
+
+
+class WriteCounts(beam.PTransform):  # type: ignore[misc]
+    """Writes each bucket as a table below a folder or URL and yields its name."""
+
+    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._arguments = (folder, storage_options)
+
+    def expand(self, counts: beam.PCollection) -> beam.PCollection:
+        return counts | beam.Map(write_bucket, *self._arguments)
+
+
+class _AddCounts(beam.CombineFn):  # type: ignore[misc]
+    def create_accumulator(self) -> dict[str, int]:
+        return {}
+
+    def add_input(self, accumulator: dict[str, int], counts: PackedCounts) -> dict[str, int]:
+        return add_packed(accumulator, counts)
+
+    def merge_accumulators(self, accumulators: Iterable[dict[str, int]]) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for accumulator in accumulators:
+            add_counts(total, accumulator)
+        return total
+
+    def extract_output(self, accumulator: dict[str, int]) -> PackedCounts:
+        return pack_counts(accumulator)
+
+
+def count_and_record(
+    documents: DocumentList[Document],
+    lower_case: bool,
+    folder_url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    factors: Sequence[int] = (1,),
+) -> Iterator[tuple[int, PackedCounts]]:
+    """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
+    counts = list(count_list(documents, lower_case, factors))
+    counted = documents.replace(documents.documents, {"documents_counted": len(documents.documents)})
+    filesystem, folder = open_filesystem(folder_url, storage_options)
+    name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
+    write_atomic(filesystem, f"{folder}/{name}.json", format_record(counted))
+    yield from counts
+
+
+def write_bucket(
+    bucket_counts: tuple[int, PackedCounts], folder_url: str, storage_options: Mapping[str, Any] | None = None
+) -> str:
+    """Writes a bucket's table and returns its name."""
+    bucket, counts = bucket_counts
+    filesystem, folder = open_filesystem(folder_url, storage_options)
+    name = f"words-{bucket:05d}.parquet"
+    write_atomic(filesystem, f"{folder}/{name}", counts_table(counts))
+    return name

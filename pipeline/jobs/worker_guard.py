@@ -1,0 +1,153 @@
+"""Local worker processes and their launcher end together: Beam itself sees to neither when one of them is killed.
+
+The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel lets go of it when the
+launcher is gone, kill -9 included, and the worker ends. Modules with a Beam job start that thread when a worker imports
+them; the fork server does for those it forks. A worker that a signal ended, or that ended before it was told to, makes
+the launcher let go, interrupts it and becomes a ChildProcessError. Workers leave signals of a terminal to the launcher,
+which lets go when it is interrupted.
+"""
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
+_INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
+_PAUSE_SECONDS = 0.5
+_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)( too early)?")
+
+
+@contextlib.contextmanager
+def guard_workers(path: str) -> Iterator[None]:
+    """Worker processes started inside end with this process, and the block ends when one of them is killed.
+
+    Args:
+        path: A file of its own for the lock.
+
+    Raises:
+        ChildProcessError: A signal ended a worker process, or it ended itself too early.
+        KeyboardInterrupt: This process was told to end, whatever Beam made of it.
+    """
+    killed: list[int] = []
+    told: list[int] = []
+    others: list[threading.ExceptHookArgs] = []
+    letting_go, is_over = threading.Event(), threading.Event()
+    kept = threading.excepthook
+    with Path(path).open("w") as file, contextlib.ExitStack() as stack:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def let_go() -> None:
+            letting_go.set()
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        ender = threading.Thread(target=_end_workers, args=(path, letting_go, is_over), name="end workers", daemon=True)
+        ender.start()
+        stack.enter_context(_interruptible(told, let_go))
+
+        def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
+            # Beam waits for each worker in a thread, which raises; the thread that runs the graph is not told.
+            found = _ENDED.fullmatch(str(arguments.exc_value))
+            if found is None or letting_go.is_set():
+                others.append(arguments)  # what follows from a killed worker says nothing more
+            elif (number := _signal_of(int(found[1]))) or found[2]:
+                killed.append(number)
+                let_go()  # the others end too, or Beam would wait for them
+                signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+
+        threading.excepthook, os.environ[VARIABLE] = see_worker_end, path
+        try:
+            yield
+        except BaseException as error:
+            if told:  # perhaps as the workers were, a moment before
+                raise KeyboardInterrupt from error
+            if killed:
+                raise ChildProcessError(_describe(killed[0])) from error
+            raise
+        finally:
+            threading.excepthook = kept
+            for arguments in () if letting_go.is_set() else others:
+                kept(arguments)
+            del os.environ[VARIABLE]
+            is_over.set()
+            letting_go.set()
+
+
+def watch_launcher(path: str) -> None:
+    """Waits until the launcher has let go of its lock, then ends this process without any clean-up."""
+    # A lock file that is gone means a launcher that ended in order.
+    with contextlib.suppress(FileNotFoundError), Path(path).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+    os._exit(1)
+
+
+def _end_workers(path: str, letting_go: threading.Event, is_over: threading.Event) -> None:
+    """Ends the workers of a launcher that lets go until it is over; those still starting up do not watch its lock yet.
+
+    They are known by their environment, also where the shell between was killed. Elsewhere than on Linux none is found.
+    """
+    mark = f"{VARIABLE}={path}".encode()
+    letting_go.wait()
+    while not is_over.is_set():
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                if mark in Path(folder, "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                    os.kill(int(folder.name), signal.SIGKILL)
+        is_over.wait(_PAUSE_SECONDS)
+
+
+@contextlib.contextmanager
+def _interruptible(told: list[int], let_go: Callable[[], None]) -> Iterator[None]:
+    """While this holds, `_INTERRUPT` ends what the main thread, which runs this, waits for.
+
+    So do Ctrl-C and SIGTERM where something handles them; they are noted in `told`.
+    """
+    signals = (_INTERRUPT, signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in signals}
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        let_go()  # first, as Beam waits for its workers where it is interrupted
+        if number == _INTERRUPT:
+            raise KeyboardInterrupt
+        told.append(number)
+        before[number](number, frame)
+
+    handled = [number for number, handler in before.items() if number == _INTERRUPT or callable(handler)]
+    for number in handled:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number] or signal.SIG_DFL)
+
+
+def _signal_of(return_code: int) -> int:
+    """The signal that ended a process, as Popen (-9) or a shell between (137) says it; 0 for an exit of its own."""
+    return max(-return_code, return_code - 128, 0)
+
+
+def _describe(number: int) -> str:
+    memory = ", perhaps because memory ran out: fewer --workers need less" if number == signal.SIGKILL else ""
+    how = f"was killed (signal {number}{memory})" if number else "ended by itself, in code that it called"
+    return f"a worker process {how}; what is finished is kept, the same command continues"
+
+
+@functools.cache
+def watch_in_workers() -> None:
+    """In a worker process of a guarded launcher, starts the thread that watches it; does nothing elsewhere."""
+    # Beam gives the second variable to worker processes it starts itself, and to no other.
+    if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
+        start_watching(os.environ[VARIABLE])
+
+
+def start_watching(path: str) -> None:
+    """Starts the thread by which this process ends with the launcher that holds the lock on a file."""
+    threading.Thread(target=watch_launcher, args=(path,), name="watch", daemon=True).start()

@@ -1,0 +1,66 @@
+"""One shard file from its blocks: a WebDataset tar of `NNNNNN.arrow` members with fixed metadata, and its block table.
+
+The tar is what `webdataset.TarWriter` would write, byte for byte; that library itself is not imported, because it pulls
+torch in where there is one.
+"""
+
+import hashlib
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from pipeline.shards.block import Block, block_digest, checksum, content_hash, count_block, encode_block
+from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import Seal
+
+
+def pack_shard(
+    blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str, mask_id: int, seal: Seal
+) -> tuple[bytes, Shard, BlockTable]:
+    """The tar file's bytes, the shard's row and its block table: same blocks, same bytes within one lock file."""
+    stream = io.BytesIO()
+    totals: Counter[str] = Counter()
+    rows: list[tuple[int, int, int, int, int]] = []
+    digests: list[bytes] = []
+    for number, block in enumerate(blocks):
+        data = encode_block(block)
+        stream.write(_member_header(f"{number:06d}.arrow", len(data)))
+        rows.append((stream.tell(), len(data), block.num_instances, block.num_tokens, checksum(data)))
+        stream.write(data)
+        stream.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+        digests.append(block_digest(block))
+        totals.update(count_block(block, mask_id))
+    stream.write(bytes(2 * tarfile.BLOCKSIZE))
+    stream.write(bytes(-stream.tell() % tarfile.RECORDSIZE))
+    tar = stream.getvalue()
+    offset, size, instances, tokens, crc32 = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
+    sha256 = hashlib.sha256(tar).hexdigest()
+    shard = Shard(
+        split,
+        seq_len,
+        pass_index,
+        name,
+        len(tar),
+        sha256,
+        content_hash(digests),
+        table.digest(),
+        instances=totals["instances"],
+        tokens=totals["tokens"],
+        masked=totals["masked"],
+        random_next=totals["random_next"],
+        masked_as_mask=totals["masked_as_mask"],
+        masked_kept=totals["masked_kept"],
+        seal=seal,
+    )
+    return tar, shard, table
+
+
+def _member_header(name: str, num_bytes: int) -> bytes:
+    """Mode 0644, time and owner 0, no names. Members are put together here: tarfile copies them in small pieces."""
+    member = tarfile.TarInfo(name)
+    member.size = num_bytes
+    return member.tobuf(tarfile.USTAR_FORMAT)

@@ -1,0 +1,1 @@
+"""What `python -m pipeline build` does, a file a stage."""

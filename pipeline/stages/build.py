@@ -1,0 +1,222 @@
+"""The commands that build: `vocab`, `tokens`, `shards`, and `build`, which runs the three in order.
+
+Each stage skips what is already there, so a build that was killed anywhere ends, run again, with the same root hash.
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from pipeline.documents.counts import format_counts
+from pipeline.documents.listing import would_list
+from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
+from pipeline.documents.sentence_lines import SENTENCE_LINES
+from pipeline.documents.sources import Source
+from pipeline.inspect.page import REPORT_PAGE, write_page
+from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
+from pipeline.inspect.validation import format_validation, measure_validation
+from pipeline.jobs.run_beam import stopwatch
+from pipeline.machine import num_cores, this_machine
+from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
+from pipeline.shards.dataset import Dataset
+from pipeline.stages.build_shards import instance_rule, make_shards
+from pipeline.stages.build_tokens import TokenStore, make_tokens, read_store, store_settings
+from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
+from pipeline.stages.choose_documents import choice_content
+from pipeline.stages.describe import count_documents
+from pipeline.stages.plan import format_plan, make_plan
+from pipeline.storage.folder import open_filesystem, read_file, write_atomic
+from pipeline.storage.secret_values import hide, hide_in
+from tokenizer.compiled import load
+from tokenizer.vocab import parse_vocab
+
+_NUM_SHOWN = 8  # files named in one line
+_COMPILED_MODULES = ("tokenizer._matcher", "pipeline.text._cleaning", "pipeline.instances._instances")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The input of a build: its files, each with the number of its source, and the parts they are read in."""
+
+    files: list[InputFile]
+    parts: list[Part]
+
+
+def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline build`."""
+    seconds: dict[str, float] = {}
+    watch = stopwatch()
+    corpus = find_corpus(settings)
+    if settings.plan:
+        plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
+        workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
+        print(format_plan(plan, workers, settings.passes))
+        return
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+    seconds["vocabulary"] = watch()
+    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+    seconds["tokens"] = watch() - sum(seconds.values())
+    dataset = make_shards(settings, vocabulary, store, beam_arguments)
+    seconds["shards"] = watch() - sum(seconds.values())
+    _write_sources(dataset, settings.corpus, corpus)
+    _write_report(dataset, settings, seconds)
+    _print_counts(settings, store)
+    _print_result(dataset, watch())
+
+
+def run_vocab(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline vocab`."""
+    corpus = find_corpus(settings)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+    print(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
+
+
+def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline tokens`."""
+    corpus = find_corpus(settings)
+    vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
+    store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+    _print_counts(settings, store)
+    print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
+
+
+def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
+    """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
+    watch = stopwatch()
+    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    store = read_store(filesystem, folder)
+    output, root = open_filesystem(settings.output, settings.filesystem_options())
+    where = f"{settings.output}/{VOCAB}"
+    vocabulary = parse_vocab(read_file(output, f"{root}/{VOCAB}"), where)
+    if vocabulary.sha256 != store.settings["vocab_sha256"]:
+        raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
+    wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
+    if changed := describe_changes({**store.settings, **store.choice}, wanted):
+        raise ValueError(f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones")
+    dataset = make_shards(settings, vocabulary, store, beam_arguments)
+    _print_counts(settings, store)
+    _print_result(dataset, watch())
+
+
+def find_corpus(settings: BuildSettings) -> Corpus:
+    """Lists the input.
+
+    Raises:
+        FileNotFoundError: A pattern matches nothing.
+        ValueError: No input is named, all of a source is empty, two sources hold the same file, or the output lies in
+            the input.
+    """
+    if not (settings.input or settings.sources):
+        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file")
+    options = settings.filesystem_options()
+    _refuse_output_in_input(settings)
+    left_out: list[str] = []
+    files = [
+        replace(file, source=number)
+        for number, source in enumerate(settings.corpus)
+        for file in find_inputs(source.input, options, left_out)
+    ]
+    _refuse_shared_files(settings.corpus, files)
+    _say_what_is_left_out(left_out)
+    part_bytes = choose_part_bytes(files, settings.part_bytes)
+    parts: list[Part] = []
+    for number, source in enumerate(settings.corpus):
+        own = [file for file in files if file.source == number]
+        parts += plan_parts(own, source.format, part_bytes, options, source.wrapping)
+    _say_what_was_detected(settings.corpus, parts)
+    return Corpus(files, parts)
+
+
+def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) -> None:
+    owners: dict[str, int] = {}
+    for file in files:
+        owner = owners.setdefault(file.url, file.source)
+        if owner != file.source:
+            names = " and ".join(sources[number].name for number in (owner, file.source))
+            raise ValueError(f"{file.url} is in the input of the sources {names}; a file belongs to one source only")
+
+
+def _refuse_output_in_input(settings: BuildSettings) -> None:
+    """Running the command again would read what the first run wrote."""
+    options = settings.filesystem_options()
+    for pattern in (pattern for source in settings.corpus for pattern in source.input):
+        for flag, folder in (("output", settings.output), ("tokens", settings.tokens_folder)):
+            if would_list(pattern, folder, options):
+                raise ValueError(
+                    f"--{flag} {folder} lies in the input {pattern}, so that running again would read what was written"
+                    f" as text; give another --{flag}, or an --input that leaves it out"
+                )
+
+
+def _say_what_is_left_out(urls: Sequence[str]) -> None:
+    if urls:
+        shown = ", ".join(map(hide, urls[:_NUM_SHOWN])) + ", ..." * (len(urls) > _NUM_SHOWN)
+        tqdm.write(
+            f"input: {len(urls):,} file(s) of the folders speak of the data and are left out: {shown};"
+            " name a file in --input to read it"
+        )
+
+
+def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> None:
+    """Plain text that is taken apart is never taken apart in silence."""
+    for number, source in enumerate(sources):
+        ranges = (each for part in parts if part.source == number for each in part.ranges)
+        urls = sorted({each.url for each in ranges if each.format == SENTENCE_LINES})
+        if urls and source.format == "auto":
+            tqdm.write(
+                f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a line and blank lines"
+                f" between documents: read as {SENTENCE_LINES}; if each file is one document, give --format text"
+            )
+
+
+def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:
+    """sources.parquet: the input files, which may have been moved since and change no hash."""
+    columns = {
+        "url": [hide(file.url) for file in corpus.files],
+        "bytes": [file.size for file in corpus.files],
+        "source": [sources[file.source].name for file in corpus.files],
+        "licence": [sources[file.source].licence for file in corpus.files],
+    }
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomic(dataset.filesystem, f"{dataset.root}/{SOURCES}", bytes(sink.getvalue()))
+
+
+def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
+    """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
+    machine = {"host": platform.node(), "cores": num_cores(), "python": sys.version.split()[0]}
+    machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
+    run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
+    left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
+    left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()
+    shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
+    run = load_report(dataset).get("build", run | {"settings": shown})
+    numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
+    report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
+    write_report(dataset, report)
+    write_page(report, f"{dataset.root}/{REPORT_PAGE}", dataset.filesystem)
+
+
+def _print_counts(settings: BuildSettings, store: TokenStore) -> None:
+    for line in format_counts(count_documents(settings, store), store.without_text):
+        tqdm.write(line)
+
+
+def _print_result(dataset: Dataset, seconds: float) -> None:
+    manifest = dataset.manifest
+    for group in manifest.groups:
+        tqdm.write(
+            f"{group.split} L{group.seq_len}: {group.instances:,} instances of {group.tokens:,} tokens"
+            f" in {group.shards} shard(s), {group.passes} pass(es)"
+        )
+    for line in format_validation(measure_validation(manifest)):
+        tqdm.write(line)
+    tqdm.write(f"root hash {manifest.root_hash}\n{dataset.url} is complete ({seconds:.1f} s)")

@@ -1,0 +1,280 @@
+"""The shards stage: runs the shards job over the shards that are not there yet, and publishes what is finished.
+
+manifest.json comes after everything it speaks of; lengths and passes may be added to a finished dataset.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+
+from pipeline.documents.sources import apply_weights
+from pipeline.instances.build_bucket import InstanceRule
+from pipeline.instances.masking import MaskingRule
+from pipeline.jobs.exchange import (
+    ExchangeByBucket,
+    ExchangeMode,
+    RefuseRepeats,
+    ShardTask,
+    TokenFolder,
+    plan_names,
+    plan_tasks,
+)
+from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
+from pipeline.jobs.shard_records import record_name
+from pipeline.jobs.shards_job import BuildShards, ShardBuilder
+from pipeline.settings import BuildSettings, describe_changes
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
+from pipeline.shards.records import json_bytes
+from pipeline.stages.build_tokens import TokenStore
+from pipeline.stages.build_vocab import write_tokenizer
+from pipeline.stages.describe import describe_dataset
+from pipeline.stages.publish import (
+    SETTINGS,
+    Built,
+    PassPublisher,
+    planned_groups,
+    publish_dataset,
+    publish_plan,
+    read_records,
+    remove_leftovers,
+)
+from pipeline.storage.folder import (
+    file_exists,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
+from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
+from pipeline.tokens.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, plan_buckets, prefix_of
+from pipeline.tokens.dataset_ids import write_document_ids
+from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
+from pipeline.tokens.index_rows import iterate_kept, pack_ids
+from pipeline.tokens.token_index import Totals
+from tokenizer.vocab import CONTINUATION, Vocabulary
+
+
+def make_shards(
+    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, beam_arguments: Sequence[str]
+) -> Dataset:
+    """Builds every shard that is missing and publishes the dataset.
+
+    Raises:
+        ValueError: The folder holds a dataset of other settings or documents, there are too few documents, or a runner
+            or store did not deliver every document of every bucket once.
+    """
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
+    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    buckets = choose_buckets(settings, store.totals, held_out)
+    names = plan_names(buckets, settings.seq_lens, settings.passes)
+    built = _without_lost(filesystem, root, _claim_folder(filesystem, root, settings, content), names)
+    if file_exists(filesystem, f"{root}/{MANIFEST}") and built.keys() >= set(names):
+        if not file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+            _seal_buckets(settings, store, buckets, held_out, filesystem, root)
+        remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
+        return open_dataset(settings.output, settings.filesystem_options())
+    contents = _seal_buckets(settings, store, buckets, held_out, filesystem, root)
+    tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
+    described = describe_dataset(settings, vocabulary, store, held_out, [], total_seal(contents))
+    settings_hash = described.settings_hash
+    built = _without_others(built, tasks)
+    built |= read_records(filesystem, root, _not_in(built, tasks), settings_hash)
+    missing = _not_in(built, tasks)
+    plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
+    write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
+    publish_plan(filesystem, root, plan)
+    # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
+    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
+    publisher = PassPublisher(filesystem, root, tasks, built, settings_hash)
+    num_found = len(tasks) - len(missing)
+    outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), filesystem, root)
+    _run_job(settings, vocabulary, store, held_out, missing, settings_hash, outputs, beam_arguments)
+    built |= publisher.built
+    built |= read_records(filesystem, root, _not_in(built, missing), settings_hash)
+    built = _without_lost(filesystem, root, built, names)
+    _refuse_lost(_not_in(built, tasks), len(tasks))
+    shards = [shard for shard, _ in built.values()]
+    described = describe_dataset(settings, vocabulary, store, held_out, shards, total_seal(contents))
+    publish_dataset(filesystem, root, built, described)
+    return open_dataset(settings.output, settings.filesystem_options())
+
+
+def _seal_buckets(
+    settings: BuildSettings,
+    store: TokenStore,
+    buckets: Sequence[Bucket],
+    held_out: HeldOut,
+    filesystem: Any,
+    root: str,
+) -> dict[str, BucketContents]:
+    """What each bucket must hold, by its name; the same walk over the index writes documents.ids where it is not there.
+
+    Raises:
+        ValueError: The index is not that of the documents which tokens.json counts.
+    """
+    tokens, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    sums, digest = BucketSums(buckets, held_out.ids), hashlib.blake2b(digest_size=32)
+
+    def walk() -> Iterator[bytes]:
+        for kept in iterate_kept(tokens, folder, store.part_names, has_dropped=store.has_dropped):
+            sums.add(*kept)
+            ids = pack_ids(kept[0], len(settings.corpus))
+            digest.update(ids)
+            yield ids
+        found = digest.hexdigest(), total_seal(sums.contents()).tokens
+        if found != (expected := (store.totals.documents_hash, store.totals.tokens)):
+            raise ValueError(
+                f"{settings.tokens_folder}: the index of its parts tells of documents of hash {found[0]} with"
+                f" {found[1]:,} tokens, tokens.json of {expected[0]} with {expected[1]:,}: they are of different runs,"
+                " or damaged; delete that folder and run again"
+            )
+
+    if file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+        deque(walk(), maxlen=0)
+    else:
+        write_document_ids(filesystem, root, walk())
+    return sums.contents()
+
+
+def _not_in(built: Built, tasks: Sequence[ShardTask]) -> list[ShardTask]:
+    return [task for task in tasks if task.name not in built]
+
+
+def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
+    """Refuses the end of a job that left out shards.
+
+    Raises:
+        ValueError: A shard or its record is not there; the message names one, and its bucket.
+    """
+    if lost:
+        raise ValueError(
+            f"the job ended without an error, but {len(lost)} of {num_tasks} shards are not there, such as"
+            f" {lost[0].name}: the runner did not deliver bucket {lost[0].bucket.name}, expected {lost[0].contents}, or"
+            " the store lost what was written; run again, and if it happens again, with --exchange files or on another"
+            " runner"
+        )
+
+
+def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -> list[Bucket]:
+    """The validation bucket and the train buckets of a corpus."""
+    prefixes = [prefix_of(each) for each in split_ids(held_out.ids)]
+    by_prefix = np.array(totals.documents_by_prefix, np.int64)
+    by_prefix -= np.bincount(prefixes, minlength=NUM_PREFIXES).astype(np.int64)
+    sizes = ([getattr(source, name) for source in totals.sources] for name in ("documents", "cleaned_bytes"))
+    used_bytes, used = apply_weights(settings.weights, *sizes)
+    number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)
+    return plan_buckets(number, held_out.ids)
+
+
+def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
+    """The shards of a finished dataset of the same content; a folder of another content is refused."""
+    found: Mapping[str, Any] | None = None
+    built: Built = {}
+    if file_exists(filesystem, f"{root}/{MANIFEST}"):
+        dataset = open_dataset(settings.output, settings.filesystem_options())
+        found = dataset.manifest.settings
+        built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
+    elif file_exists(filesystem, f"{root}/{SETTINGS}"):
+        found = json.loads(read_file(filesystem, f"{root}/{SETTINGS}"))
+    if found is not None and (changed := describe_changes(found, content)):
+        raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
+    if not built:
+        write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(content))
+    return built
+
+
+def _without_lost(filesystem: Any, root: str, built: Built, names: Iterable[str]) -> Built:
+    """Leaves out those of these shards that are gone or of another size; others are left as they are."""
+    files = list_files(filesystem, root) if built else {}
+    lost = {name for name in names if name in built and files.get(name) != built[name][0].num_bytes}
+    return {name: rows for name, rows in built.items() if name not in lost}
+
+
+def _without_others(built: Built, tasks: Sequence[ShardTask]) -> Built:
+    """Leaves out those of these shards that were built of other documents."""
+    others = {task.name for task in tasks if task.name in built and built[task.name][0].seal != task.contents.seal}
+    return {name: rows for name, rows in built.items() if name not in others}
+
+
+def _run_job(
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    store: TokenStore,
+    held_out: HeldOut,
+    missing: Sequence[ShardTask],
+    settings_hash: str,
+    outputs: Outputs,
+    beam_arguments: Sequence[str],
+) -> None:
+    # In the shuffle the token parts are tasks too.
+    options = pipeline_options(settings.workers, beam_arguments, max(len(missing), len(store.part_names)))
+    mode = choose_exchange(settings.exchange, options)
+    folder = TokenFolder(
+        settings.tokens_folder,
+        vocabulary.dtype.name,
+        settings.filesystem_options(),
+        has_dropped=store.has_dropped,
+        held_out=held_out.ids,
+    )
+
+    def build(pipeline: beam.Pipeline) -> None:
+        add_shards_graph(pipeline, settings, vocabulary, folder, store.part_names, missing, mode, settings_hash)
+
+    run_graph("shards", build, options, outputs)
+
+
+def add_shards_graph(
+    pipeline: beam.Pipeline,
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    folder: TokenFolder,
+    part_names: Sequence[str],
+    tasks: Sequence[ShardTask],
+    mode: ExchangeMode,
+    settings_hash: str,
+) -> None:
+    """The whole shards job: token parts to shards."""
+    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
+    num_sources, options = len(settings.corpus), settings.filesystem_options()
+    builder = ShardBuilder(settings.output, rules, num_sources, settings_hash, options)
+    finished = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
+    if mode == "shuffle":
+        _ = finished | RefuseRepeats()
+
+
+def _records_of(tasks: Sequence[ShardTask]) -> set[str]:
+    return {record_name(task.name) for task in tasks}
+
+
+def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:
+    """How instances of one length are made from these settings."""
+    is_continuation = None
+    if settings.whole_word_masking:
+        is_continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary.tokens])
+    masking = MaskingRule(
+        mask_id=vocabulary.mask_id,
+        vocab_size=len(vocabulary),
+        max_predictions=settings.predictions_for(seq_len),
+        masked_lm_prob=settings.masked_lm_prob,
+        is_continuation=is_continuation,
+    )
+    return InstanceRule(
+        seq_len=seq_len,
+        seed=settings.seed,
+        short_seq_prob=settings.short_seq_prob,
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        masking=masking,
+        nsp_balance=settings.nsp_balance,
+        weights=settings.weights,
+    )

@@ -1,0 +1,231 @@
+"""The tokens stage: runs the tokens job over the parts that are not finished, then indexes all of them.
+
+tokens.json is written last; it names the parts that belong to the input, and only those are ever read.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import apache_beam as beam
+
+from pipeline.documents.parts import Part
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
+from pipeline.jobs.tokens_job import (
+    CleanDocuments,
+    EncodeDocuments,
+    FilterDocuments,
+    ReadDocuments,
+    SignDocuments,
+    SplitSentences,
+    WriteTokenParts,
+)
+from pipeline.settings import BuildSettings, describe_changes
+from pipeline.shards.records import json_bytes
+from pipeline.stages.choose_documents import choice_content, describe_near_duplicates, drop_documents
+from pipeline.storage.folder import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.storage.names import require_plain
+from pipeline.tokens.dropped_ids import DROPPED
+from pipeline.tokens.token_index import SourceTotals, Totals, build_index
+from pipeline.tokens.token_parts import LAYOUT
+from pipeline.tokens.token_records import (
+    choose_examples,
+    count_by_source,
+    find_files_without_text,
+    finished_parts,
+    read_records,
+    record_stem,
+    sum_counters,
+)
+from tokenizer.vocab import Vocabulary
+
+STORE = "tokens.json"
+SETTINGS = "settings.json"
+INDEX = "index.parquet"
+FILES_WITHOUT_TEXT = "files_without_text"
+_NUM_NAMED = 20
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """tokens.json: the encoded documents of one input.
+
+    Attributes:
+        settings: What decided their content.
+        parts_key: Hash of the parts of the input and of the choice among their documents.
+        part_names: Names of the token parts.
+        counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of all kept ones.
+        totals: Distinct documents.
+        source_counters: The counters of each source, by its number.
+        dropped_examples: A few dropped documents of each reason; they decide nothing.
+        choice: What decided which documents are left out because of others, or held out.
+        without_text: The first input files that gave no text; the counter files_without_text says how many did.
+    """
+
+    settings: Mapping[str, Any]
+    parts_key: str
+    part_names: tuple[str, ...]
+    counters: Mapping[str, int]
+    totals: Totals
+    source_counters: Sequence[Mapping[str, int]]
+    dropped_examples: Sequence[Mapping[str, str]] = ()
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    without_text: Sequence[str] = ()
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether dropped.ids says which of the documents are left out."""
+        return bool(self.totals.dropped)
+
+
+def make_tokens(
+    settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part], beam_arguments: Sequence[str]
+) -> TokenStore:
+    """Encodes every part that is not finished yet and returns the store of all of them.
+
+    Raises:
+        ValueError: The folder holds tokens of other settings, the input is malformed, or all of it is dropped.
+    """
+    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    content = store_settings(settings, vocabulary.sha256)
+    _claim_folder(filesystem, folder, settings.tokens_folder, content)
+    choice = choice_content(settings)
+    key = _parts_key(parts, choice)
+    if file_exists(filesystem, f"{folder}/{STORE}"):
+        store = read_store(filesystem, folder)
+        if store.parts_key == key:
+            _remove_other_files(filesystem, folder, store)  # a kill may have come before it
+            return store
+        # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those of others.
+        remove_files(filesystem, folder, [STORE])
+    _run_job(settings, vocabulary, parts, beam_arguments)
+    records = [record for found in finished_parts(list_files(filesystem, folder), parts).values() for record in found]
+    names = sorted(record_stem(record) for record in records)
+    num_sources = len(settings.corpus)
+    found = drop_documents(settings, names, beam_arguments)
+    totals, index = build_index(filesystem, folder, names, num_sources, found.reasons, settings.validation_tokens)
+    told = read_records(filesystem, folder, records)
+    silent = find_files_without_text(told, parts)
+    by_source = _count(told, silent)
+    _refuse_empty(sum_counters(by_source), totals)
+    write_atomic(filesystem, f"{folder}/{INDEX}", index)
+    examples = choose_examples(told)
+    examples += describe_near_duplicates(filesystem, folder, names, found.near_duplicates)
+    rows = [by_source.get(source, {}) for source in range(num_sources)]
+    named = [url for url, _ in silent[:_NUM_NAMED]]
+    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice, named)
+    write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
+    _remove_other_files(filesystem, folder, store)
+    return store
+
+
+def read_store(filesystem: Any, folder: str) -> TokenStore:
+    """Reads tokens.json.
+
+    Raises:
+        FileNotFoundError: The tokens job has not finished there.
+        ValueError: It is of an earlier version, or has names that lead elsewhere.
+    """
+    try:
+        fields = json.loads(read_file(filesystem, f"{folder}/{STORE}"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{folder} holds no {STORE}: run `python -m pipeline tokens` first") from error
+    if fields["settings"].get("layout") != LAYOUT:
+        raise ValueError(f"{folder} holds token parts of an earlier version; delete the folder and build again")
+    require_plain(fields["part_names"], f"{folder}/{STORE}")
+    totals = fields.pop("totals")
+    sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
+    return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)
+
+
+def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
+    """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
+    signs = {"signatures": True} if settings.signs else {}
+    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs
+
+
+def _count(told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]]) -> dict[int, dict[str, int]]:
+    """The counters of each source, its files without text among them where there are any."""
+    by_source = count_by_source(told)
+    for source, number in Counter(source for _, source in silent).items():
+        by_source[source][FILES_WITHOUT_TEXT] = number
+    return by_source
+
+
+def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
+    dropped = {name.removeprefix("dropped_"): count for name, count in counters.items() if name.startswith("dropped_")}
+    dropped |= totals.dropped
+    if totals.documents == 0 and any(dropped.values()):
+        counted = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items() if count)
+        raise ValueError(
+            f"all {counters['documents_read']:,} documents of the input were dropped: {counted}; loosen the filters, or"
+            " give other text"
+        )
+
+
+def _parts_key(parts: Sequence[Part], choice: Mapping[str, Any]) -> str:
+    lines = sorted(part.key for part in parts)
+    lines += [json.dumps(choice, sort_keys=True)] if choice else []
+    return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, Any]) -> None:
+    """Writes settings.json, or compares it: a folder of token parts belongs to one set of settings."""
+    path = f"{folder}/{SETTINGS}"
+    if not file_exists(filesystem, path):
+        write_atomic(filesystem, path, json_bytes(content))
+        return
+    found = json.loads(read_file(filesystem, path))
+    if changed := describe_changes(found, content):
+        raise ValueError(f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder")
+
+
+def _run_job(
+    settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part], beam_arguments: Sequence[str]
+) -> None:
+    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    finished = finished_parts(list_files(filesystem, folder), parts)
+    # Largest first: runners deal parts out in turn, so the workers end together.
+    missing = sorted((part for part in parts if part.key not in finished), key=lambda part: -part.text_bytes)
+    if not missing:
+        return
+
+    def build(pipeline: beam.Pipeline) -> None:
+        add_tokens_graph(pipeline, settings, vocabulary, missing)
+
+    def count() -> int:
+        return len(finished_parts(list_files(filesystem, folder), parts))
+
+    outputs = Outputs("parts of the input", len(parts), len(finished), count, filesystem, folder)
+    run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments, len(missing)), outputs)
+
+
+def add_tokens_graph(
+    pipeline: beam.Pipeline, settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part]
+) -> None:
+    """The whole tokens job: parts of the input to token parts."""
+    options = settings.filesystem_options()
+    _ = (
+        pipeline
+        | "Parts" >> beam.Create(parts, reshuffle=True)
+        | ReadDocuments(
+            [source.text_field for source in settings.corpus], settings.on_bad_document, settings.part_bytes, options
+        )
+        | CleanDocuments()
+        | FilterDocuments(settings.filter_rule)
+        | SplitSentences([source.language for source in settings.corpus])
+        | SignDocuments(signs=settings.signs)
+        | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
+        | WriteTokenParts(settings.tokens_folder, options, signs=settings.signs)
+    )
+
+
+def _remove_other_files(filesystem: Any, folder: str, store: TokenStore) -> None:
+    """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
+    endings = (".tokens", ".index", ".places", ".signatures", ".json", "-last.json")
+    kept = {STORE, SETTINGS, INDEX} | ({DROPPED} if store.has_dropped else set())
+    kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
+    remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])

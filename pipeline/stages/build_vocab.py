@@ -1,0 +1,188 @@
+"""The vocabulary stage: reuses a vocabulary from a file, or learns one from a bounded sample of the input's documents.
+
+The words of the sample stay in word_counts.parquet. vocab.json beside vocab.txt says what the vocabulary was made of,
+so that running again reuses it and other input is refused.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+from tqdm import tqdm
+
+from pipeline.documents.parts import InputFile, Part
+from pipeline.documents.sources import Source, count_factors
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
+from pipeline.jobs.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments
+from pipeline.jobs.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
+from pipeline.settings import BuildSettings, describe_changes
+from pipeline.shards.records import json_bytes
+from pipeline.storage.folder import (
+    file_exists,
+    is_file,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
+from pipeline.tokens.token_records import (
+    count_by_source,
+    find_files_without_text,
+    finished_parts,
+    read_records,
+    sum_counters,
+)
+from pipeline.tokens.word_counts import join_tables, read_commonest, sample_bits
+from tokenizer.export import tokenizer_json
+from tokenizer.learn import learn_vocabulary
+from tokenizer.vocab import Vocabulary, parse_vocab
+
+VOCAB = "vocab.txt"
+TOKENIZER = "tokenizer.json"
+ORIGIN = "vocab.json"
+WORD_COUNTS = "word_counts.parquet"
+_NUM_NAMED = 8
+_COUNTING = "_words"  # what the job leaves while it runs
+
+
+def prepare_vocabulary(
+    settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part], beam_arguments: Sequence[str]
+) -> Vocabulary:
+    """Reuses the dataset's vocabulary, or makes it and writes vocab.txt, tokenizer.json and vocab.json.
+
+    Raises:
+        ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT vocabulary, the input is
+            malformed or without words, or vocab_size does not hold its alphabet.
+    """
+    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    origin = _origin(settings, files)
+    if file_exists(filesystem, f"{root}/{ORIGIN}"):
+        found = json.loads(read_file(filesystem, f"{root}/{ORIGIN}"))
+        if found != origin:
+            raise ValueError(
+                f"{settings.output} holds a vocabulary made otherwise: {describe_changes(found, origin)};"
+                " give the same settings and input, or another --output"
+            )
+        return parse_vocab(read_file(filesystem, f"{root}/{VOCAB}"), f"{settings.output}/{VOCAB}")
+    _remove_counting(filesystem, root)  # a killed build may have left some
+    vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, filesystem, root, beam_arguments)
+    write_atomic(filesystem, f"{root}/{VOCAB}", vocabulary.to_text().encode())
+    write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
+    write_atomic(filesystem, f"{root}/{ORIGIN}", json_bytes(origin))
+    return vocabulary
+
+
+def write_tokenizer(filesystem: Any, root: str, vocabulary: Vocabulary, lower_case: bool) -> None:
+    """Writes tokenizer.json, unless the very bytes are there: of another version of the library they may differ."""
+    data, path = tokenizer_json(vocabulary, lower_case).encode(), f"{root}/{TOKENIZER}"
+    if not file_exists(filesystem, path) or read_file(filesystem, path) != data:
+        write_atomic(filesystem, path, data)
+
+
+def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
+    """What decides the vocabulary: the given file, or the input and how it is learned."""
+    if settings.vocab:
+        return {"vocab_sha256": _read_given(settings).sha256, "lower_case": settings.lower_case}
+    listing = "".join(f"{file.url} {file.size}\n" for file in files)
+    origin: dict[str, Any] = {
+        "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
+        "vocab_size": settings.vocab_size,
+        "num_unused": settings.num_unused,
+        "lower_case": settings.lower_case,
+        **settings.filter_rule.content(),
+    }
+    if settings.alphabet_size != BuildSettings.alphabet_size:
+        origin["alphabet_size"] = settings.alphabet_size
+    rows = [_reading(source) for source in settings.corpus]
+    if len(rows) == 1:
+        return origin | rows[0]
+    factors, numbers = (
+        count_factors([source.millionths for source in settings.corpus]),
+        Counter(file.source for file in files),
+    )
+    return origin | {
+        "sources": [
+            row | {"files": numbers[number], "counts_times": factor}
+            for number, (row, factor) in enumerate(zip(rows, factors, strict=True))
+        ]
+    }
+
+
+def _reading(source: Source) -> dict[str, Any]:
+    """What decides the words of a source's files; the language only splits sentences."""
+    return {name: value for name, value in source.reading().items() if name != "language"}
+
+
+def _read_given(settings: BuildSettings) -> Vocabulary:
+    assert settings.vocab is not None
+    filesystem, path = open_filesystem(settings.vocab, settings.filesystem_options())
+    if not is_file(filesystem, path):
+        raise FileNotFoundError(f"--vocab {settings.vocab}: no such file")
+    return parse_vocab(read_file(filesystem, path), settings.vocab)
+
+
+def _learn(
+    settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
+) -> Vocabulary:
+    counters, table, silent = _count_words(settings, parts, filesystem, root, beam_arguments)
+    write_atomic(filesystem, f"{root}/{WORD_COUNTS}", table)
+    words, counts = read_commonest(table)
+    sampled = f"{counters.get('documents_counted', 0):,} of {counters.get('documents_read', 0):,} documents"
+    if not words:
+        said = f"; no text came from {', '.join(silent[:_NUM_NAMED])}" if silent else ""
+        raise ValueError(f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE")
+    tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
+    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
+    if len(vocabulary) < settings.vocab_size:
+        tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
+    return vocabulary
+
+
+def _count_words(
+    settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
+) -> tuple[Mapping[str, int], bytes, list[str]]:
+    """Runs the job from its beginning: what was read and counted, the table of all words, files without text."""
+    folder, folder_url = f"{root}/{_COUNTING}", f"{settings.output.rstrip('/')}/{_COUNTING}"
+    options = settings.filesystem_options()
+    num_bits = sample_bits(sum(part.text_bytes for part in parts))
+    factors = count_factors([source.millionths for source in settings.corpus])
+    largest_first = sorted(parts, key=lambda part: -part.text_bytes)  # runners deal parts out in turn
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = (
+            pipeline
+            | "Parts" >> beam.Create(largest_first, reshuffle=True)
+            | ReadDocuments(
+                [source.text_field for source in settings.corpus],
+                settings.on_bad_document,
+                settings.part_bytes,
+                options,
+            )
+            | CleanDocuments()
+            | SampleDocuments(num_bits)
+            | FilterDocuments(settings.filter_rule)
+            | CountWords(settings.lower_case, folder_url, options, factors)
+            | AddCounts()
+            | WriteCounts(folder_url, options)
+        )
+
+    def count() -> int:
+        return len(finished_parts(list_files(filesystem, folder), parts))
+
+    outputs = Outputs("word counts", len(parts), 0, count, filesystem, root, are_kept=False)
+    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments, len(parts)), outputs)
+    names = list_files(filesystem, folder)
+    records = [record for found in finished_parts(names, parts).values() for record in found]
+    told = read_records(filesystem, folder, records)
+    table = join_tables(filesystem, [f"{folder}/{name}" for name in names if name.endswith(".parquet")])
+    _remove_counting(filesystem, root)
+    silent = [url for url, _ in find_files_without_text(told, parts)]
+    return sum_counters(count_by_source(told)), table, silent
+
+
+def _remove_counting(filesystem: Any, root: str) -> None:
+    remove_files(filesystem, root, [f"{_COUNTING}/{name}" for name in list_files(filesystem, f"{root}/{_COUNTING}")])

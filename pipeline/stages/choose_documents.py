@@ -1,0 +1,182 @@
+"""Which documents of a finished folder of token parts are left out because of what other documents there are.
+
+Those of other datasets and near-duplicates are found here, after the tokens job and before the index, and written as
+one sorted file of ids (pipeline.tokens.dropped_ids). Both look at ids and signatures only, a 256th of the ids at a
+time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.jobs.near_duplicates_job import (
+    KeyRange,
+    add_near_duplicates_graph,
+    output_names,
+    plan_ranges,
+    plan_runs,
+)
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
+from pipeline.settings import BuildSettings
+from pipeline.shards.dataset import Dataset
+from pipeline.storage.folder import list_files, open_filesystem
+from pipeline.text.minhash import similarity_of
+from pipeline.tokens.buckets import VALIDATION_TOKENS
+from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
+from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
+from pipeline.tokens.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_rows, write_groups
+from pipeline.tokens.index_rows import distinct_rows, iterate_index
+from pipeline.tokens.near_duplicates import FOUND_DTYPE, SIGNED_DTYPE, keep_smallest, similarity_rule
+from pipeline.tokens.provenance import EncodedDocuments, find_documents
+from pipeline.tokens.token_parts import join_id
+
+_NUM_EXAMPLES = 12
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """An example: the id of a document that was dropped, of one it is like, and their estimated similarity."""
+
+    document: bytes
+    other: bytes
+    similarity: float
+
+
+@dataclass
+class Found:
+    """What is known of the documents that are left out.
+
+    Attributes:
+        reasons: Those looked for; none where both filters are off, and then there is no dropped.ids.
+        near_duplicates: The first few that were dropped, by id.
+    """
+
+    reasons: tuple[str, ...] = ()
+    near_duplicates: list[NearDuplicate] = field(default_factory=list)
+
+
+def choice_content(settings: BuildSettings) -> dict[str, Any]:
+    """The settings that decide which documents are left out because of others or held out, where they are not usual.
+
+    Raises:
+        FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
+        ValueError: It is the one being built, or is damaged.
+    """
+    content: dict[str, Any] = {}
+    if settings.validation_tokens != VALIDATION_TOKENS:
+        content["validation_tokens"] = settings.validation_tokens
+    if settings.near_duplicates is not None:
+        content["near_duplicates"] = settings.near_duplicates
+    if settings.exclude_documents_of:
+        datasets = _open_excluded(settings)
+        content["excluded_documents"] = sorted({each.manifest.settings["documents_hash"] for each in datasets})
+    return content
+
+
+def drop_documents(settings: BuildSettings, names: Sequence[str], beam_arguments: Sequence[str]) -> Found:
+    """Finds what is left out among the documents of some token parts, and writes dropped.ids.
+
+    Raises:
+        FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
+        ValueError: It is damaged.
+    """
+    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    found = Found()
+    sources: dict[str, Iterator[npt.NDArray[np.bytes_]]] = {}
+    if settings.exclude_documents_of:
+        sources[EXCLUDED] = _join_groups([iterate_ids(each) for each in _open_excluded(settings)])
+    if settings.near_duplicates is not None:
+        ranges = _find_near_duplicates(settings, filesystem, folder, names, beam_arguments)
+        sources[NEAR_DUPLICATE] = _read_found(filesystem, folder, ranges, found)
+    if sources:
+        found.reasons = tuple(sources)
+        rows = (distinct_rows(rows) for rows, *_ in iterate_index(filesystem, folder, names))
+        write_groups(filesystem, f"{folder}/{DROPPED}", _choose_groups(rows, sources))
+    return found
+
+
+def describe_near_duplicates(
+    filesystem: Any, folder: str, names: Sequence[str], found: Sequence[NearDuplicate]
+) -> list[dict[str, str]]:
+    """Examples for people, once the index of the folder is there: where both documents are in the input."""
+    tokens = EncodedDocuments(filesystem, folder, {"part_names": list(names)})
+    pairs = [(each.document.hex(), each.other.hex(), each.similarity) for each in found]
+    places = find_documents(tokens, [each for *pair, _ in pairs for each in pair]) if pairs else {}
+    return [
+        {
+            "reason": NEAR_DUPLICATE,
+            "where": places[document][0].place,
+            "text": f"some {similarity:.0%} like document {other[:16]}, {places[other][0].place}",
+        }
+        for document, other, similarity in pairs
+    ]
+
+
+def _choose_groups(rows: Iterator[Rows], sources: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]) -> Iterator[Rows]:
+    for own in rows:
+        yield choose_dropped(own, {reason: next(groups) for reason, groups in sources.items()})
+    for groups in sources.values():  # what a source only knows at its end
+        for _ in groups:
+            raise AssertionError(f"more than {NUM_GROUPS} groups of ids")
+
+
+def _open_excluded(settings: BuildSettings) -> list[Dataset]:
+    options = settings.filesystem_options()
+    own = open_filesystem(settings.output, options)[1]
+    datasets = [open_excluded(url, options) for url in settings.exclude_documents_of]
+    if any(dataset.root == own for dataset in datasets):
+        raise ValueError(f"exclude_documents_of: {settings.output} is the dataset being built; give another --output")
+    return datasets
+
+
+def _join_groups(streams: Sequence[Iterator[npt.NDArray[np.bytes_]]]) -> Iterator[npt.NDArray[np.bytes_]]:
+    for groups in zip(*streams, strict=True):
+        yield np.concatenate(groups)
+
+
+def _find_near_duplicates(
+    settings: BuildSettings, filesystem: Any, folder: str, names: Sequence[str], beam_arguments: Sequence[str]
+) -> list[KeyRange]:
+    """Runs the near-duplicates job over what is not finished; returns where its results are."""
+    assert settings.near_duplicates is not None
+    rule = similarity_rule(settings.near_duplicates)
+    sizes = list_files(filesystem, folder)
+    runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
+    ranges = plan_ranges(runs, rule)
+    names_of_all = set(output_names(runs, ranges, rule))
+
+    def count() -> int:
+        return len(names_of_all & list_files(filesystem, folder).keys())
+
+    def build(pipeline: beam.Pipeline) -> None:
+        options = settings.filesystem_options()
+        add_near_duplicates_graph(pipeline, runs, ranges, rule, settings.tokens_folder, options)
+
+    if not {keys.file_name for keys in ranges} <= sizes.keys():
+        found = len(names_of_all & sizes.keys())
+        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, filesystem, folder)
+        options = pipeline_options(settings.workers, beam_arguments, len(names_of_all) - found)
+        run_graph("near-duplicates", build, options, outputs)
+    return ranges
+
+
+def _read_found(
+    filesystem: Any, folder: str, ranges: Sequence[KeyRange], found: Found
+) -> Iterator[npt.NDArray[np.bytes_]]:
+    """The ids that the job found, in 256 groups; the first of them become examples."""
+    paths = [f"{folder}/{keys.file_name}" for keys in ranges]
+    bounds = [read_bounds(filesystem, path) for path in paths]
+    for group in range(NUM_GROUPS):
+        read = (
+            read_rows(filesystem, path, FOUND_DTYPE, int(bound[group]), int(bound[group + 1]))
+            for path, bound in zip(paths, bounds, strict=True)
+        )
+        rows = keep_smallest(np.concatenate([np.zeros(0, FOUND_DTYPE), *read]))
+        for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:
+            ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
+            found.near_duplicates.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))
+        yield id_keys(rows)

@@ -1,0 +1,1 @@
+"""Text in, text out: cleaning, sentences, filters, languages, signatures of near-duplicates. Pure functions."""

@@ -1,0 +1,225 @@
+"""MinHash signatures of documents: how alike two texts are, from 256 bytes of each.
+
+A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of 128 permutations of
+the 32-bit numbers, the least image of a shingle's hash: the share of equal places in two signatures estimates the
+Jaccard similarity of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128). Integer arithmetic and
+constants from blake2b only: equal on every machine and version of Python.
+
+D documents, N bytes, W words, S shingles, K = 128 permutations.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+NUM_HASHES = 128
+SHINGLE_WORDS = 5
+SIGNATURE_DTYPE = np.dtype("<u2")
+SKETCH_BYTES = NUM_HASHES // 2
+_BATCH_BYTES = 1 << 19
+_WORD_SPACE = 32
+_FIRST_IDEOGRAPH_BYTE, _LAST_IDEOGRAPH_BYTE = 0xE3, 0xE9  # of UTF-8: U+3000 to U+9FFF
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_LEAST_PROBABILITY = 0.99
+
+Words = npt.NDArray[np.uint64]
+
+
+def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
+    """[D, K] uint16, the low 16 bits of each least image.
+
+    Args:
+        texts: Cleaned: one space or line end between words, none at the ends; none empty. An ideograph or kana is a
+            word of its own. A text of fewer than 5 words is one shingle, so it equals only one of the same words.
+    """
+    if not texts:
+        return np.zeros((0, NUM_HASHES), SIGNATURE_DTYPE)
+    windows = [_cut_windows(text.encode().lower().replace(b"\n", b" ")) for text in texts]
+    num_windows = np.array([len(each) for each in windows])
+    least = np.concatenate([_sign_batch(batch) for batch in _batches([part for each in windows for part in each])])
+    return np.minimum.reduceat(least, np.cumsum(num_windows) - num_windows).astype(SIGNATURE_DTYPE)
+
+
+def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
+    """[D, K] signatures to [D, K / 2] bytes, four bits of each place: what `count_matches` compares."""
+    low = (signatures & 15).astype(np.uint8)
+    return np.asarray(low[:, ::2] | low[:, 1::2] << 4, np.uint8)
+
+
+def count_matches(left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """[P] equal places of the P pairs of sketches, [P, K / 2] each."""
+    differing = left ^ right
+    equal = np.count_nonzero(differing & 15 == 0, axis=1) + np.count_nonzero(differing < 16, axis=1)
+    return np.asarray(equal, np.int64)
+
+
+def similarity_of(matches: int) -> float:
+    """The estimated Jaccard similarity: of four bits one in 16 is equal by chance."""
+    return max(0.0, (matches / NUM_HASHES - 1 / 16) / (1 - 1 / 16))
+
+
+def matches_for(similarity: float) -> int:
+    """The least number of equal places whose estimate is at least `similarity`."""
+    return next(matches for matches in range(NUM_HASHES + 1) if similarity_of(matches) >= similarity - 1e-9)
+
+
+def choose_bands(threshold: float) -> tuple[int, int]:
+    """Bands and the rows of each: as many rows as let 99 % of pairs of just that similarity share a band.
+
+    Pairs of similarity s share a band of b with probability 1 - (1 - s^r)^b: 21 bands of 6 rows at 0.8.
+    """
+    shapes = [(NUM_HASHES // rows, rows) for rows in range(1, NUM_HASHES + 1)]
+    return max(
+        (shape for shape in shapes if share_band_probability(threshold, *shape) >= _LEAST_PROBABILITY),
+        key=lambda shape: shape[1],
+    )
+
+
+def share_band_probability(similarity: float, bands: int, rows: int) -> float:
+    """Probability that two documents of some similarity agree on all rows of at least one band."""
+    return float(1 - (1 - similarity**rows) ** bands)
+
+
+def band_keys(signatures: npt.NDArray[np.uint16], bands: int, rows: int) -> Words:
+    """[D, bands] uint64, equal where two documents agree on the rows of a band; other bands have other keys."""
+    used = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
+    factors = _constants("row", rows) | np.uint64(1)
+    return _mix((used * factors).sum(axis=2, dtype=np.uint64) + _constants("band", bands))
+
+
+def _cut_windows(text: bytes) -> list[bytes]:
+    """A long text in windows whose shingles, together, are those of the text: memory does not grow with a document.
+
+    The last word of a window may be cut, so the next one begins four words before it.
+    """
+    windows: list[bytes] = []
+    start, size = 0, _BATCH_BYTES
+    while len(text) - start > size:
+        window = text[start : start + size]
+        starts, _ = _find_words(np.frombuffer(window, np.uint8))
+        if len(starts) <= SHINGLE_WORDS:
+            size *= 2
+            continue
+        windows.append(window[: int(starts[-1])].rstrip(b" "))
+        start, size = start + int(starts[-SHINGLE_WORDS]), _BATCH_BYTES
+    return [*windows, text[start:]]
+
+
+def _sign_batch(batch: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """[D, K] least images."""
+    shingles, starts = _hash_shingles(batch)
+    numbers = (shingles >> np.uint64(32)).astype(np.uint32)
+    images = np.empty_like(numbers)
+    least = np.empty((len(batch), NUM_HASHES), np.uint32)
+    factors, offsets = _permutations()
+    for place in range(NUM_HASHES):
+        np.multiply(numbers, factors[place], out=images)
+        np.add(images, offsets[place], out=images)
+        least[:, place] = np.minimum.reduceat(images, starts)
+    return least
+
+
+def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]]:
+    """[S] hashes of all shingles of some texts, and [D] where each text's begin.
+
+    A run of bytes is hashed as a polynomial in an odd number modulo 2^64: the difference of two running sums, times
+    the inverse of the power that the run begins at.
+    """
+    data = np.frombuffer(b" ".join(batch), np.uint8)
+    first_bytes = np.cumsum([0, *(len(text) + 1 for text in batch)])
+    starts, ends = _find_words(data)
+    first_words = np.searchsorted(starts, first_bytes)
+    num_words = np.diff(first_words)
+    num_shingles = np.maximum(num_words - SHINGLE_WORDS + 1, 1)
+    first_shingles = np.cumsum(num_shingles) - num_shingles
+    shift = np.repeat(first_words[:-1] - first_shingles, num_shingles)
+    begins = np.arange(len(shift)) + shift
+    finishes = begins + np.repeat(np.minimum(num_words, SHINGLE_WORDS), num_shingles) - 1
+    table, powers, inverses = _byte_values(), _powers(_MULTIPLIER, len(data)), _powers(_inverse(), len(data))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(table[data] * powers, dtype=np.uint64)])
+    runs = (sums[ends[finishes]] - sums[starts[begins]]) * inverses[starts[begins]]
+    return _mix(runs), first_shingles
+
+
+def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """[W] first byte of each word and [W] one after its last."""
+    is_space = data == _WORD_SPACE
+    cuts = np.zeros(len(data) + 1, bool)  # a word begins or ends before this byte
+    cuts[0] = cuts[-1] = True
+    cuts[:-1] |= is_space
+    cuts[1:] |= is_space
+    ideographs = np.flatnonzero((data >= _FIRST_IDEOGRAPH_BYTE) & (data <= _LAST_IDEOGRAPH_BYTE))
+    cuts[ideographs] = True
+    cuts[np.minimum(ideographs + 3, len(data))] = True
+    bounds = np.flatnonzero(cuts)
+    is_word = ~is_space[bounds[:-1]]
+    return bounds[:-1][is_word], bounds[1:][is_word]
+
+
+def _batches(texts: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Runs of texts of some half MB: one call for many short ones, and arrays that the processor's cache holds."""
+    batch: list[bytes] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _mix(values: Words) -> Words:
+    """SplitMix64's finalizer: every bit of the result depends on every bit of the value."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Words = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+@cache
+def _constants(name: str, count: int) -> Words:
+    digests = (blake2b(f"near-duplicates/{name}/{number}".encode(), digest_size=8) for number in range(count))
+    return np.array([int.from_bytes(digest.digest(), "little") for digest in digests], np.uint64)
+
+
+@cache
+def _byte_values() -> Words:
+    return _constants("byte", 256)
+
+
+@cache
+def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """[K] odd factors and [K] summands: x -> factor * x + summand is one to one modulo 2^32."""
+    factors, summands = (
+        (_constants(name, NUM_HASHES) >> np.uint64(32)).astype(np.uint32) for name in ("factor", "summand")
+    )
+    return factors | np.uint32(1), summands
+
+
+@cache
+def _inverse() -> int:
+    return pow(_MULTIPLIER, -1, 1 << 64)
+
+
+def _powers(base: int, count: int) -> Words:
+    """[count] 1, base, base^2 ... modulo 2^64."""
+    usual = 2 * _BATCH_BYTES
+    return _usual_powers(base, usual)[:count] if count <= usual else _make_powers(base, count)
+
+
+def _make_powers(base: int, count: int) -> Words:
+    powers = np.ones(count, np.uint64)
+    filled = 1
+    while filled < count:
+        more = min(filled, count - filled)
+        powers[filled : filled + more] = powers[:more] * np.uint64(pow(base, filled, 1 << 64))
+        filled += more
+    return powers
+
+
+_usual_powers = cache(_make_powers)  # 8 MB each, for every batch but one of a word of a MB

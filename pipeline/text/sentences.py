@@ -1,0 +1,185 @@
+"""Cleaned text to sentences, and very long documents to pieces."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+
+import sentencex
+
+RULES = 2
+"""Number of the rules below, in the settings of every dataset: other sentences are other content."""
+
+MAX_CHARACTERS = 1000
+"""Of a sentence; a longer one is cut at a space."""
+
+# `sentencex` takes quadratic time on opening quotes that nothing closes (1.5 s at 200,000 characters, 4 ms at 10,000).
+_WINDOW_CHARACTERS = 10_000
+_LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
+_MAX_UTF8_BYTES = 4  # of a character
+# `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and years begin many.
+_WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
+_STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
+# `sentencex` keeps whole what stands between quotation marks, brackets, or one apostrophe and the next.
+_LONG_QUOTATION = 200  # characters
+_OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2019)]"
+_MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
+_STOP_BEFORE_MARKS = re.compile(rf"([.!?]+)([\"'{re.escape(_CLOSING_MARKS)}]+)(?= )")
+_INNER_STOP = re.compile(rf"[.!?][\"'{re.escape(_CLOSING_MARKS)}]* .|[。\uff01\uff1f].")
+_STOPS = ".!?。\uff01\uff1f"
+# It takes the number or letter of a list's item for a sentence.
+_ITEM = re.compile(r"([•\u2043] ?)?(\d{1,3}|[a-z])\. (?=\S)")
+_OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
+
+
+def split_sentences(text: str, language: str = "en", max_characters: int = MAX_CHARACTERS) -> list[str]:
+    """Sentences of cleaned text in order, none empty; a line end always ends one.
+
+    Args:
+        text: What `pipeline.text.cleaning.clean_text` returns.
+        language: ISO 639 code of the rules to use; `sentencex` has those of some 240 and falls back to relatives.
+        max_characters: A longer sentence is cut at the last space that fits, or at this many where there is none.
+
+    Raises:
+        ValueError: `language` is no code.
+    """
+    has_spaces = _has_spaces(language)
+    found: list[str] = []
+    for line in text.split("\n"):
+        found += _split_list(line, language) if _ITEM.match(line) else _split_line(line, language)
+    if max(map(len, found), default=0) > _LONG_QUOTATION:
+        found = [
+            part
+            for each in found
+            for part in (_split_long_quotation(each, language) if len(each) > _LONG_QUOTATION else (each,))
+        ]
+    if not has_spaces:
+        found = [sentence for each in found for sentence in _split_before_digits(each)]
+    stripped = [sentence for each in found if (sentence := each.strip(" "))]
+    if max(map(len, stripped), default=0) <= max_characters:
+        return stripped
+    return [piece for sentence in stripped for piece in _cut_sentence(sentence, max_characters)]
+
+
+def keep_lines(text: str, max_characters: int = MAX_CHARACTERS) -> list[str]:
+    """The lines of cleaned text as its sentences, longer ones cut as `split_sentences` does."""
+    return [piece for line in text.split("\n") if line for piece in _cut_sentence(line, max_characters)]
+
+
+def _split_items(line: str) -> Iterator[str]:
+    """The items of a list that is one line: its numbers or letters follow each other from 1 or a, or behind bullets."""
+    found, start = _ITEM.match(line), 0
+    while found and (found[1] or start or found[2] in ("1", "a")):
+        number = str(int(found[2]) + 1) if found[2].isdecimal() else chr(ord(found[2]) + 1)
+        mark = re.escape(found[1] or "")
+        following = re.compile(rf"(?<= )({mark})({re.escape(number)})\. (?=\S)").search(line, found.end())
+        if following:
+            yield line[start : following.start()]
+            start = following.start()
+        found = following
+    yield line[start:]
+
+
+def _split_list(line: str, language: str) -> Iterator[str]:
+    """Sentences of a line that begins with the number of a list's item; it stays with what follows it."""
+    for item in _split_items(line):
+        found = _ITEM.match(item)
+        assert found is not None, f"{item!r} begins with no number"
+        sentences = iter(_split_line(item[found.end() :], language))
+        yield found[0] + next(sentences, "")
+        yield from sentences
+
+
+def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
+    """What seems one long sentence because of quotation marks or brackets, split as if these were letters.
+
+    A stop before closing marks stands behind them for that.
+    """
+    if not any(map(sentence[:-2].__contains__, _STOPS)) or not _INNER_STOP.search(sentence):  # the first is quick
+        return (sentence,)
+    letters = _STOP_BEFORE_MARKS.sub(r"\2\1", sentence).translate(_MARKS)
+    if letters == sentence:
+        return (sentence,)
+    ends = list(accumulate(map(len, _split_line(letters, language)), initial=0))
+    return [sentence[start:end] for start, end in pairwise(ends)]
+
+
+def _split_line(line: str, language: str) -> list[str]:
+    """Sentences of one line with spaces around them, in time linear in its length."""
+    if len(line) <= _WINDOW_CHARACTERS:
+        found: list[str] = sentencex.segment(language, line)
+        return found
+    return _split_windows(line, language)
+
+
+def _split_windows(line: str, language: str) -> list[str]:
+    """Sentences of a long line.
+
+    It is split in windows. What seems the last sentence of a window may go on in the next, which therefore
+    starts with it; one that fills its window is cut there.
+    """
+    start = 0
+    found: list[str] = []
+    while len(line) - start > _WINDOW_CHARACTERS:
+        window = line[start : start + _WINDOW_CHARACTERS]
+        sentences = sentencex.segment(language, window)
+        complete = sentences[:-1]
+        if not complete:
+            complete = [window[: window.rfind(" ") + 1 or len(window)]]
+        found += complete
+        start += sum(map(len, complete))
+    found += sentencex.segment(language, line[start:])
+    return found
+
+
+def _split_before_digits(sentence: str) -> list[str]:
+    """In languages written without spaces the sentences of what seems one; a quotation stays whole."""
+    pieces = [""]
+    for piece in _STOP_BEFORE_DIGIT.split(sentence):
+        if sum(map(pieces[-1].count, _OPENING)) > sum(map(pieces[-1].count, _CLOSING)):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces[1:]
+
+
+def _cut_sentence(sentence: str, max_characters: int) -> Iterator[str]:
+    """The sentence in pieces of at most `max_characters`."""
+    start = 0
+    while len(sentence) - start > max_characters:
+        space = sentence.rfind(" ", start + 1, start + max_characters + 1)
+        stop = space if space > 0 else start + max_characters
+        yield sentence[start:stop]
+        start = stop + (space > 0)
+    if start < len(sentence):
+        yield sentence[start:]
+
+
+def cut_document(sentences: list[str], max_bytes: int = 8 * 2**20) -> list[list[str]]:
+    """Runs of sentences whose text, one sentence a line, is at most `max_bytes` of UTF-8: mostly one, none for none.
+
+    A single sentence beyond `max_bytes` is a run of its own.
+    """
+    if not sentences:
+        return []
+    if sum(map(len, sentences)) * _MAX_UTF8_BYTES + len(sentences) <= max_bytes:
+        return [sentences]
+    pieces: list[list[str]] = []
+    first, num_bytes = 0, 0
+    for index, sentence in enumerate(sentences):
+        num_sentence_bytes = len(sentence.encode()) + 1
+        if num_bytes + num_sentence_bytes > max_bytes and index > first:
+            pieces.append(sentences[first:index])
+            first, num_bytes = index, 0
+        num_bytes += num_sentence_bytes
+    return [*pieces, sentences[first:]]
+
+
+@cache
+def _has_spaces(language: str) -> bool:
+    """Whether a language is written with spaces between sentences."""
+    if not _LANGUAGE.fullmatch(language):
+        raise ValueError(
+            f"language {language!r}: expected an ISO 639 code in lower case such as en or zh, for sentence splitting"
+        )
+    return language.split("-", 1)[0] not in _WITHOUT_SPACES

@@ -1,0 +1,126 @@
+"""What every bucket must hold, added up from the index of the token parts before any bucket is brought together.
+
+It travels in the tasks of a bucket; the documents that are gathered for them are held to it (`refuse_others`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.shards.seal import Seal, add_seals
+from pipeline.tokens.buckets import Bucket
+from pipeline.tokens.dropped_ids import id_keys
+from pipeline.tokens.grouped_rows import Rows
+from pipeline.tokens.held_out import is_held_out
+from pipeline.tokens.token_parts import TokenizedDocument
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class BucketContents:
+    """What the token parts hold of one bucket.
+
+    Attributes:
+        seal: Of its distinct documents, those left out aside.
+        rows: How often parts hold one of them: the documents, and their copies.
+        checksum: Sum of the crc32 of these rows, so of all their tokens and sentences.
+    """
+
+    seal: Seal
+    rows: int
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.seal} in {self.rows:,} rows (sum of crc32 {self.checksum:x})"
+
+
+class DeliveredDocuments(Protocol):
+    """The documents of a bucket, as they came."""
+
+    @property
+    def origin(self) -> str:
+        """Begins the sentence that says what came, such as "the runner delivered"."""
+
+    @property
+    def advice(self) -> str:
+        """What to do where that is not the bucket."""
+
+    def __iter__(self) -> Iterator[TokenizedDocument]:
+        """Every document, copies included."""
+
+
+class BucketSums:
+    """Adds up the contents of all buckets; memory is a few numbers a bucket, and the rows that are counted at once."""
+
+    def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
+        """Of these buckets, which hold every document there is; nothing is counted yet.
+
+        Args:
+            buckets: Of train and, where documents are held out, validation.
+            held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
+        """
+        self._buckets = buckets
+        self._held_out = held_out
+        self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
+        self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
+        self._waiting: list[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]] = []
+        self._num_waiting = 0
+
+    def add(self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]) -> None:
+        """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
+        self._waiting.append((documents, num_rows, crc32))
+        self._num_waiting += len(documents)
+        if self._num_waiting >= _ROWS_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        """Counts what waits, all at once: a 256th of a small corpus is a few rows."""
+        documents, num_rows, crc32 = map(np.concatenate, zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        self._num_waiting = 0
+        owners = find_buckets(documents, self._buckets, self._held_out)
+        for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows, crc32)):
+            np.add.at(self._counts[row], owners, values.astype(np.uint64))
+        for row, name in enumerate(("high", "low")):
+            np.bitwise_xor.at(self._ids[row], owners, documents[name])
+
+    def contents(self) -> dict[str, BucketContents]:
+        """What was counted, by the bucket's name."""
+        if self._waiting:
+            self._count()
+        columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
+        return {
+            bucket.name: BucketContents(Seal(documents, tokens, f"{high:016x}{low:016x}"), rows, checksum)
+            for bucket, documents, tokens, rows, checksum, high, low in columns
+        }
+
+
+def find_buckets(documents: Rows, buckets: Sequence[Bucket], held_out: bytes) -> npt.NDArray[np.int64]:
+    """[D] the place in `buckets` of the one that holds each document; together they hold all ids there are."""
+    splits = [bucket.split for bucket in buckets]
+    train = [place for place, split in enumerate(splits) if split == "train"]
+    order = sorted(train, key=lambda place: buckets[place].last_id)
+    last_ids = np.array([buckets[place].last_id for place in order], "S16")
+    found = np.array(order)[np.searchsorted(last_ids, id_keys(documents))]
+    if held_out:
+        found[is_held_out(documents, held_out)] = splits.index("validation")
+    return found
+
+
+def total_seal(contents: Mapping[str, BucketContents]) -> Seal:
+    """The seal of all buckets together."""
+    return add_seals(each.seal for each in contents.values())
+
+
+def refuse_others(name: str, expected: BucketContents, found: BucketContents, came: DeliveredDocuments) -> None:
+    """Holds what was gathered of a bucket to what it must hold.
+
+    Raises:
+        ValueError: It is something else; the message names the bucket, what was expected and found, what to do.
+    """
+    if found != expected:
+        raise ValueError(f"bucket {name}: {came.origin} {found}, expected {expected}; {came.advice}")

@@ -1,0 +1,118 @@
+"""Which documents form a bucket: how many buckets there are, and which ids one holds.
+
+Pure functions of the distinct documents' totals, so that file sizes, names and compression change nothing. Which
+documents are validation is said in pipeline.tokens.held_out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.tokens.token_parts import ID_BYTES, split_id
+
+PREFIX_BITS = 12
+NUM_PREFIXES = 1 << PREFIX_BITS
+MAX_BUCKET_BYTES = 128 * 2**20
+MIN_BUCKET_DOCUMENTS = 64
+VALIDATION_TOKENS = 1_280_000
+VALIDATION_RULES = 2
+"""Of the choice of validation documents; 1 was the lowest ids of all sources together."""
+_LARGEST_ID = (1 << 128) - 1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Documents whose ids, read as 128-bit integers, lie in [first_id, last_id].
+
+    Of these, train buckets hold the documents that are not held out, the validation bucket those that are.
+
+    Attributes:
+        split: train or validation.
+        number: Counted from 0 inside the split; also the shard's number.
+        num_buckets: Buckets of the split.
+        first_id: 16 bytes.
+        last_id: 16 bytes, inclusive.
+    """
+
+    split: str
+    number: int
+    num_buckets: int
+    first_id: bytes
+    last_id: bytes
+
+    @property
+    def name(self) -> str:
+        """Seeds the bucket's draws."""
+        return f"{self.split}-{self.number:05d}-of-{self.num_buckets:05d}"
+
+    @property
+    def prefixes(self) -> range:
+        """The id prefixes that the bucket's documents can have."""
+        first, last = (int.from_bytes(end[:4], "big") >> (32 - PREFIX_BITS) for end in (self.first_id, self.last_id))
+        return range(first, last + 1)
+
+
+def plan_buckets(num_train_buckets: int, held_out: bytes) -> list[Bucket]:
+    """The bucket of the validation documents, if any, and the train buckets: equal ranges of all ids.
+
+    Args:
+        num_train_buckets: A power of two.
+        held_out: The ids of the validation documents, ascending, end to end.
+    """
+    buckets = [Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])] if held_out else []
+    for number in range(num_train_buckets):
+        first = number * (_LARGEST_ID + 1) // num_train_buckets
+        last = (number + 1) * (_LARGEST_ID + 1) // num_train_buckets - 1
+        ends = first.to_bytes(ID_BYTES, "big"), last.to_bytes(ID_BYTES, "big")
+        buckets.append(Bucket("train", number, num_train_buckets, *ends))
+    return buckets
+
+
+def choose_num_buckets(
+    documents_by_prefix: npt.NDArray[np.int64],
+    total_bytes: int,
+    num_wanted: int | None,
+    where: str,
+    num_used: int | None = None,
+) -> int:
+    """Train buckets: the smallest power of two with at most 128 MiB of text and some 64 documents each.
+
+    Halved until no bucket holds fewer than 2 documents, because a random B must come from another one.
+
+    Args:
+        documents_by_prefix: [4096] distinct train documents by the first 12 bits of their ids.
+        total_bytes: Cleaned text of all of them.
+        num_wanted: The user's number instead, checked.
+        where: The setting's name, for messages.
+        num_used: Documents that a pass uses, where weights leave some of them out.
+
+    Raises:
+        ValueError: The user's number is no power of two up to 4096 or leaves a bucket with fewer than 2 documents.
+    """
+    total = int(documents_by_prefix.sum())
+    if num_wanted is not None:
+        if num_wanted not in {1 << bit for bit in range(PREFIX_BITS + 1)}:
+            raise ValueError(f"{where}: {num_wanted} is not a power of two between 1 and {NUM_PREFIXES}")
+        if _fewest_documents(documents_by_prefix, num_wanted) < 2:
+            raise ValueError(
+                f"{where}: {num_wanted} buckets leave one with fewer than 2 of {total} documents; take fewer"
+            )
+        return num_wanted
+    num_buckets = 1
+    while num_buckets < NUM_PREFIXES and total_bytes > num_buckets * MAX_BUCKET_BYTES:
+        num_buckets *= 2
+    while num_buckets > 1 and min(total, total if num_used is None else num_used) < num_buckets * MIN_BUCKET_DOCUMENTS:
+        num_buckets //= 2
+    while num_buckets > 1 and _fewest_documents(documents_by_prefix, num_buckets) < 2:
+        num_buckets //= 2
+    return num_buckets
+
+
+def prefix_of(document_id: bytes) -> int:
+    """The first 12 bits of an id."""
+    return split_id(document_id)[0] >> (64 - PREFIX_BITS)
+
+
+def _fewest_documents(documents_by_prefix: npt.NDArray[np.int64], num_buckets: int) -> int:
+    return int(documents_by_prefix.reshape(num_buckets, -1).sum(axis=1).min())

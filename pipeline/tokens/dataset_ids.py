@@ -1,0 +1,78 @@
+"""documents.ids of a finished dataset: which documents it is made of, also after its tokens/ is gone.
+
+The ids of all documents, ascending, 16 bytes each (of several sources followed by the source's number, one byte): the
+very bytes that the dataset's documents_hash covers, so every reading is checked against its manifest.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.manifest import DOCUMENT_IDS, document_id_bytes
+from pipeline.storage.folder import file_exists, file_size, read_range, write_atomic
+from pipeline.tokens.grouped_rows import NUM_GROUPS
+
+_ID_BYTES = 16
+_ROWS_AT_ONCE = 1 << 16
+
+
+def write_document_ids(filesystem: Any, root: str, chunks: Iterable[bytes]) -> None:
+    """Writes documents.ids into a dataset from its pieces in order; through a local file, never held whole."""
+    with tempfile.NamedTemporaryFile(prefix="beambert-ids-") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        write_atomic(filesystem, f"{root}/{DOCUMENT_IDS}", Path(file.name))
+
+
+def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """A finished dataset whose documents shall be left out of another.
+
+    Raises:
+        FileNotFoundError: It is not finished, or has no documents.ids.
+        ValueError: Its manifest does not say which documents it holds.
+    """
+    dataset = open_dataset(url, storage_options)
+    if not file_exists(dataset.filesystem, f"{dataset.root}/{DOCUMENT_IDS}"):
+        raise FileNotFoundError(
+            f"{dataset.locate(DOCUMENT_IDS)} is missing, so which documents {url} holds is not known: run the command"
+            " that built it once more, which writes the file and leaves its shards alone"
+        )
+    if "documents_hash" not in dataset.manifest.settings:
+        raise ValueError(f"{url}: its manifest has no documents_hash, which {DOCUMENT_IDS} is checked by; rebuild it")
+    return dataset
+
+
+def iterate_ids(dataset: Dataset) -> Iterator[npt.NDArray[np.bytes_]]:
+    """The dataset's ids in 256 groups by their first byte, as fixed strings of 16 bytes; one group is held at a time.
+
+    Raises:
+        ValueError: They are not the documents of its manifest; known once all groups were read.
+    """
+    where, row_bytes = dataset.locate(DOCUMENT_IDS), document_id_bytes(dataset.manifest)
+    path = f"{dataset.root}/{DOCUMENT_IDS}"
+    size = file_size(dataset.filesystem, path)
+    digest, held, position = blake2b(digest_size=32), b"", 0
+    for group in range(NUM_GROUPS):
+        while position < size and (not held or held[-row_bytes] <= group):
+            stop = min(size, position + _ROWS_AT_ONCE * row_bytes)
+            chunk = read_range(dataset.filesystem, path, position, stop)
+            digest.update(chunk)
+            held, position = held + chunk, stop
+        if len(held) % row_bytes:
+            break
+        rows = np.frombuffer(held, np.uint8).reshape(-1, row_bytes)
+        count = int(np.searchsorted(rows[:, 0], group, side="right"))
+        yield np.ascontiguousarray(rows[:count, :_ID_BYTES]).view(f"S{_ID_BYTES}").reshape(count)
+        held = held[count * row_bytes :]
+    if held or digest.hexdigest() != dataset.manifest.settings["documents_hash"]:
+        raise ValueError(
+            f"{where}: not the documents of {dataset.url}, by the documents_hash of its manifest; delete the file and"
+            " run the command that built the dataset once more"
+        )

@@ -1,0 +1,213 @@
+"""The stages from a part of the input to encoded documents, as pure functions over lists of documents.
+
+Lists, because moving single documents between Beam's stages costs more than handling them. Each function returns a new
+list and adds what it dropped or cut to the list's counters.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from pipeline.documents import Document, DroppedDocument, add_example
+from pipeline.documents.parts import Part
+from pipeline.text.cleaning import clean_text, document_id
+from pipeline.text.filters import DocumentFilter
+from pipeline.text.minhash import sign_texts
+from pipeline.text.sentences import cut_document, keep_lines, split_sentences
+from pipeline.tokens.token_parts import TokenizedDocument
+from tokenizer.encode import Encoder
+
+DocumentKind = TypeVar("DocumentKind")
+SENTENCES_PER_CALL = 1 << 16
+_MAX_REASONS = 100
+
+
+@dataclass(frozen=True)
+class SplitDocument:
+    """A cleaned document as sentences.
+
+    Attributes:
+        id: 16 bytes, blake2b-128 of the cleaned text.
+        cleaned_bytes: Size of the cleaned text in UTF-8.
+        sentences: None empty.
+        where: The document's place in the input, for examples of what is dropped.
+        signature: What near-duplicates are found by; empty where they are not looked for.
+    """
+
+    id: bytes
+    cleaned_bytes: int
+    sentences: list[str]
+    where: str = ""
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class DocumentList(Generic[DocumentKind]):
+    """Some consecutive documents of one part.
+
+    Attributes:
+        part: The part's key.
+        number: Which list of the part this is, from 0.
+        is_last: Whether the part ends here.
+        documents: In the order of the input.
+        counters: What was read, dropped by reason or cut, so far.
+        dropped: A few examples of what was dropped.
+        source: Number of the part's source.
+        without_text: URL of every range of the part that gave no text; only the last list knows.
+    """
+
+    part: str
+    number: int
+    is_last: bool
+    documents: list[DocumentKind]
+    counters: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[DroppedDocument, ...] = ()
+    source: int = 0
+    without_text: tuple[str, ...] = ()
+
+    def replace(
+        self, documents: list[Any], counters: Mapping[str, int], empty: Iterable[tuple[str, str]] = ()
+    ) -> "DocumentList[Any]":
+        """The list with other documents, counters added to its own, and examples (where, text) of empty ones."""
+        summed = dict(Counter(self.counters) + Counter(counters))
+        dropped = list(self.dropped)
+        for where, text in empty:
+            add_example(dropped, "empty", where, text)
+        return dataclasses.replace(self, documents=documents, counters=summed, dropped=tuple(dropped))
+
+
+def group_documents(
+    part: Part,
+    documents: Iterable[Document],
+    malformed: Mapping[str, int],
+    max_characters: int,
+    examples: Sequence[DroppedDocument] = (),
+    without_text: Sequence[str] = (),
+) -> Iterator[DocumentList[Document]]:
+    """Cuts a part's documents into lists of some `max_characters`; a part without documents gives one empty list.
+
+    Args:
+        part: What they are read from.
+        documents: Read lazily.
+        malformed: Filled by the reader while it is read: documents it skipped, by reason. They
+            count in the last list, as read too.
+        max_characters: A list ends with the document that reaches it.
+        examples: Filled as `malformed` is: some of the documents skipped.
+        without_text: Filled as `malformed` is: URLs of ranges that gave no text.
+    """
+    key, number, size = part.key, 0, 0
+    gathered: list[Document] = []
+    for document in documents:
+        if size >= max_characters:
+            counters = {"documents_read": len(gathered)}
+            yield DocumentList(key, number, False, gathered, counters, source=part.source)
+            number, size, gathered = number + 1, 0, []
+        gathered.append(document)
+        size += len(document.text)
+    counters = {"documents_read": len(gathered) + sum(malformed.values())}
+    counters |= {f"dropped_{reason}": number for reason, number in malformed.items()}
+    yield DocumentList(key, number, True, gathered, counters, tuple(examples), part.source, tuple(without_text))
+
+
+def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
+    """Cleans every text and drops documents without any."""
+    cleaned = [Document(clean_text(each.text), each.where, each.is_split) for each in documents.documents]
+    kept = [document for document in cleaned if document.text]
+    pairs = zip(documents.documents, cleaned, strict=True)
+    empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
+    return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
+
+
+def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) -> DocumentList[Document]:
+    """Leaves out cleaned documents, counted as dropped_REASON.
+
+    Raises:
+        ValueError: A filter of the user's own raised, gave no answer, or gave more than 100 different reasons.
+    """
+    kept: list[Document] = []
+    examples = list(documents.dropped)
+    counters: Counter[str] = Counter()
+    for document in documents.documents:
+        reason = chosen.find_reason(document)
+        if reason is None:
+            kept.append(document)
+            continue
+        counters[f"dropped_{reason}"] += 1
+        add_example(examples, reason, document.where, document.text[:1000])
+        if len(counters) > _MAX_REASONS:
+            raise ValueError(
+                f"{document.where}: {reason!r} is the filters' reason number {len(counters)}; a reason names a kind of"
+                f" document, give at most {_MAX_REASONS}"
+            )
+    return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
+
+
+def split_documents(documents: DocumentList[Document], languages: Sequence[str]) -> DocumentList[SplitDocument]:
+    """Splits cleaned documents into sentences by the rules of their source's language, unless their lines are some.
+
+    A very long one becomes several documents with their own ids.
+    """
+    language = languages[documents.source]
+    split: list[SplitDocument] = []
+    empty: list[tuple[str, str]] = []
+    counters = {"dropped_empty": 0, "documents_cut": 0}
+    for document in documents.documents:
+        sentences = keep_lines(document.text) if document.is_split else split_sentences(document.text, language)
+        pieces = cut_document(sentences)
+        if not pieces:
+            empty.append((document.where, document.text[:1000]))
+        counters["dropped_empty"] += not pieces
+        counters["documents_cut"] += len(pieces) > 1
+        for piece in pieces:
+            text = document.text if len(pieces) == 1 else "\n".join(piece)
+            split.append(SplitDocument(document_id(text), len(text.encode()), piece, document.where))
+    return documents.replace(split, counters, empty)
+
+
+def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[SplitDocument]:
+    """Gives every document the signature of its text, that of all its sentences."""
+    signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
+    pairs = zip(documents.documents, signatures, strict=True)
+    return documents.replace([dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs], {})
+
+
+def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -> DocumentList[TokenizedDocument]:
+    """Encodes every sentence; sentences without tokens are left out, documents without any are dropped."""
+    encoded: list[TokenizedDocument] = []
+    empty: list[tuple[str, str]] = []
+    counters: Counter[str] = Counter()
+    for group in _group_by_sentences(documents.documents):
+        # One call for many documents: the encoder looks once at each of its distinct words.
+        tokens, lengths = encoder.encode_sentences([sentence for each in group for sentence in each.sentences])
+        sentence = start = 0
+        for document in group:
+            own = lengths[sentence : sentence + len(document.sentences)]
+            stop = start + int(own.sum())
+            if stop > start:
+                kept = own[own > 0]
+                found = tokens[start:stop], documents.source, document.where, document.signature
+                encoded.append(TokenizedDocument(document.id, document.cleaned_bytes, kept, *found))
+            else:
+                empty.append((document.where, document.sentences[0]))
+            sentence, start = sentence + len(document.sentences), stop
+        counters.update(sentences=int(np.count_nonzero(lengths)), tokens=len(tokens))
+        counters["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.vocab.unk_id))
+    counters["dropped_empty"] = len(documents.documents) - len(encoded)
+    return documents.replace(encoded, counters, empty)
+
+
+def _group_by_sentences(documents: Iterable[SplitDocument]) -> Iterator[list[SplitDocument]]:
+    group: list[SplitDocument] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.sentences)
+        if size >= SENTENCES_PER_CALL:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,136 @@
+"""Which documents are near-duplicates of others, from their signatures alone: pure functions on arrays.
+
+Documents that agree on a band of their signatures (pipeline.text.minhash) come together under the band's key. Of those
+under one key, sorted by id, each is compared with the first LEADERS others; it is dropped if its estimated similarity
+to one before it reaches the threshold. So nothing depends on order, the smallest id of a cluster always stays, and a
+key that very many documents share costs a fixed number of comparisons each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.text.minhash import (
+    NUM_HASHES,
+    SIGNATURE_DTYPE,
+    SKETCH_BYTES,
+    band_keys,
+    choose_bands,
+    count_matches,
+    matches_for,
+    sketch_signatures,
+)
+from pipeline.tokens.grouped_rows import Rows, pack_rows
+from pipeline.tokens.token_parts import TokenizedDocument, split_id
+
+LEADERS = 8
+SIGNED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("signature", SIGNATURE_DTYPE, NUM_HASHES)])
+BANDED_DTYPE = np.dtype([("key", "<u8"), ("high", "<u8"), ("low", "<u8"), ("sketch", "u1", SKETCH_BYTES)])
+FOUND_DTYPE = np.dtype(
+    [("high", "<u8"), ("low", "<u8"), ("other_high", "<u8"), ("other_low", "<u8"), ("matches", "u1")]
+)
+_PAIRS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class SimilarityRule:
+    """When two documents are near-duplicates.
+
+    Attributes:
+        bands: Of a signature.
+        rows: Of a band.
+        matches: Least number of equal places of two signatures.
+    """
+
+    bands: int
+    rows: int
+    matches: int
+
+
+def similarity_rule(threshold: float) -> SimilarityRule:
+    """The rule for a Jaccard similarity of at least `threshold`."""
+    return SimilarityRule(*choose_bands(threshold), matches_for(threshold))
+
+
+def pack_signatures(documents: Sequence[TokenizedDocument]) -> bytes:
+    """The `.signatures` file of a token part, from documents in any order: one row each, sorted by id."""
+    ordered = sorted(documents, key=lambda document: document.id)
+    rows = np.zeros(len(ordered), SIGNED_DTYPE)
+    ids = np.array([split_id(document.id) for document in ordered], np.uint64).reshape(-1, 2)
+    signatures = b"".join(document.signature for document in ordered)
+    rows["high"], rows["low"] = ids[:, 0], ids[:, 1]
+    rows["signature"] = np.frombuffer(signatures, SIGNATURE_DTYPE).reshape(-1, NUM_HASHES)
+    return rows.tobytes()
+
+
+def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
+    """Rows of `.signatures` as a file with one row for each band of each, grouped by the first byte of its key."""
+    keys = band_keys(signed["signature"], rule.bands, rule.rows).reshape(-1)
+    order = np.argsort(keys >> np.uint64(56), kind="stable")
+    owners = order // rule.bands
+    banded = np.empty(len(keys), BANDED_DTYPE)
+    banded["key"] = keys[order]
+    banded["high"], banded["low"] = signed["high"][owners], signed["low"][owners]
+    banded["sketch"] = sketch_signatures(signed["signature"])[owners]
+    return pack_rows(banded, banded["key"] >> np.uint64(56))
+
+
+def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
+    """Documents that one of a smaller id makes superfluous, by id, each with the smallest other that was found.
+
+    Args:
+        banded: All rows of some keys, in any order; a document may be there more than once.
+        min_matches: Of a SimilarityRule.
+    """
+    order = np.lexsort((banded["low"], banded["high"], banded["key"]))
+    keys = banded["key"][order]
+    again = keys[1:] == keys[:-1]
+    copies = again & (banded["high"][order[1:]] == banded["high"][order[:-1]])
+    copies &= banded["low"][order[1:]] == banded["low"][order[:-1]]
+    is_first = np.concatenate([[True], ~copies])[: len(order)]
+    order, keys = order[is_first], keys[is_first]
+    starts = np.searchsorted(keys, keys)
+    found = [
+        _describe_pairs(banded, order[later], order[earlier], matches)
+        for later, earlier, matches in _similar_pairs(banded["sketch"], order, starts, min_matches)
+    ]
+    return keep_smallest(np.concatenate([np.zeros(0, FOUND_DTYPE), *found]))
+
+
+def keep_smallest(found: Rows) -> Rows:
+    """One row for each document that was found, sorted by id: that of the smallest other."""
+    names = ("matches", "other_low", "other_high", "low", "high")
+    found = found[np.lexsort([found[name] for name in names])]
+    again = (found["high"][1:] == found["high"][:-1]) & (found["low"][1:] == found["low"][:-1])
+    kept: Rows = found[np.concatenate([[True], ~again])[: len(found)]]
+    return kept
+
+
+def _similar_pairs(
+    sketches: npt.NDArray[np.uint8], order: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], min_matches: int
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Places in `order` of later and earlier documents under one key that are alike, and their equal places."""
+    places = np.arange(len(order)) - starts
+    waiting = np.flatnonzero(places > 0)
+    for leader in range(LEADERS):
+        waiting = waiting[places[waiting] > leader]
+        matches = np.zeros(len(waiting), np.int64)
+        for first in range(0, len(waiting), _PAIRS_AT_ONCE):
+            some = waiting[first : first + _PAIRS_AT_ONCE]
+            pairs = sketches[order[some]], sketches[order[starts[some] + leader]]
+            matches[first : first + _PAIRS_AT_ONCE] = count_matches(*pairs)
+        alike = matches >= min_matches
+        yield waiting[alike], starts[waiting[alike]] + leader, matches[alike]
+        waiting = waiting[~alike]
+
+
+def _describe_pairs(
+    banded: Rows, later: npt.NDArray[np.int64], earlier: npt.NDArray[np.int64], matches: npt.NDArray[np.int64]
+) -> Rows:
+    found = np.empty(len(later), FOUND_DTYPE)
+    for name in ("high", "low"):
+        found[name], found[f"other_{name}"] = banded[name][later], banded[name][earlier]
+    found["matches"] = matches
+    return found

@@ -1,0 +1,230 @@
+"""Where documents come from: the third file of a token part, and finding documents in it by the start of their ids.
+
+`NAME.places` is Parquet (zstd) with the columns id, source and place, row for row as `NAME.index`. A document is found
+by one small read of the index of each part that holds its id prefix, then of one row group of places.
+"""
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.documents.sources import UNIT, count_uses
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import named_damage
+from pipeline.shards.records import Manifest
+from pipeline.storage.folder import file_exists, open_filesystem, read_file
+from pipeline.storage.names import require_plain
+from pipeline.storage.ranged_file import open_ranged
+from pipeline.storage.secret_values import hide
+from pipeline.tokens.buckets import PREFIX_BITS, VALIDATION_TOKENS
+from pipeline.tokens.dropped_ids import read_dropped_ids
+from pipeline.tokens.grouped_rows import read_rows
+from pipeline.tokens.held_out import most_document_tokens
+from pipeline.tokens.token_index import find_prefix_rows
+from pipeline.tokens.token_parts import ID_BYTES, INDEX_DTYPE, LAYOUT, TokenizedDocument, join_id
+
+PLACES_SCHEMA = pa.schema([("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), ("place", pa.string())])
+TOKENS_FOLDER = "tokens"
+_ROWS_PER_GROUP = 4096
+_NUM_THREADS = 16
+_REMEDY = "delete the folder of tokens"
+_ID_START = re.compile("[0-9a-f]{8,32}")
+
+
+@dataclass(frozen=True)
+class FoundDocument:
+    """A document as one place of the input holds it.
+
+    Attributes:
+        id: 16 bytes.
+        source: Number of the source.
+        place: FILE:LINE, FILE, or what else says where it is.
+        cleaned_bytes, sentences, tokens: Its size.
+    """
+
+    id: bytes
+    source: int
+    place: str
+    cleaned_bytes: int
+    sentences: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class EncodedDocuments:
+    """The encoded documents of a dataset, still there.
+
+    Attributes:
+        filesystem, folder: Where they lie.
+        store: tokens.json.
+    """
+
+    filesystem: Any
+    folder: str
+    store: Mapping[str, Any]
+
+
+def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
+    """The file of places of a part, in the order of its index."""
+    ordered = sorted(documents, key=lambda document: document.id)
+    columns = (
+        [document.id for document in ordered],
+        [document.source for document in ordered],
+        # A name that is no UTF-8 has surrogates, which Parquet cannot hold.
+        [hide(document.where).encode(errors="replace").decode() for document in ordered],
+    )
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, PLACES_SCHEMA, strict=True)]
+    sink = io.BytesIO()
+    table = pa.table(arrays, schema=PLACES_SCHEMA)
+    pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_GROUP)
+    return sink.getvalue()
+
+
+def find_tokens(
+    dataset: Dataset, url: str | None = None, options: Mapping[str, Any] | None = None
+) -> EncodedDocuments | None:
+    """The encoded documents of a dataset; None where they are gone, or those of another input have their place.
+
+    Args:
+        dataset: A finished one.
+        url: Folder or URL of the encoded documents; by default below the dataset.
+        options: Of the filesystem of `url`.
+    """
+    filesystem, folder = dataset.filesystem, f"{dataset.root}/{TOKENS_FOLDER}"
+    if url is not None:
+        filesystem, folder = open_filesystem(url, options)
+    return open_tokens(filesystem, folder, dataset.manifest)
+
+
+def open_tokens(filesystem: Any, folder: str, manifest: Manifest) -> EncodedDocuments | None:
+    """The encoded documents in a folder; None where there are none, others, or those of an earlier version."""
+    if not file_exists(filesystem, f"{folder}/tokens.json"):
+        return None
+    store = json.loads(read_file(filesystem, f"{folder}/tokens.json"))
+    is_own = store["totals"]["documents_hash"] == manifest.settings.get("documents_hash")
+    if not is_own or store["settings"].get("layout") != LAYOUT:
+        return None
+    require_plain(store["part_names"], f"{folder}/tokens.json")
+    return EncodedDocuments(filesystem, folder, store)
+
+
+def find_documents(tokens: EncodedDocuments, id_starts: Sequence[str]) -> dict[str, list[FoundDocument]]:
+    """The documents whose ids begin so, every copy of them; of equal ids the first is the one that is used.
+
+    Args:
+        tokens: What `find_tokens` found.
+        id_starts: 8 to 32 hex digits each.
+
+    Raises:
+        ValueError: Other characters, or too few.
+    """
+    for start in id_starts:
+        if not _ID_START.fullmatch(start):
+            raise ValueError(
+                f"{start!r} does not begin the id of a document: expected 8 to 32 hex digits in lower case, such as the"
+                " 16 that `inspect` shows"
+            )
+    wanted = tuple(sorted(set(id_starts)))
+    prefixes = sorted({int(start[:4], 16) >> (16 - PREFIX_BITS) for start in wanted})
+    names = tokens.store["part_names"]
+    found: list[tuple[str, FoundDocument]] = []
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        ranges = find_prefix_rows(tokens.filesystem, tokens.folder, names, prefixes)
+        for rows in threads.map(lambda each: _find_in_range(tokens, wanted, *each), ranges):
+            found += rows
+    found.sort(key=lambda each: (each[1].id, each[1].source, each[0]))
+    return {start: [document for _, document in found if document.id.hex().startswith(start)] for start in wanted}
+
+
+def describe_documents(dataset: Dataset, tokens: EncodedDocuments, id_starts: Sequence[str]) -> list[str]:
+    """Lines for people on each document whose id begins so: source, place, size, how often the passes use it.
+
+    Raises:
+        ValueError: No id begins so.
+    """
+    lines: list[str] = []
+    found = find_documents(tokens, id_starts)
+    for start in id_starts:
+        if not found[start]:
+            raise ValueError(f"no document of {dataset.url} has an id that begins with {start}")
+        first = found[start][0]
+        for index, document in enumerate(found[start]):
+            if index and document.id == found[start][index - 1].id:
+                lines.append(f"  copy      {format_place(dataset.manifest, document)}")
+                continue
+            first = document
+            lines += [
+                first.id.hex(),
+                f"  from      {format_place(dataset.manifest, first)}",
+                f"  size      {first.tokens:,} tokens, {first.sentences:,} sentences, {first.cleaned_bytes:,} bytes",
+                f"  used      {_describe_uses(dataset.manifest, tokens, first)}",
+            ]
+    return lines
+
+
+def format_place(manifest: Manifest, document: FoundDocument) -> str:
+    """SOURCE (LANGUAGE), PLACE on one line, with what would move a terminal's cursor as an escape."""
+    source = manifest.sources[document.source]
+    return printable(f"{source['name']} ({source['language']}), {document.place}")
+
+
+def printable(text: str) -> str:
+    """The text on one line, with what would move a terminal's cursor or turn its direction as an escape."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _find_in_range(
+    tokens: EncodedDocuments, wanted: tuple[str, ...], name: str, start: int, stop: int
+) -> list[tuple[str, FoundDocument]]:
+    """The wanted documents among rows of a part's index, with the part's name."""
+    rows = read_rows(tokens.filesystem, f"{tokens.folder}/{name}.index", INDEX_DTYPE, start, stop)
+    matches = [
+        (number, row)
+        for number, row in enumerate(rows, start)
+        if join_id(row["high"], row["low"]).hex().startswith(wanted)
+    ]
+    if not matches:
+        return []
+    path = f"{tokens.folder}/{name}.places"
+    found = []
+    with open_ranged(tokens.filesystem, path) as file:
+        with named_damage(path, _REMEDY):
+            places = pq.ParquetFile(file)
+        for number, row in matches:
+            with named_damage(path, _REMEDY):
+                rows_around = places.read_row_group(number // _ROWS_PER_GROUP, use_threads=False)
+            group = rows_around.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
+            document = join_id(row["high"], row["low"])
+            if not group or group[0]["id"] != document:
+                raise ValueError(f"{path}: row {number} is not document {document.hex()}; {_REMEDY}")
+            sizes = (int(row[size]) for size in ("cleaned_bytes", "sentences", "tokens"))
+            found.append((name, FoundDocument(document, group[0]["source"], group[0]["place"], *sizes)))
+    return found
+
+
+def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: FoundDocument) -> str:
+    totals, settings = tokens.store["totals"], manifest.settings
+    if totals["dropped"] and read_dropped_ids(tokens.filesystem, tokens.folder, document.id, document.id):
+        return f"never: dropped, as {' or '.join(totals['dropped'])} (docs/input.md, Filters)"
+    source = manifest.sources[document.source]
+    if _is_held_out(source, settings, document):
+        return "for validation, once"
+    weight = round(source["weight"] * UNIT)
+    passes = max(group.passes for group in manifest.groups if group.split == "train")
+    uses = [count_uses(weight, number, settings["seed"], document.id) for number in range(passes)]
+    if len(set(uses)) == 1:
+        return f"{uses[0]} time(s) in each of {passes} pass(es)"
+    return f"{', '.join(map(str, uses))} times in passes 0 to {passes - 1}"
+
+
+def _is_held_out(source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument) -> bool:
+    limits = settings["validation_fraction"], settings.get("validation_tokens", VALIDATION_TOKENS)
+    is_short = document.tokens <= most_document_tokens(source["counters"]["distinct_tokens"], *limits)
+    return is_short and document.id.hex() <= (source.get("validation", {}).get("last_id") or "")

@@ -1,0 +1,319 @@
+"""The index over all token parts: distinct documents by id prefix, and each prefix's range in each part.
+
+Read group by group (ids with the same top byte), so memory is the largest group and not the corpus.
+"""
+
+import contextlib
+import hashlib
+import io
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.shards.manifest import named_damage
+from pipeline.shards.table_checks import check_range
+from pipeline.storage.folder import SizeError, read_range
+from pipeline.storage.parquet_footer import RowGroup, read_file_footer
+from pipeline.storage.ranged_file import open_ranged
+from pipeline.tokens.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket, prefix_of
+from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
+from pipeline.tokens.grouped_rows import Rows, read_rows
+from pipeline.tokens.held_out import LowestRows, is_held_out, split_ids
+from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
+from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("prefix", pa.uint16()),
+        ("part", pa.int32()),
+        ("offset", pa.int64()),  # bytes of the part's tokens
+        ("size", pa.int64()),
+        ("row", pa.int64()),  # rows of its index
+        ("rows", pa.int32()),
+    ]
+)
+_ROWS_PER_GROUP = 1 << 16
+_MOST = 1 << 62
+_REMEDY = "delete the folder of token parts"
+
+
+@dataclass(frozen=True)
+class SourceTotals:
+    """Distinct documents of one source: how many, further copies of any, and their text and tokens.
+
+    A document that several sources hold belongs to the first of them; in the others it is a copy. What filters over
+    all documents left out is in `dropped` alone, by reason.
+
+    Attributes:
+        documents: How many.
+        duplicates: Further copies of documents, which the shards job drops.
+        cleaned_bytes: Text of the documents.
+        tokens: Tokens of the documents.
+        dropped: Documents left out, by reason; none where filters over all documents are off.
+        lowest_ids: Of the documents that validation may take, in hex, ascending from the lowest of the source.
+        lowest_tokens: Tokens of each of these.
+    """
+
+    documents: int = 0
+    duplicates: int = 0
+    cleaned_bytes: int = 0
+    tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    lowest_ids: list[str] = field(default_factory=list)
+    lowest_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Distinct documents of all parts.
+
+    Attributes:
+        documents: How many.
+        duplicates: Further copies, dropped by the shards job.
+        cleaned_bytes: Their text.
+        tokens: Their tokens.
+        documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
+            what the corpus is, whatever files held it.
+        documents_by_prefix: [4096] by the first 12 bits of the id.
+        sources: Of each source, by its number.
+        dropped: Documents that filters over all documents left out, by reason; none where these are off.
+    """
+
+    documents: int
+    duplicates: int
+    cleaned_bytes: int
+    tokens: int
+    documents_hash: str
+    documents_by_prefix: list[int]
+    sources: tuple[SourceTotals, ...]
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+def build_index(
+    filesystem: Any,
+    folder: str,
+    names: Sequence[str],
+    num_sources: int = 1,
+    reasons: Sequence[str] = (),
+    validation_tokens: int = VALIDATION_TOKENS,
+) -> tuple[Totals, bytes]:
+    """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix).
+
+    Args:
+        filesystem: Of the folder.
+        folder: Of the token parts.
+        names: Of the parts.
+        num_sources: Of the input.
+        reasons: What dropped.ids leaves documents out for; none where there is no such file.
+        validation_tokens: What the validation split may hold.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
+    drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
+    by_prefix = np.zeros(NUM_PREFIXES, np.int64)
+    lowest = LowestRows(num_sources, validation_tokens)
+    sink = io.BytesIO()
+    ranges: list[pa.Table] = []
+    with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
+        dropped = iterate_reasons(filesystem, folder, has_dropped=bool(reasons))
+        for rows, parts, numbers in iterate_index(filesystem, folder, names):
+            ranges.append(_find_ranges(rows, parts, numbers))
+            if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
+                writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
+                ranges.clear()
+            distinct = distinct_rows(rows)
+            found = reason_numbers(distinct, next(dropped))
+            np.add.at(drops, (distinct["source"], found), 1)
+            distinct = distinct[found == len(REASONS)]
+            digest.update(pack_ids(distinct, num_sources))
+            counts += _count_by_source(rows, distinct, num_sources)
+            by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
+            lowest.add(distinct)
+        if ranges:
+            writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
+    numbered = [(REASONS.index(reason), reason) for reason in reasons]
+    found_lowest = lowest.finish(counts[:, 3].tolist())
+    sources = tuple(
+        SourceTotals(
+            documents=own,
+            duplicates=rows - int(drops[source].sum()),
+            cleaned_bytes=size,
+            tokens=tokens,
+            dropped={reason: int(drops[source, number]) for number, reason in numbered},
+            lowest_ids=[join_id(row["high"], row["low"]).hex() for row in found_lowest[source]],
+            lowest_tokens=found_lowest[source]["tokens"].tolist(),
+        )
+        for source, (own, rows, size, tokens) in enumerate(counts.tolist())
+    )
+    totals = Totals(
+        documents=sum(source.documents for source in sources),
+        duplicates=sum(source.duplicates for source in sources),
+        cleaned_bytes=sum(source.cleaned_bytes for source in sources),
+        tokens=sum(source.tokens for source in sources),
+        documents_hash=digest.hexdigest(),
+        documents_by_prefix=by_prefix.tolist(),
+        sources=sources,
+        dropped={reason: int(drops[:, number].sum()) for number, reason in numbered},
+    )
+    return totals, sink.getvalue()
+
+
+def read_bucket(
+    filesystem: Any,
+    folder: str,
+    names: Sequence[str],
+    bucket: Bucket,
+    token_dtype: Any,
+    *,
+    has_dropped: bool = False,
+    held_out: bytes = b"",
+) -> Iterator[TokenizedDocument]:
+    """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read.
+
+    Args:
+        filesystem: Of the folder.
+        folder: Of the token parts.
+        names: Of the parts.
+        bucket: Of train or validation.
+        token_dtype: uint16 or uint32.
+        has_dropped: Whether dropped.ids says which documents are left out.
+        held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
+    """
+    if bucket.split == "validation":
+        yield from _read_held_out(filesystem, folder, names, held_out, token_dtype)
+        return
+    ends = bucket.first_id, bucket.last_id
+    left_out = frozenset(split_ids(held_out))
+    left_out |= read_dropped_ids(filesystem, folder, *ends) if has_dropped else frozenset()
+    part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"), len(names))
+    for index in np.unique(part):
+        chosen = part == index
+        start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
+        path = f"{folder}/{names[index]}.tokens"
+        for document in unpack_documents(read_tokens(filesystem, path, start, stop), token_dtype, path):
+            if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
+                yield document
+
+
+def _read_held_out(
+    filesystem: Any, folder: str, names: Sequence[str], held_out: bytes, token_dtype: Any
+) -> Iterator[TokenizedDocument]:
+    """The validation documents: runs of documents next to each other in a part, found by its index."""
+    prefixes = sorted({prefix_of(each) for each in split_ids(held_out)})
+    part, row, num_rows = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"), len(names))
+    for index in np.unique(part):
+        chosen = part == index
+        ends = int(row[chosen].min()), int((row + num_rows)[chosen].max())
+        rows = read_rows(filesystem, f"{folder}/{names[index]}.index", INDEX_DTYPE, *ends)
+        path = f"{folder}/{names[index]}.tokens"
+        for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
+            yield from unpack_documents(read_tokens(filesystem, path, start, stop), token_dtype, path)
+
+
+def join_ranges(rows: Rows) -> list[tuple[int, int]]:
+    """Byte ranges of documents of one part in its tokens, those next to each other as one."""
+    starts = rows["offset"].astype(np.int64)
+    stops = starts + rows["size"]
+    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+    firsts, lasts = np.concatenate([[0], breaks])[: len(rows)], np.concatenate([breaks, [len(rows)]]) - 1
+    return list(zip(starts[firsts].tolist(), stops[lasts[: len(rows)]].tolist(), strict=True))
+
+
+def read_tokens(filesystem: Any, path: str, start: int, stop: int) -> bytes:
+    """Bytes start to stop - 1 of a part's tokens.
+
+    Raises:
+        ValueError: The file ends before them, or is not there.
+    """
+    with _named_loss(path):
+        return read_range(filesystem, path, start, stop)
+
+
+@contextlib.contextmanager
+def _named_loss(path: str) -> Iterator[None]:
+    """Says what to do where a token part's file is lost or cut: as a ValueError, which runners pass on."""
+    try:
+        yield
+    except SizeError as error:
+        raise ValueError(
+            f"{error}: shorter than its index says; delete the folder of token parts, run again"
+        ) from error
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing; delete the folder of token parts, run again") from error
+
+
+def find_prefix_rows(
+    filesystem: Any, folder: str, names: Sequence[str], prefixes: Sequence[int]
+) -> list[tuple[str, int, int]]:
+    """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
+    columns = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"), len(names))
+    found = zip(*(column.tolist() for column in columns), strict=True)
+    return [(names[part], row, row + rows) for part, row, rows in found]
+
+
+def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArray[np.int64]:
+    """[num_sources, 4]: distinct documents, rows, and the distinct ones' bytes and tokens."""
+    columns = [np.bincount(each["source"], minlength=num_sources) for each in (distinct, rows)]
+    columns += [np.bincount(distinct["source"], distinct[name], num_sources) for name in ("cleaned_bytes", "tokens")]
+    return np.stack(columns, axis=1).astype(np.int64)  # sums of a group, so exact in floats
+
+
+def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
+    return (rows["high"] >> np.uint64(64 - PREFIX_BITS)).astype(np.int64)
+
+
+def _read_ranges(
+    filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str], num_parts: int
+) -> list[npt.NDArray[np.integer]]:
+    """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them.
+
+    Raises:
+        ValueError: It is damaged, or a row points to no part, or before the beginning of one.
+    """
+    path = f"{folder}/index.parquet"
+    with _named_loss(path), open_ranged(filesystem, path) as file, named_damage(path, _REMEDY):
+        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start. Arrow is not
+        # asked for statistics, as its answer ends the process where a column's description is damaged.
+        groups = [number for number, group in enumerate(read_file_footer(file)) if _may_hold(group, prefixes)]
+        table = pq.ParquetFile(file)
+        if not table.schema_arrow.equals(INDEX_SCHEMA):
+            raise ValueError(f"its columns are {table.schema_arrow.names}")
+        found = table.read_row_groups(groups, columns=["prefix", *names], use_threads=False)
+    wanted = np.isin(found.column("prefix").to_numpy(), np.asarray(prefixes))
+    columns = [found.column(name).to_numpy()[wanted] for name in names]
+    try:
+        for name, values in zip(names, columns, strict=True):
+            check_range(name, values, 0, num_parts - 1 if name == "part" else _MOST)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {_REMEDY}") from error
+    return columns
+
+
+def _may_hold(group: RowGroup, prefixes: Sequence[int]) -> bool:
+    """Whether a row group of the index may have rows of one of some ascending prefixes."""
+    bounds = group.columns[0].bounds
+    if bounds is None:
+        return True
+    least, most = (int.from_bytes(bound, "little") for bound in bounds)
+    return bisect_left(prefixes, least) < bisect_right(prefixes, most)
+
+
+def _find_ranges(rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]) -> pa.Table:
+    """(prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
+    if not len(rows):
+        return INDEX_SCHEMA.empty_table()
+    keys = _prefixes(rows) << 32 | parts
+    order = np.lexsort((rows["offset"], keys))
+    keys, rows, numbers = keys[order], rows[order], numbers[order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    sizes = np.add.reduceat(rows["size"].astype(np.int64), starts)
+    num_rows = np.diff(starts, append=len(rows))
+    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes, numbers[starts], num_rows)
+    arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
+    return pa.table(arrays, schema=INDEX_SCHEMA)

@@ -1,0 +1,128 @@
+"""Token parts: encoded documents on disk between the tokens job and the shards job, sorted by document id.
+
+A bucket is a range of ids, so it is one contiguous range of every part. A part is three files: `NAME.tokens` holds the
+documents, each behind a header with its own checksum, `NAME.index` one small row a document, so that counting distinct
+documents and finding ranges never reads the tokens, and `NAME.places` where they come from
+(pipeline.tokens.provenance). Where near-duplicates are looked for, `NAME.signatures` holds what they are found by
+(pipeline.tokens.near_duplicates).
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.tokens.grouped_rows import pack_rows
+
+LAYOUT = 3
+"""Of these files, told in the settings of their folder: parts of another layout are refused."""
+
+ID_BYTES = 16
+_CHECKSUM = struct.Struct("<I")  # of all that follows it in the document's record
+_HEADER = struct.Struct("<16sB3x3I")  # id, source, cleaned bytes, sentences, tokens
+LENGTH_DTYPE = np.dtype("<u2")
+INDEX_DTYPE = np.dtype(
+    [
+        ("high", "<u8"),  # first 64 bits of the id, read big-endian, so that rows sort as ids do
+        ("low", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("cleaned_bytes", "<u4"),
+        ("sentences", "<u4"),
+        ("tokens", "<u4"),
+        ("source", "u1"),
+        ("crc32", "<u4"),  # that its record in the tokens begins with
+    ]
+)
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """One document as the shards job needs it.
+
+    Attributes:
+        id: 16 bytes, blake2b-128 of the cleaned text.
+        cleaned_bytes: Size of the cleaned text in UTF-8.
+        sentence_lengths: [S] uint16, tokens of each sentence, each at least 1.
+        tokens: [T] uint16 or uint32, all sentences end to end.
+        source: Number of its source.
+        where: Its place in the input; not among the tokens, but in a file of its own (pipeline.tokens.provenance).
+        signature: What near-duplicates are found by, in a file of its own; empty where they are not looked for.
+        crc32: Checksum of its record, of documents that were read from one.
+    """
+
+    id: bytes
+    cleaned_bytes: int
+    sentence_lengths: npt.NDArray[np.unsignedinteger]
+    tokens: npt.NDArray[np.unsignedinteger]
+    source: int = 0
+    where: str = ""
+    signature: bytes = b""
+    crc32: int = 0
+
+
+def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
+    """The files of tokens and index of a part, from documents in any order; documents of equal id are all kept."""
+    rows: list[tuple[int, ...]] = []
+    chunks: list[bytes] = []
+    position = 0
+    for document in sorted(documents, key=lambda document: document.id):
+        record = _pack_document(document)
+        high, low = split_id(document.id)
+        sentences, tokens = len(document.sentence_lengths), len(document.tokens)
+        size, source = len(record), document.source
+        (crc32,) = _CHECKSUM.unpack_from(record)
+        rows.append((high, low, position, size, document.cleaned_bytes, sentences, tokens, source, crc32))
+        chunks.append(record)
+        position += len(record)
+    index = np.array(rows, INDEX_DTYPE)
+    return b"".join(chunks), pack_rows(index, index["high"] >> np.uint64(56))
+
+
+def unpack_documents(data: bytes | memoryview, token_dtype: Any, where: str) -> Iterable[TokenizedDocument]:
+    """The documents of a range of a `.tokens` file that starts and ends between documents.
+
+    Raises:
+        ValueError: A checksum does not fit, or the range ends inside a document.
+    """
+    view = memoryview(data)
+    position = 0
+    dtype = np.dtype(token_dtype)
+    item = dtype.itemsize
+    while position < len(view):
+        start = position + _CHECKSUM.size
+        position = start + _HEADER.size
+        if position > len(view):
+            raise ValueError(f"{where}: ends inside the header of a document; delete the folder of token parts")
+        document_id, source, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(view, start)
+        middle = position + num_sentences * LENGTH_DTYPE.itemsize
+        end = middle + num_tokens * item
+        (crc,) = _CHECKSUM.unpack_from(view, start - _CHECKSUM.size)
+        if end > len(view) or zlib.crc32(view[start:end]) != crc:
+            raise ValueError(f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts")
+        lengths = np.frombuffer(data, LENGTH_DTYPE, num_sentences, position)
+        tokens = np.frombuffer(data, dtype, num_tokens, middle)
+        yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source, crc32=crc)
+        position = end
+
+
+def split_id(document_id: bytes) -> tuple[int, int]:
+    """An id as two 64-bit integers that sort as its bytes do."""
+    return int.from_bytes(document_id[:8], "big"), int.from_bytes(document_id[8:], "big")
+
+
+def join_id(high: int, low: int) -> bytes:
+    """The id that `split_id` split."""
+    return int(high).to_bytes(8, "big") + int(low).to_bytes(8, "big")
+
+
+def _pack_document(document: TokenizedDocument) -> bytes:
+    lengths = np.ascontiguousarray(document.sentence_lengths, LENGTH_DTYPE)
+    assert int(lengths.sum(dtype=np.int64)) == len(document.tokens), "sentence lengths do not add up to the tokens"
+    header = _HEADER.pack(document.id, document.source, document.cleaned_bytes, len(lengths), len(document.tokens))
+    record = header + lengths.tobytes() + np.ascontiguousarray(document.tokens).tobytes()
+    return _CHECKSUM.pack(zlib.crc32(record)) + record

@@ -1,0 +1,98 @@
+"""Records of finished lists of documents: small JSON files that say what is whole, what was counted and dropped.
+
+Both the vocabulary job and the tokens job leave one for each list.
+"""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.documents import EXAMPLES_PER_REASON
+from pipeline.documents.parts import Part
+from pipeline.shards.records import json_bytes
+from pipeline.storage.ranged_file import read_files
+from pipeline.storage.secret_values import hide, hide_in
+from pipeline.tokens.document_lists import DocumentList
+
+# The keys of a record that are no counts.
+_EXAMPLES, _SOURCE, _WITHOUT_TEXT = _NO_COUNTS = "examples", "source", "without_text"
+_EXAMPLES_OF_ALL = 4 * EXAMPLES_PER_REASON
+_RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)?\.json")
+
+
+def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
+    """Record names of every part that is complete, by the part's key."""
+    records: dict[str, dict[int, re.Match[str]]] = {}
+    for match in filter(None, map(_RECORD_NAME.fullmatch, file_names)):
+        records.setdefault(match["part"], {})[int(match["number"])] = match
+    finished: dict[str, list[str]] = {}
+    for part in parts:
+        found = records.get(part.key, {})
+        last = next((number for number, match in found.items() if match["last"]), None)
+        if last is not None and all(number in found for number in range(last)):
+            finished[part.key] = [found[number][0] for number in range(last + 1)]
+    return finished
+
+
+def record_stem(record: str) -> str:
+    """The name that a record's files share."""
+    return record.removesuffix(".json").removesuffix("-last")
+
+
+def read_records(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, Any]]:
+    """What the records say, in the order of their names."""
+    return [json.loads(data) for _, data in sorted(read_files(filesystem, folder, records).items())]
+
+
+def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
+    """Sums the counters of all records, by the source's number."""
+    totals: dict[int, Counter[str]] = {}
+    for record in records:
+        counters = {name: count for name, count in record.items() if name not in _NO_COUNTS}
+        totals.setdefault(record.get(_SOURCE, 0), Counter()).update(counters)
+    return {source: dict(sorted(found.items())) for source, found in sorted(totals.items())}
+
+
+def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """The counters of all sources together."""
+    total: Counter[str] = Counter()
+    for counters in by_source.values():
+        total.update(counters)
+    return dict(sorted(total.items()))
+
+
+def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A few dropped documents of each reason, the first of the records: reason, where and text."""
+    kept: list[dict[str, str]] = []
+    numbers: Counter[str] = Counter()
+    for record in records:
+        for example in record.get(_EXAMPLES, ()):
+            numbers[example["reason"]] += 1
+            if numbers[example["reason"]] <= _EXAMPLES_OF_ALL:
+                kept.append(example)
+    return sorted(kept, key=lambda example: example["reason"])
+
+
+def find_files_without_text(records: Iterable[Mapping[str, Any]], parts: Sequence[Part]) -> list[tuple[str, int]]:
+    """The input files none of whose ranges gave text, by URL, each with the number of its source."""
+    silent = Counter(url for record in records for url in record.get(_WITHOUT_TEXT, ()))
+    ranges = Counter((_writable(each.url), part.source) for part in parts for each in part.ranges)
+    return sorted(file for file, number in ranges.items() if silent[file[0]] == number)
+
+
+def _writable(url: str) -> str:
+    """Without secrets; a name that is no UTF-8 has surrogates, which no file can hold."""
+    return hide(url).encode(errors="replace").decode()
+
+
+def format_record(documents: DocumentList[Any]) -> bytes:
+    """What is kept of a list that is done: its counters and source, examples of what was dropped, silent ranges."""
+    told: dict[str, list[Any]] = {
+        _EXAMPLES: [hide_in(dataclasses.asdict(each)) for each in documents.dropped],
+        _WITHOUT_TEXT: list(map(_writable, documents.without_text)),
+    }
+    counted = dict(documents.counters) | {_SOURCE: documents.source}
+    return json_bytes(counted | {key: value for key, value in told.items() if value})

@@ -1,0 +1,117 @@
+"""Word counts of a sample of the documents: counted a list at a time, packed, added up, written as one table.
+
+Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam moves some bytes a bucket and not single words.
+Nothing is pruned before all lists are added up.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.documents import Document
+from pipeline.storage.folder import read_file
+from pipeline.text.cleaning import document_id
+from pipeline.tokens.document_lists import DocumentList
+from tokenizer.words import count_words
+
+MAX_SAMPLE_BYTES = 2 * 2**30
+MAX_LEARNED_WORDS = 1_000_000
+"""Words a vocabulary is learned from, the commonest first, then by code points: a bound on the learner's memory."""
+
+NUM_WORD_BUCKETS = 16
+_SCHEMA = pa.schema([pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
+PackedCounts = tuple[bytes, bytes]
+"""Words ascending by code points, UTF-8, a newline after each; and their counts as little-endian int64."""
+
+
+def sample_bits(text_bytes: int) -> int:
+    """Number k of leading id bits that must be ones: the sample is 2^-k of the documents, at most MAX_SAMPLE_BYTES.
+
+    The smallest k that fits, from the input's text bytes (compressed files count as estimated), which do not depend on
+    how it is cut into parts. A power of two, so that recompressing a file seldom changes it.
+    """
+    return (max(1, -(-text_bytes // MAX_SAMPLE_BYTES)) - 1).bit_length()
+
+
+def sample_documents(documents: DocumentList[Document], num_bits: int) -> DocumentList[Document]:
+    """Keeps cleaned documents whose ids begin with so many ones: the highest ids, as the lowest are for validation."""
+    assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
+    kept = [document for document in documents.documents if _starts_with_ones(document_id(document.text), num_bits)]
+    return documents.replace(kept, {})
+
+
+def count_list(
+    documents: DocumentList[Document], lower_case: bool, factors: Sequence[int] = (1,)
+) -> Iterator[tuple[int, PackedCounts]]:
+    """Counts of a list's words, times its source's factor, by bucket; buckets without any word are left out."""
+    factor = factors[documents.source]
+    buckets: dict[int, dict[str, int]] = {}
+    for word, count in count_words((document.text for document in documents.documents), lower_case).items():
+        buckets.setdefault(_bucket_of(word), {})[word] = count * factor
+    for bucket, counts in sorted(buckets.items()):
+        yield bucket, pack_counts(counts)
+
+
+def pack_counts(counts: Mapping[str, int]) -> PackedCounts:
+    """Counts as bytes, equal for equal counts."""
+    words = sorted(counts)
+    numbers = np.array([counts[word] for word in words], "<i8")
+    return "".join(f"{word}\n" for word in words).encode(), numbers.tobytes()
+
+
+def add_packed(counts: dict[str, int], packed: PackedCounts) -> dict[str, int]:
+    """Adds packed counts to `counts` and returns it."""
+    words, numbers = packed
+    for word, number in zip(words.decode().split("\n")[:-1], np.frombuffer(numbers, "<i8").tolist(), strict=True):
+        counts[word] = counts.get(word, 0) + number
+    return counts
+
+
+def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Adds counts to `counts` and returns it."""
+    for word, number in more.items():
+        counts[word] = counts.get(word, 0) + number
+    return counts
+
+
+def counts_table(packed: PackedCounts) -> bytes:
+    """A Parquet file of columns word and count."""
+    words, numbers = packed
+    columns = [pa.array(words.decode().split("\n")[:-1], pa.string()), pa.array(np.frombuffer(numbers, "<i8"))]
+    return _write_table(pa.table(columns, schema=_SCHEMA))
+
+
+def join_tables(filesystem: Any, paths: Sequence[str]) -> bytes:
+    """All words of tables that share none, ascending by code points, as one Parquet file."""
+    tables = [_read_table(read_file(filesystem, path)) for path in sorted(paths)]
+    return _write_table(pa.concat_tables([_SCHEMA.empty_table(), *tables]).sort_by("word"))
+
+
+def read_commonest(data: bytes) -> tuple[list[str], list[int]]:
+    """Words and counts of the MAX_LEARNED_WORDS commonest words of a table sorted by word."""
+    table = _read_table(data)
+    order = np.argsort(-table["count"].to_numpy(), kind="stable")[:MAX_LEARNED_WORDS]
+    kept = table.take(np.sort(order))
+    return kept["word"].to_pylist(), kept["count"].to_pylist()
+
+
+def _starts_with_ones(document: bytes, num_bits: int) -> bool:
+    return int.from_bytes(document[:8], "big") >> (64 - num_bits) == (1 << num_bits) - 1
+
+
+def _bucket_of(word: str) -> int:
+    return zlib.crc32(word.encode()) % NUM_WORD_BUCKETS
+
+
+def _read_table(data: bytes) -> pa.Table:
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
+def _write_table(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())

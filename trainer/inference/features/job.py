@@ -1,0 +1,213 @@
+"""`python -m trainer features`: texts of files to parts of features, continued where it was interrupted.
+
+OUTPUT/started.json     settings and the model's hash: what the parts there are made with
+       part-00000.*     texts_per_part texts each (trainer.inference.features.parts)
+       features.json    written last: only where it is, the features are complete
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import chain, islice
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.interrupts import INTERRUPTED, Interrupted
+from pipeline.storage.folder import (
+    file_exists,
+    find_temporaries,
+    list_files,
+    open_filesystem,
+    read_file,
+    remove_files,
+    write_atomic,
+)
+from pipeline.storage.secret_values import hide_in
+from trainer.conversion.initial_weights import hash_state
+from trainer.inference.features.extract import EncodedText, FeatureExtractor
+from trainer.inference.features.parts import Layout, read_part_facts, write_part
+from trainer.inference.features.read import InputFile, InputText, find_files, iterate_texts
+from trainer.inference.features.settings import FeaturesSettings
+from trainer.inference.open_model import OpenedModel, open_model
+from trainer.process.device import choose_device
+
+STARTED, FINISHED = "started.json", "features.json"
+# What may change between two starts: where things are, not what is computed.
+FREE_SETTINGS = ("model", "output", "device")
+
+
+class PartCounter:
+    """Counts a part's texts while they pass on their way to the model."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._counts = dict.fromkeys(("texts", "tokens", "empty_texts", "long_texts", "windows", "unknown_words"), 0)
+
+    def digest(self, texts: Iterator[InputText]) -> Iterator[InputText]:
+        """Passes texts on and hashes what they are made of."""
+        for text in texts:
+            content = [text.text, text.words, text.name, text.line]
+            self._digest.update(json.dumps(content).encode() + b"\n")
+            self._counts["texts"] += 1
+            yield text
+
+    def count(self, texts: Iterator[EncodedText]) -> Iterator[EncodedText]:
+        """Passes encoded texts on and counts what became of them."""
+        for text in texts:
+            self._counts["tokens"] += len(text.ids)
+            self._counts["empty_texts"] += not text.ids
+            self._counts["long_texts"] += text.num_windows > 1
+            self._counts["windows"] += text.num_windows
+            self._counts["unknown_words"] += text.unknown_words
+            yield text
+
+    def facts(self) -> dict[str, Any]:
+        """Counts and hash of what has passed."""
+        return {**self._counts, "texts_sha256": self._digest.hexdigest()}
+
+
+def write_features(settings: FeaturesSettings) -> dict[str, Any]:
+    """Writes the features of the input's texts; what an earlier start with these settings finished is kept.
+
+    Returns:
+        Content of features.json.
+
+    Raises:
+        FileNotFoundError: No model or no input.
+        Interrupted: The process was told to end; says how many parts are kept.
+        ValueError: The output folder holds something else or features of other settings, the input has changed since
+            its first parts were made, or a text cannot be read.
+    """
+    files = find_files(settings.input)
+    opened = open_model(settings.model)
+    extractor = FeatureExtractor(
+        opened,
+        layers=settings.layers,
+        combine=settings.combine,
+        rows=settings.rows,
+        max_length=settings.max_length,
+        stride=settings.stride,
+        micro_tokens=settings.micro_tokens,
+        device=choose_device(settings.device),
+    )
+    plan = describe_plan(settings, opened)
+    finished = _start(settings.output, plan)
+    if finished:
+        return finished
+    layout = Layout.of(settings, extractor.columns, extractor.width)
+    with tqdm(
+        total=sum(file.size for file in files), unit="B", unit_scale=True, mininterval=1.0, disable=None
+    ) as progress:
+        parts = _write_or_say_how_many(settings.output, _write_parts(files, settings, extractor, layout, progress))
+    return _finish(settings.output, plan, extractor, layout, parts)
+
+
+def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
+    """Content of started.json: what has to be the same for a command to continue another's output."""
+    kept = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
+    return {
+        "settings": hide_in(kept),
+        "model_sha256": hash_state(opened.state),
+        "hidden_size": opened.config.hidden_size,
+    }
+
+
+def _start(output: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Claims the folder; features.json where it is complete already."""
+    filesystem, path = open_filesystem(output)
+    found = list_files(filesystem, path)
+    if found and STARTED not in found:
+        raise ValueError(f"{output} holds {', '.join(sorted(found)[:5])} and no {STARTED}; give another --output")
+    if found:
+        then = json.loads(read_file(filesystem, f"{path}/{STARTED}"))
+        old, new = ({**facts["settings"], "model": facts["model_sha256"][:12]} for facts in (then, plan))
+        changed = [
+            f"{name} was {old.get(name)!r} and is now {new[name]!r}" for name in new if new[name] != old.get(name)
+        ]
+        if changed:
+            raise ValueError(f"{output} holds features of other settings: {'; '.join(changed)}; give another --output")
+        remove_files(filesystem, path, find_temporaries(found))
+    else:
+        write_atomic(filesystem, f"{path}/{STARTED}", _to_json(plan))
+    return json.loads(read_file(filesystem, f"{path}/{FINISHED}")) if FINISHED in found else None
+
+
+def _write_or_say_how_many(output: str, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    try:
+        return list(parts)
+    except KeyboardInterrupt as error:
+        filesystem, path = open_filesystem(output)
+        names = list_files(filesystem, path)
+        kept = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+        half = [name for name in names if name.endswith(".npy") and name.removesuffix(".npy") not in kept]
+        remove_files(filesystem, path, half)
+        parts_are = "1 part is" if len(kept) == 1 else f"{len(kept)} parts are"
+        raise Interrupted(f"{INTERRUPTED}; {parts_are} kept, the same command continues") from error
+
+
+def _write_parts(
+    files: list[InputFile], settings: FeaturesSettings, extractor: FeatureExtractor, layout: Layout, progress: Any
+) -> Iterator[dict[str, Any]]:
+    """What each part holds, once it is there."""
+
+    def report(num_bytes: int) -> None:
+        progress.update(num_bytes - progress.n)
+
+    filesystem, path = open_filesystem(settings.output)
+    texts = iterate_texts(files, settings, report)
+    for first in texts:  # each turn is a part
+        number = first.number // settings.texts_per_part
+        name = f"part-{number:05d}"
+        counter = PartCounter()
+        digested = counter.digest(chain([first], islice(texts, settings.texts_per_part - 1)))
+        if file_exists(filesystem, f"{path}/{name}.parquet"):
+            facts = read_part_facts(filesystem, f"{path}/{name}.parquet")
+            _check_same_texts(digested, counter, facts, f"{settings.output}/{name}.parquet")
+        else:
+            rows = extractor.iterate(counter.count(map(extractor.encode, digested)))
+            facts = write_part(settings.output, name, layout, rows, counter.facts)
+        yield {"name": name, **facts}
+
+
+def _check_same_texts(
+    digested: Iterator[InputText], counter: PartCounter, facts: Mapping[str, Any], where: str
+) -> None:
+    for _ in digested:
+        pass
+    if counter.facts()["texts_sha256"] != facts["texts_sha256"]:
+        raise ValueError(f"{where} was made of other texts than the input has now; give another --output")
+
+
+def _finish(
+    output: str, plan: Mapping[str, Any], extractor: FeatureExtractor, layout: Layout, parts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    if not parts:
+        raise ValueError("the input holds no text; give files that hold one a line")
+    names = [name for name, value in parts[0].items() if isinstance(value, int)]
+    finished = {
+        **plan,
+        "layers": list(extractor.layers),
+        "columns": list(layout.columns),
+        "width": layout.width,
+        **{name: sum(part[name] for part in parts) for name in names},
+        "parts": parts,
+    }
+    filesystem, path = open_filesystem(output)
+    write_atomic(filesystem, f"{path}/{FINISHED}", _to_json(finished))
+    return finished
+
+
+def describe_features(output: str, finished: Mapping[str, Any]) -> str:
+    """A few words for people."""
+    words = f", {finished['unknown_words']:,} words without pieces as [UNK]" if finished["unknown_words"] else ""
+    return (
+        f"{output}: {finished['rows']:,} rows of {', '.join(finished['columns'])} ({finished['width']} values) from "
+        f"{finished['texts']:,} texts, {finished['tokens']:,} tokens; {finished['long_texts']:,} texts longer than a "
+        f"window, {finished['empty_texts']:,} empty{words}"
+    )
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,168 @@
+"""Texts of files, one after another without holding a file: a line each, or a field of a JSON object a line each.
+
+CoNLL files are read whole.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec.compression
+import fsspec.utils
+
+from pipeline.storage.folder import is_file, list_files, locate, open_filesystem
+from trainer.inference.features.settings import FeaturesSettings
+
+CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+
+
+@dataclass(frozen=True)
+class InputText:
+    """A text and where it comes from.
+
+    Attributes:
+        number: Among all texts of the input, from 0.
+        source: URL of its file.
+        line: On which it begins, from 1.
+        text: As it stands there; of words, joined by spaces.
+        words: Of a CoNLL sentence; None for plain text.
+        name: What --id_field holds.
+    """
+
+    number: int
+    source: str
+    line: int
+    text: str
+    words: tuple[str, ...] | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of texts.
+
+    Attributes:
+        url: For messages and rows.
+        size: Bytes as stored.
+    """
+
+    filesystem: Any
+    path: str
+    url: str
+    size: int
+
+
+def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
+    """Texts in memory as those of a file called "memory", a line each."""
+    for number, text in enumerate(texts):
+        yield InputText(number, "memory", number + 1, text)
+
+
+def find_files(inputs: Sequence[str]) -> list[InputFile]:
+    """The files that the user named: files, those below folders, and what matches globs; each in order of names.
+
+    Raises:
+        FileNotFoundError: One names nothing.
+    """
+    found = []
+    for name in inputs:
+        filesystem, path = open_filesystem(name)
+        if any(character in path for character in "*?["):
+            paths = sorted(each for each in filesystem.glob(path) if is_file(filesystem, each))
+        elif is_file(filesystem, path):
+            paths = [path]
+        else:
+            paths = [f"{path}/{each}" for each in list_files(filesystem, path)]
+        if not paths:
+            raise FileNotFoundError(f"{name} names no file; give files, folders or quoted globs")
+        found += [InputFile(filesystem, each, locate(filesystem, each), filesystem.size(each)) for each in paths]
+    return found
+
+
+def iterate_texts(
+    files: Sequence[InputFile], settings: FeaturesSettings, report_bytes: Callable[[int], object]
+) -> Iterator[InputText]:
+    """Every text in order.
+
+    Args:
+        files: Of `find_files`.
+        settings: What format, field and column.
+        report_bytes: Called with the bytes read of all files so far.
+
+    Raises:
+        ValueError: A line that is not UTF-8, not JSON, or lacks the field; says file and line.
+    """
+    number, finished = 0, 0
+    for file in files:
+        with file.filesystem.open(file.path, "rb") as stored:
+            for read in _read_file(file, stored, settings):
+                yield InputText(number, file.url, *read)
+                number += 1
+                if number % 64 == 0:
+                    report_bytes(finished + min(stored.tell(), file.size))
+        finished += file.size
+        report_bytes(finished)
+
+
+_Read = tuple[int, str, tuple[str, ...] | None, str | None]
+"""Line, text, words and name."""
+
+
+def _read_file(file: InputFile, stored: Any, settings: FeaturesSettings) -> Iterator[_Read]:
+    plain_name, compression = _split_compression(file.path)
+    content = fsspec.compression.compr[compression](stored, mode="rb") if compression else stored
+    chosen = settings.input_format if settings.input_format != "auto" else _format_of(plain_name)
+    if chosen == "conll":
+        yield from _read_conll(content.read(), file.url, settings.token_column)
+        return
+    lines = io.BufferedReader(content) if compression == "zstd" else content  # whose reader knows no lines
+    for line, data in enumerate(lines, start=1):
+        text = _decode(data.rstrip(b"\r\n"), f"{file.url}:{line}")
+        yield (line, text, None, None) if chosen == "text" else (line, *_parse_json(text, file.url, line, settings))
+
+
+def _split_compression(path: str) -> tuple[str, str | None]:
+    suffix = next((each for each in COMPRESSIONS if path.endswith(each)), "")
+    return path.removesuffix(suffix), COMPRESSIONS.get(suffix)
+
+
+def _format_of(name: str) -> str:
+    if name.endswith((".jsonl", ".ndjson")):
+        return "jsonl"
+    return "conll" if name.endswith(CONLL_SUFFIXES) else "text"
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: is not UTF-8 ({error.reason}); convert the file") from error
+
+
+def _parse_json(text: str, url: str, line: int, settings: FeaturesSettings) -> tuple[str, None, str | None]:
+    where = f"{url}:{line}"
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON ({error}); expected an object a line") from error
+    wanted = [settings.field] + ([settings.id_field] if settings.id_field else [])
+    for name in wanted:
+        if not isinstance(record, dict) or name not in record:
+            found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise ValueError(f"{where}: no field {name!r}, found {found}; --field and --id_field name what to read")
+    if not isinstance(record[settings.field], str):
+        raise ValueError(  # noqa: TRY004
+            f"{where}: field {settings.field!r} is {type(record[settings.field]).__name__}, expected a string"
+        )
+    return record[settings.field], None, str(record[settings.id_field]) if settings.id_field else None
+
+
+def _read_conll(data: bytes, url: str, token_column: int) -> Iterator[_Read]:
+    from trainer.conll.read import Columns, read_conll
+
+    for sentence in read_conll(_decode(data, url), url, Columns(token_column, None)):
+        first = sentence.first_line + sentence.rows[0]
+        yield first, " ".join(sentence.words), sentence.words, None

@@ -1,0 +1,81 @@
+"""Whole weights out of what ZeRO has partitioned, partitions back into weights, and the check that they fit.
+
+What DeepSpeed keeps where is known here and in trainer.optim.sharded.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from trainer.optim.sharded import ShardedOptimizer
+from trainer.process.ranks import Ranks, together
+
+
+def adopt_partitions(engine: Any, optimizer: ShardedOptimizer) -> None:
+    """Under ZeRO-3, tells the optimizer which flat tensor it updates: it is in no group but during a step."""
+    if is_zero3(engine):
+        optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
+
+
+def is_zero3(engine: Any) -> bool:
+    """Whether the weights themselves are partitioned."""
+    return int(engine.zero_optimization_stage()) == 3
+
+
+def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole weights on rank 0, one after another, each to be copied at once; nothing on other ranks.
+
+    Called, and run to its end, by all ranks: under ZeRO-3 they bring the weights together.
+    """
+    if not is_zero3(engine):
+        yield from engine.module.state_dict().items() if ranks.rank == 0 else ()
+        return
+    import deepspeed
+
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            if ranks.rank == 0:
+                yield name, parameter.detach()
+
+
+def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
+    """Brings the model's weights in line with fp32 partitions that were changed from outside, as a checkpoint does."""
+    if is_zero3(engine):
+        zero = engine.optimizer
+        zero._partition_all_parameters()
+        for group in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(group)
+        if zero.persistent_parameters:
+            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+    elif optimizer.is_partitioned:
+        engine.optimizer.update_lp_params()
+
+
+@torch.no_grad()
+def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> None:
+    """Holds this rank's fragments to the model before anything is trained: clipping, decay and LAMB rest on them.
+
+    Raises:
+        ValueError: Fragments do not cover every parameter exactly once, or one does not hold the parameter's values;
+            the same on every rank.
+    """
+    remedy = "this version of DeepSpeed partitions in a way that is not known here; install the one in pyproject.toml"
+    parameters = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
+    covered = torch.zeros(len(parameters), dtype=torch.int64)
+    with together(ranks):
+        for piece in optimizer.fragments:
+            covered[piece.index] += piece.numel
+            found, whole = piece.of(optimizer.owned), parameters[piece.name]
+            expected = whole if not is_zero3(engine) else whole.ds_tensor  # this rank's share, padding after it
+            start = 0 if is_zero3(engine) else piece.start
+            if not torch.equal(found.to(whole.dtype), expected.detach().view(-1).narrow(0, start, piece.numel)):
+                raise ValueError(f"rank {ranks.rank} does not update the elements of {piece.name} it should; {remedy}")
+    if optimizer.is_partitioned:
+        torch.distributed.all_reduce(covered, group=ranks.counts_group)
+    for (name, parameter), count in zip(parameters.items(), covered.tolist(), strict=True):
+        numel = parameter.ds_numel if is_zero3(engine) else parameter.numel()
+        if count != numel:
+            raise ValueError(f"{count} of the {numel} elements of {name} are updated on some rank; {remedy}")

@@ -1,0 +1,239 @@
+"""The training loop: `train_phase` is all of it; run.py puts a run together, the engine makes a step."""
+
+import contextlib
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from trainer.guards.watchdog import FIRST_STEP_FACTOR
+from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
+from trainer.optim.engine import (
+    StepCounts,
+    agree_on_step,
+    agree_on_waiting,
+    deepspeed_config,
+    grad_norm,
+    read_deepspeed_file,
+    seed_dropout,
+    train_step,
+)
+from trainer.pretrain.anomalies import note_gradient
+from trainer.pretrain.objectives import WITH_NSP, prepare_micro_batch
+from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
+from trainer.pretrain.run import Position, Run, open_run
+from trainer.pretrain.validation import (
+    ValidationSet,
+    describe_unmeasured,
+    format_validation,
+    join_columns,
+    load_validation_sets,
+    validate,
+)
+from trainer.process.allocator import keep_freed_memory
+from trainer.process.ranks import start_ranks, stop_ranks
+from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
+from trainer.runs.metrics import loss_columns
+from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.step import RankStep, StepLoader
+
+WAITING_SECONDS = 0.05
+STOPPING = "stopping after this step, saving; again leaves at once"
+
+
+def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
+    """Trains, or continues, the run in settings.output. Returns the exit code: 0 when the run is finished."""
+    assert not remainder, "the command line passes nothing after --"
+    settings = resolve(settings)
+    chosen = read_deepspeed_file(settings.deepspeed)
+    deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
+    watch = LauncherWatch()
+    keep_freed_memory()
+    ranks = start_ranks()
+    note = note_outcome if ranks.rank == 0 else lambda _: None
+    note("running")
+    try:
+        run = open_run(settings, deepspeed, ranks)
+        if run is None:
+            note("finished")
+            return 0
+        with contextlib.closing(run), stops_requested(watch, run.stop, run.progress.say, STOPPING):
+            while not run.is_finished and not run.must_stop:
+                train_phase(run)
+            run.watchdog.beat("waiting for the last checkpoint", FIRST_STEP_FACTOR)
+            run.saver.finish()
+        _say_how_it_ended(run)
+    except CorruptWeightsError as error:
+        if ranks.rank == 0:
+            tqdm.write(f"pretrain: {error}", file=sys.stderr)
+        return CORRUPTED
+    finally:
+        stop_ranks()
+    if not run.is_finished:
+        leave_at_once(128 + run.stop.number)
+    note("finished")
+    return 0
+
+
+def train_phase(run: Run) -> None:
+    """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
+    settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
+    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
+    validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
+    if unmeasured := describe_unmeasured(run.mixture, validation_sets, phase.seq_len):
+        run.progress.say(unmeasured)
+    run.weights_check.forget()
+    if run.position.phase_step == 0:
+        begin_phase(run.optimizer, phase)
+    clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
+    for rank_step, waited, loader in _steps_of_phase(run, phase):
+        stops, elapsed = run.stop.is_made or run.saver.has_failed, clock.elapsed_seconds
+        counts = agree_on_step(run.ranks, rank_step.micro_batches, waited, stops, rank_step.drawn, elapsed)
+        learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
+        run.optimizer.set_learning_rate(learning_rate)
+        seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
+        run.optimizer.norm_limit = run.guard.limit
+        with run.profile.step(run.position.step + 1):
+            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts, settings.objective == WITH_NSP)
+        ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
+        run.position = _advance(run.position, ends, counts, rank_step.state)
+        if not note_gradient(run, phase_index, rank_step, loader):
+            return
+        _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
+        if run.is_due(settings.validation.interval):
+            run.watchdog.beat("validation", FIRST_STEP_FACTOR)
+            _log_validation(run, validation_sets)
+        is_sound = run.guard.streak is None or run.position.phase_step == 0
+        if (run.is_due(settings.checkpoint.interval) and is_sound) or counts.must_stop:
+            run.save()
+        run.must_stop = counts.must_stop
+
+
+def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
+    """This rank's share of every step that is left of the phase, the seconds it was waited for, its source."""
+    phase_index, is_first = run.position.phase, True
+    same_stream = run.settings.phases_of(phase.seq_len)
+    with StepLoader(
+        run.mixture,
+        "train",
+        phase.seq_len,
+        rank=run.ranks.rank,
+        world_size=run.ranks.world_size,
+        global_batch=phase.global_batch,
+        micro_tokens=run.settings.micro_tokens,
+        seed=run.settings.seed,
+        state=run.position.streams.get(str(phase.seq_len)),
+        first_step=run.position.phase_step,
+        skip=[*run.settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
+        patience=run.patience,
+        reading=run.settings.reading.with_cache(run.settings.cache_dir, run.settings.cache_bytes),
+        pin_memory=run.ranks.device.type == "cuda",
+    ) as loader:
+        while run.position.phase == phase_index and not run.must_stop:
+            run.step_started = time.monotonic()
+            run.watchdog.beat(f"step {run.position.step + 1}", FIRST_STEP_FACTOR if is_first else 1.0)
+            is_first = False
+            if run.settings.follow and not _have_step(run, loader):
+                run.save()
+                run.must_stop = True
+                return
+            rank_step = next(loader)
+            batches = [prepare_micro_batch(batch, run.settings.objective) for batch in rank_step.micro_batches]
+            waited = time.monotonic() - run.step_started
+            yield dataclasses.replace(rank_step, micro_batches=batches), waited, loader
+
+
+def _have_step(run: Run, loader: StepLoader) -> bool:
+    """Waits until every rank has its next step, however long a build takes; False where one was told to stop."""
+    while True:
+        run.watchdog.beat("waiting for the build")
+        ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop.is_made)
+        if ready or stopped:
+            return not stopped
+        time.sleep(WAITING_SECONDS)
+
+
+def _advance(position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]) -> Position:
+    """The position after a step, at the beginning of the next phase where it was the last of this one."""
+    return Position(
+        step=position.step + 1,
+        phase=position.phase + ends,
+        phase_step=0 if ends else position.phase_step + 1,
+        tokens=position.tokens + counts.tokens,
+        instances=position.instances + counts.instances,
+        drawn=_add_drawn(position.drawn, counts.drawn),
+        streams={**position.streams, str(stream["seq_len"]): stream},
+        phase_seconds=0.0 if ends else counts.elapsed_seconds,
+    )
+
+
+def _add_drawn(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Instances and tokens of every dataset, added up."""
+    pairs = zip(before or [[0, 0]] * len(now), now, strict=True)
+    return [[one + other for one, other in zip(old, new, strict=True)] for old, new in pairs]
+
+
+def _log_step(
+    run: Run, phase_index: int, rank_step: RankStep, sums: Tensor, counts: StepCounts, learning_rate: float
+) -> None:
+    """Adds the step's row to metrics.jsonl and moves the bar."""
+    norm = grad_norm(run.engine, run.optimizer)
+    columns = loss_columns(sums.tolist(), counts.masked, counts.instances, run.settings.objective == WITH_NSP)
+    seconds = time.monotonic() - run.step_started
+    steps_left = run.settings.phases[phase_index].steps - run.position.phase_step if run.position.phase_step else 0
+    names = [each.name for each in run.mixture]
+    drawn = [dict(zip(("instances", "tokens"), pair, strict=True)) for pair in run.position.drawn]
+    row: dict[str, Any] = {
+        "step": run.position.step,
+        "split": "train",
+        "phase": phase_index,
+        "position": rank_step.first_position,
+        **columns,
+        "grad_norm": norm,
+        "learning_rate": learning_rate,
+        **run.optimizer.metrics(),
+        "tokens": counts.tokens,
+        "instances": counts.instances,
+        **run.gauge.columns(counts, seconds, phase_index, steps_left),
+        **seconds_left(run.settings, phase_index, counts.elapsed_seconds),
+        "steps_skipped": run.guard.num_skipped,
+        "epochs": dict(zip(names, rank_step.epochs, strict=True)),
+        "drawn": dict(zip(names, drawn, strict=True)),
+        "seconds": seconds,
+    }
+    run.recorder.add(row)
+    run.progress.advance(row)
+    if run.position.phase_step == 0:
+        for name, counted in row["drawn"].items():
+            run.progress.say(
+                f"{name}: {row['epochs'][name]:.2f} epochs of length {run.settings.phases[phase_index].seq_len};"
+                f" {counted['instances']:,} instances and {counted['tokens']:,} tokens in all"
+            )
+
+
+def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
+    """Measures the validation loss, where a dataset has a validation split, and writes it down."""
+    if not validation_sets:
+        return
+    parts = {each.name: validate(run.engine, each, run.ranks) for each in validation_sets}
+    row = {"step": run.position.step, "split": "validation", **join_columns(parts, validation_sets)}
+    run.position = finish_at_accuracy(run.position, row["mlm_accuracy"], run.settings)
+    if len(parts) > 1:
+        row["datasets"] = parts
+    run.recorder.add(row)
+    run.progress.say(f"step {run.position.step}: {format_validation(row)}")
+    for name, columns in row.get("datasets", {}).items():
+        run.progress.say(f"  {name}: {format_validation(columns)}")
+
+
+def _say_how_it_ended(run: Run) -> None:
+    position = run.position
+    if run.is_finished:
+        run.progress.say(f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens")
+    else:
+        run.progress.say(f"stopped by a signal and saved after step {position.step}; the same command continues")

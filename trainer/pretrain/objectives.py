@@ -1,0 +1,51 @@
+"""What a model is trained to predict: pure functions on packed micro-batches.
+
+| objective     | predicted                                        | attention     | source                           |
+|---------------|--------------------------------------------------|---------------|----------------------------------|
+| mlm+nsp       | masked tokens, and whether B follows A           | bidirectional | BERT paper, section 3.1          |
+| mlm           | masked tokens                                    | bidirectional | BERT paper, 5.1 ("No NSP")       |
+| left-to-right | every token from those before it, nothing masked | causal        | BERT paper, 5.1 ("LTR & No NSP") |
+
+The instances are the same ones for all three: pairs of segments with static masks, which are undone for the last.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from trainer.stream.packing import MicroBatch
+
+LEFT_TO_RIGHT = "left-to-right"
+WITH_NSP = "mlm+nsp"
+_NSP_PREFIXES = ("bert.pooler.", "nsp_head.")
+
+
+def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
+    """What the model reads and predicts of a micro-batch under an objective."""
+    return as_left_to_right(batch) if objective == LEFT_TO_RIGHT else batch
+
+
+def as_left_to_right(batch: MicroBatch) -> MicroBatch:
+    """The text as it was before masking; every token but each instance's last one predicts the one after it."""
+    text_T = unmasked_text(batch)
+    predicts_T = torch.ones(len(text_T), dtype=torch.bool)
+    predicts_T[batch.cu_seqlens[1:].long() - 1] = False
+    positions_M = predicts_T.nonzero().flatten()
+    return dataclasses.replace(
+        batch, input_ids=text_T, masked_positions=positions_M, masked_labels=text_T[positions_M + 1].long()
+    )
+
+
+def unmasked_text(batch: MicroBatch) -> Tensor:
+    """[T] int32: the tokens as they were before masking."""
+    return batch.input_ids.int().index_copy(0, batch.masked_positions.long(), batch.masked_labels.int())
+
+
+def freeze_unused(model: Module, objective: str) -> None:
+    """Keeps the pooler and the NSP head as they are where nothing trains them: decay would shrink them."""
+    if objective != WITH_NSP:
+        for name, parameter in model.named_parameters():
+            if name.startswith(_NSP_PREFIXES):
+                parameter.requires_grad_(False)

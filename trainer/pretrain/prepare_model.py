@@ -1,0 +1,76 @@
+"""What the settings ask of a model before an engine is built around it."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.checkpoints.read import read_weights
+from trainer.conversion.initial_weights import read_initial_weights
+from trainer.model.bert import BertForPreTraining
+from trainer.model.compiled import compile_model
+from trainer.model.config import BertConfig
+from trainer.pretrain.objectives import freeze_unused
+from trainer.settings import PretrainSettings
+
+# What does not change weights or what they mean.
+_FREE_FIELDS = frozenset(
+    {"hidden_dropout", "attention_dropout", "initializer_range", "attention_backend", "fused_qkv", "padded_vocab"}
+)
+
+
+def prepare_model(
+    model: BertForPreTraining, settings: PretrainSettings, checkpoint: Path | None, vocabulary: Path
+) -> Iterator[str]:
+    """Freezes, fills and compiles the model as asked; a word for people about each weight that came from elsewhere.
+
+    Args:
+        model: With its initial weights.
+        settings: Resolved settings.
+        checkpoint: The committed one that the run continues from, whose partitions are read later; None for a new run.
+        vocabulary: vocab.txt of the run.
+
+    Raises:
+        ValueError: `init_from` is of another model or another vocabulary, or damaged; the checkpoint lacks a weight.
+        FileNotFoundError: It is not there.
+    """
+    freeze_unused(model, settings.objective)
+    model.bert.recompute_layers = settings.activation_checkpointing
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if checkpoint is not None and frozen:
+        # No optimizer has them, so they are in no fragment.
+        weights = read_weights(checkpoint)
+        if lacking := sorted(frozen - weights.keys()):
+            raise ValueError(f"{checkpoint} does not hold {', '.join(lacking[:3])}; it is of another model")
+        model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
+    elif checkpoint is None and settings.init_from is not None:
+        yield from _start_from(settings.init_from, model, settings.init_from_pickle, vocabulary)
+    if settings.compile:
+        compile_model(model)
+
+
+def _start_from(folder: str, model: BertForPreTraining, allow_pickle: bool, vocabulary: Path) -> Iterator[str]:
+    found = read_initial_weights(folder, allow_pickle=allow_pickle)
+    _check_config(found.config, model.config, folder)
+    if found.vocab is not None and found.vocab.split() != vocabulary.read_bytes().split():
+        raise ValueError(
+            f"{folder}/vocab.txt differs from the dataset's vocabulary, so ids mean other words; build the dataset "
+            "with --vocab of that file, or leave init_from out"
+        )
+    missing = model.load_state_dict(found.state, strict=False).missing_keys
+    yield f"weights are those of {folder}"
+    if missing:
+        yield f"  it lacks {', '.join(sorted(missing))}, which begin as new"
+    if found.vocab is None:
+        yield "  it has no vocab.txt: nothing but the size says that its vocabulary is the dataset's"
+
+
+def _check_config(found: BertConfig, expected: BertConfig, folder: str) -> None:
+    """Refuses weights of another model by the name of the setting that would fit them."""
+    theirs, ours = dataclasses.asdict(found), dataclasses.asdict(expected)
+    wrong = {name: value for name, value in theirs.items() if name not in _FREE_FIELDS and value != ours[name]}
+    if wrong:
+        listing = ", ".join(f"{name} {value} (this run: {ours[name]})" for name, value in wrong.items())
+        raise ValueError(
+            f"{folder} has {listing}; choose the model preset and overrides that fit it, the dataset for vocab_size, "
+            "and objective for is_causal"
+        )

@@ -1,0 +1,234 @@
+"""A run in progress on one rank: how it is put together from its settings, its dataset and its newest checkpoint."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.storage.folder import parse_storage_options
+from pipeline.storage.patience import Patience
+from pipeline.storage.secret_values import hide
+from trainer.checkpoints.read import STATE, load_checkpoint, read_state
+from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
+from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.store import CheckpointStore
+from trainer.conversion.export import VOCAB
+from trainer.guards.spike_guard import SpikeGuard
+from trainer.guards.watchdog import Watchdog
+from trainer.guards.weights_check import WeightsCheck
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
+from trainer.optim.build_optimizer import build_optimizer
+from trainer.optim.engine import start_engine
+from trainer.optim.sharded import ShardedOptimizer
+from trainer.pretrain.prepare_model import prepare_model
+from trainer.process.ranks import Ranks, device_name, together
+from trainer.process.stopping import StopRequest
+from trainer.runs.run_folder import RunFolder, prepare_run
+from trainer.runs.run_lock import lock_run
+from trainer.settings import PretrainSettings
+from trainer.stream.source import Mixture, open_mixture
+from trainer.stream.state import parse_state
+from trainer.watch.gauge import Gauge
+from trainer.watch.profile import Profile
+from trainer.watch.recorder import Recorder, open_recorder
+from trainer.watch.terminal import Progress
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come; what its checkpoints say beside tensors.
+
+    Attributes:
+        step: Optimizer steps of the whole run.
+        phase: Index of the phase the next step belongs to.
+        phase_step: Steps made in that phase.
+        tokens: Real tokens read by all ranks, over the whole run.
+        instances: Instances read by all ranks, over the whole run.
+        drawn: Instances and tokens of every dataset of the mixture, over the whole run.
+        streams: State of the stream of every length read so far, by the length in digits, as JSON's keys are text.
+        phase_seconds: Spent on the phase, where time decides how long it is.
+        guard: State of the spike guard, in checkpoints only.
+    """
+
+    step: int = 0
+    phase: int = 0
+    phase_step: int = 0
+    tokens: int = 0
+    instances: int = 0
+    drawn: Sequence[Sequence[int]] = ()
+    streams: dict[str, dict[str, Any]] = field(default_factory=dict)
+    phase_seconds: float = 0.0
+    guard: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """A run in progress on one rank; the loop changes what stands below `progress`."""
+
+    settings: PretrainSettings
+    ranks: Ranks
+    mixture: Mixture
+    folder: RunFolder
+    engine: Any
+    optimizer: ShardedOptimizer
+    saver: CheckpointSaver
+    store: CheckpointStore | None
+    guard: SpikeGuard
+    weights_check: WeightsCheck
+    watchdog: Watchdog
+    patience: Patience
+    progress: Progress
+    recorder: Recorder
+    gauge: Gauge
+    profile: Profile
+    position: Position
+    step_started: float = 0.0
+    stop: StopRequest = field(default_factory=StopRequest)  # of this rank
+    must_stop: bool = False  # agreed by all ranks
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every phase is over."""
+        return self.position.phase == len(self.settings.phases)
+
+    def close(self) -> None:
+        """Ends what watches and shows the run."""
+        for each in (self.watchdog, self.profile, self.recorder, self.progress):
+            each.close()
+
+    def save(self) -> None:
+        """Saves in the background, once the weights are known to be sound."""
+        self.weights_check.check()
+        self.recorder.flush()
+        self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
+
+    def reopen_records(self) -> None:
+        """Drops what metrics and curves say of steps after the position, which will be made again."""
+        self.recorder.restart_after(self.position.step)
+
+    def is_due(self, interval: int) -> bool:
+        """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
+        return self.position.phase_step == 0 or (interval > 0 and self.position.step % interval == 0)
+
+
+def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
+    """Everything a run needs, at its newest checkpoint or at its start; None, and a word about it, when it is finished.
+
+    Args:
+        settings: Resolved settings.
+        deepspeed: DeepSpeed's settings.
+        ranks: This rank and the others.
+
+    Raises:
+        ValueError: Settings, dataset and what is in the folder do not fit each other; the same on every rank.
+    """
+    folder, position, store = RunFolder(Path(settings.output)), Position(), None
+    say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
+    patience = Patience(60 * settings.follow_limit_minutes, say)
+    with together(ranks):
+        profile = Profile(settings.profile, folder.path / "profile", ranks)
+        options = parse_storage_options(settings.storage_options)
+        mixture = open_mixture(settings.data, options, patience if settings.follow else None)
+        model_config = check_mixture(settings, mixture, ranks.world_size)
+        if settings.checkpoint.url is not None:
+            store = CheckpointStore(settings.checkpoint.url, options)
+        if ranks.rank == 0:
+            lock_run(folder)
+            if store is not None:
+                restore_run(folder, store)
+            prepare_run(settings, mixture, model_config, ranks.world_size)
+    copy_run(folder, store, ranks)
+    checkpoint = choose_checkpoint(folder, store, ranks, settings.checkpoint.skip_damaged, say)
+    if checkpoint is not None:
+        with together(ranks):
+            position = read_position(checkpoint)
+            refuse_consumed(settings, position)
+    progress = Progress(settings.num_steps, position.step, shown=ranks.rank == 0)
+    if position.phase == len(settings.phases):
+        progress.say(f"{folder.path}: this run is finished, all {position.step} steps are made")
+        return None
+    model = build_model(model_config, settings.seed)
+    with together(ranks):
+        for line in prepare_model(model, settings, checkpoint, folder.path / VOCAB):
+            progress.say(line)
+    optimizer = build_optimizer(model, settings.optimizer)
+    engine = start_engine(model, optimizer, deepspeed, ranks)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, engine, optimizer, ranks)
+        progress.say(f"{folder.path}: continuing after step {position.step}")
+    with together(ranks):
+        recorder = open_recorder(folder, settings, position.step, progress.say) if ranks.rank == 0 else Recorder()
+    gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
+    if gauge.peak_tflops is None:
+        progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
+    saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
+    saver.prepare(engine, optimizer)
+    return Run(
+        settings,
+        ranks,
+        mixture,
+        folder,
+        engine,
+        optimizer,
+        saver,
+        store,
+        SpikeGuard(settings.safety, position.guard),
+        WeightsCheck(model, optimizer, ranks, settings.safety.weights_interval),
+        Watchdog(60 * settings.safety.watchdog_minutes, folder.stacks, ranks),
+        patience,
+        progress,
+        recorder,
+        gauge,
+        profile,
+        position,
+    )
+
+
+def read_position(checkpoint: Path) -> Position:
+    """How far a run had come at a checkpoint.
+
+    Raises:
+        ValueError: Its state is damaged, or says less than a run needs.
+    """
+    state = read_state(checkpoint)
+    names = [each.name for each in dataclasses.fields(Position)]
+    if lacking := [name for name in names if name not in state]:
+        raise ValueError(f"{checkpoint / STATE} lacks {', '.join(lacking)}; go back to the checkpoint before it")
+    return Position(**{name: state[name] for name in names})
+
+
+def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
+    """Looks at `skip` for every stream that was begun, also those of phases that are over.
+
+    Raises:
+        ValueError: It leaves out what was consumed already.
+    """
+    for seq_len, state in position.streams.items():
+        parse_state(state).skipping(settings.skipped(*settings.phases_of(int(seq_len))))
+
+
+def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
+    """The model's config, with the datasets' vocabulary, once settings and datasets are known to fit.
+
+    Raises:
+        ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a vocabulary given twice.
+    """
+    config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
+    for index, phase in enumerate(settings.phases):
+        for each in mixture:
+            each.dataset.num_passes("train", phase.seq_len)
+        if phase.seq_len > config.max_position_embeddings:
+            raise ValueError(
+                f"phases.{index}.seq_len is {phase.seq_len}, the model reads {config.max_position_embeddings} tokens; "
+                "raise model.overrides.max_position_embeddings"
+            )
+        if phase.global_batch < world_size:
+            raise ValueError(
+                f"phases.{index}.global_batch is {phase.global_batch} for {world_size} ranks; every rank needs at "
+                "least one instance a step: raise it or start fewer ranks"
+            )
+    return config

@@ -1,0 +1,312 @@
+"""The folder of a run: what it was asked to do, with what, and whether the same command may continue it.
+
+RUN/config.yaml (resolved settings), run.json (versions, hardware, arguments, dataset), metrics.jsonl, vocab.txt,
+tokenizer.json, checkpoints/.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.storage.folder import replace_local
+from pipeline.storage.secret_values import hide_arguments, hide_in
+from trainer.model.config import BertConfig
+from trainer.runs.settings_changes import changes
+from trainer.settings import OF_PHASES, PretrainSettings
+from trainer.stream.source import Mixture, WeightedDataset
+
+CONFIG = "config.yaml"
+RUN_FACTS = "run.json"
+LOCK = ".lock"
+VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
+"""Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
+RUN_KEYS = ("id", "model", "launches", "datasets")
+DATASET_KEYS = ("name", "url", "weight", "root_hash", "settings_hash", "lower_case", *VOCABULARY_HASHES.values())
+REMEDY = "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
+SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved settings."""
+        return self.path / CONFIG
+
+    @property
+    def facts(self) -> Path:
+        """Versions, hardware, arguments and dataset."""
+        return self.path / RUN_FACTS
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON row per step and validation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def downloads(self) -> Path:
+        """Where a node that does not see rank 0's folder keeps the checkpoint it began with."""
+        return self.path / "downloads"
+
+    @property
+    def anomalies(self) -> Path:
+        """One JSON row per step whose gradient was not taken."""
+        return self.path / "anomalies.jsonl"
+
+    @property
+    def stacks(self) -> Path:
+        """Where a watchdog leaves the stacks of a job that hung."""
+        return self.path / "stacks"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the job that trains here."""
+        return self.path / LOCK
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether something that is not a run is there."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return not self.facts.is_file() and any(path.name != LOCK for path in self.path.iterdir())
+
+    def read_facts(self) -> dict[str, Any]:
+        """run.json.
+
+        Raises:
+            FileNotFoundError: The folder holds no run.
+            ValueError: It is damaged.
+        """
+        if not self.facts.is_file():
+            raise FileNotFoundError(f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command")
+        return parse_facts(self.facts.read_bytes(), str(self.facts))
+
+    def read_config(self) -> dict[str, Any]:
+        """config.yaml, as plain values.
+
+        Raises:
+            FileNotFoundError: It is missing.
+            ValueError: It is damaged.
+        """
+        if not self.config.is_file():
+            raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
+        try:
+            config = yaml.safe_load(self.config.read_bytes())
+        except (yaml.YAMLError, ValueError) as error:
+            raise ValueError(f"{self.config} is damaged, it is not YAML: {error}; {REMEDY}") from error
+        if not isinstance(config, dict):
+            found = f"{str(config)[:60]!r}, expected settings"
+            raise ValueError(f"{self.config} is damaged: it holds {found}; {REMEDY}")  # noqa: TRY004
+        return config
+
+    def read_vocabulary(self, name: str) -> bytes:
+        """vocab.txt or tokenizer.json, as the dataset had them.
+
+        Raises:
+            FileNotFoundError: It is missing.
+            ValueError: It was changed since, or run.json is damaged.
+        """
+        path, expected = self.path / name, self.read_facts()["datasets"][0][VOCABULARY_HASHES[name]]
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; copy it from the dataset that the run was trained on")
+        data = path.read_bytes()
+        if (found := hashlib.sha256(data).hexdigest()) != expected:
+            raise ValueError(
+                f"{path} is not what the run was trained with: its sha256 is {found}, {RUN_FACTS} says {expected}; copy"
+                " it from the dataset again"
+            )
+        return data
+
+
+def parse_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Args:
+        data: What the file holds.
+        where: Its path or URL, for messages.
+        remedy: What to do where it is damaged.
+
+    Raises:
+        ValueError: It is not JSON, or no object.
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is damaged, it is not JSON: {error}; {remedy}") from error
+    if not isinstance(found, dict):
+        shown = f"{str(found)[:60]!r}, expected an object"
+        raise ValueError(f"{where} is damaged: it holds {shown}; {remedy}")  # noqa: TRY004
+    return found
+
+
+def parse_facts(data: bytes, where: str) -> dict[str, Any]:
+    """What run.json holds.
+
+    Raises:
+        ValueError: It is damaged, or of an earlier version.
+    """
+    facts = parse_object(data, where, REMEDY)
+    lacking = [key for key in RUN_KEYS if key not in facts]
+    datasets = facts.get("datasets", ())
+    if not lacking and not (isinstance(datasets, list) and all(isinstance(each, dict) for each in datasets)):
+        raise ValueError(f"{where} is damaged: its datasets are {str(datasets)[:60]!r}, expected objects; {REMEDY}")
+    lacking += [f"{key} of a dataset" for each in datasets for key in DATASET_KEYS if key not in each]
+    if lacking:
+        raise ValueError(f"{where} lacks {lacking[0]}: it is damaged, or of an earlier version; {REMEDY}")
+    return facts
+
+
+def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int) -> None:
+    """Makes the run's folder, or checks that the one there may be continued with these settings. Rank 0 only.
+
+    Raises:
+        FileExistsError: The folder holds something that is not a run.
+        ValueError: The folder's run has other settings or another dataset, what the folder says of it is damaged, or a
+            dataset's vocabulary is not the one of its manifest.
+    """
+    run = RunFolder(Path(settings.output))
+    if run.is_foreign:
+        raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
+    datasets = [dataset_facts(each) for each in mixture]
+    vocabularies = [{name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture]
+    facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": dataclasses.asdict(model), "launches": []}
+    if run.facts.is_file():
+        facts = run.read_facts()
+        _check_unchanged(run, settings, facts["datasets"], datasets)
+    facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    facts["launches"].append(launch_facts(world_size))
+    # First, as it says that this folder is a run.
+    replace_file(run.facts, (json.dumps(hide_in(facts), indent=2) + "\n").encode())
+    for name, data in vocabularies[0].items():
+        replace_file(run.path / name, data)
+    replace_file(run.config, to_yaml(settings).encode())
+
+
+def to_yaml(settings: PretrainSettings) -> str:
+    """The settings as a file that `--config` reads."""
+    left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out}
+    return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
+
+
+def launch_facts(world_size: int) -> dict[str, Any]:
+    """When, where, with which software and arguments the run was started."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": hide_arguments(sys.argv),
+        "world_size": world_size,
+        "host": platform.node(),
+        "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
+        "python": platform.python_version(),
+        "software": software_versions(SOFTWARE),
+        "git_commit": _git_commit(),
+    }
+
+
+def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
+    """What run.json says of a dataset; the root hash of one that is still being built is None."""
+    manifest = source.dataset.manifest
+    return {
+        "name": source.name,
+        "url": source.dataset.url,
+        "weight": source.weight,
+        "root_hash": None if manifest.root_hash == UNKNOWN_HASH else manifest.root_hash,
+        "settings_hash": manifest.settings_hash,
+        "lower_case": manifest.settings["lower_case"],
+        "vocab_sha256": manifest.vocab_sha256,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+    }
+
+
+def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[str]:
+    """What differs between the datasets of two launches; where they are and what they are called may."""
+    if len(old) != len(new):
+        names = [", ".join(each["name"] for each in side) for side in (old, new)]
+        return [f"data was {len(old)} dataset(s), {names[0]}, and is now {len(new)}, {names[1]}"]
+    found = []
+    for was, now in zip(old, new, strict=True):
+        for key in ("weight", "root_hash", "settings_hash"):
+            if was[key] != now[key] and None not in (was[key], now[key]):
+                before, after = (str(side[key])[:16] for side in (was, now))
+                found.append(
+                    f"{key.replace('_', ' ')} of data {was['name']} ({was['url']}) was {before} and is now {after}"
+                )
+    return found
+
+
+def _check_unchanged(
+    run: RunFolder, settings: PretrainSettings, datasets: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
+) -> None:
+    new = yaml.safe_load(to_yaml(settings))
+    # A first launch may have been killed between run.json and config.yaml; then nothing was trained yet.
+    was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
+    old = new if was_killed_at_once else run.read_config()
+    found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, new)]
+    found += _changed_datasets(datasets, now)
+    if found:
+        raise ValueError(
+            f"{run.path} holds a run with other settings: {'; '.join(found)}. Give the settings it was started with to "
+            "continue it, or another --output for a new run"
+        )
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file at once, or makes it; a loss of power leaves the old one or the new one."""
+    replace_local(str(path), data)
+
+
+def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
+    """Installed versions by name; None for what is not installed."""
+    return {name: _version(name) for name in distributions}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree this runs from, with "+changes" when files differ from it; None outside git."""
+    source = Path(__file__).resolve().parents[1]
+    try:
+        # An installed copy may lie inside somebody else's repository.
+        if Path(_git(source, "rev-parse", "--show-toplevel")) != source:
+            return None
+        commit = _git(source, "rev-parse", "HEAD")
+        return f"{commit}+changes" if _git(source, "status", "--porcelain") else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
