@@ -1,9 +1,7 @@
-"""The files with which users open a trained model's tokenizer in `tokenizers` and `transformers`.
-
-May import the standard library, tokenizers, and this room's `vocab` and `wordpiece`.
-"""
+"""The files with which users open a trained model's tokenizer in `tokenizers` and `transformers`."""
 
 import json
+from functools import lru_cache
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import WordPiece as WordPieceDecoder
@@ -50,6 +48,7 @@ def build_pre_tokenizer() -> BertPreTokenizer:
     return BertPreTokenizer()
 
 
+@lru_cache(maxsize=4)  # a build asks three times, and making it takes 10 ms
 def tokenizer_json(vocab: Vocabulary, lower_case: bool) -> str:
     """Content of tokenizer.json; equal bytes for equal arguments."""
     return build_tokenizer(vocab, lower_case).to_str(pretty=True)
