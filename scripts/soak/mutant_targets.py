@@ -59,7 +59,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "trainer/optim/sharded.py": _OPTIMIZERS,
     "trainer/checkpoints/write.py": _CHECKPOINTS,
     "trainer/checkpoints/read.py": _CHECKPOINTS,
-    "trainer/checkpoints/resume.py": (*_CHECKPOINTS, "trainer/test_recovery.py"),
+    "trainer/checkpoints/resume.py": ("trainer/test_resume.py", *_CHECKPOINTS, "trainer/test_recovery.py"),
     "trainer/checkpoints/store.py": _CHECKPOINTS,
     "trainer/optim/engine.py": ("trainer/test_engine.py", "trainer/test_guards.py", "trainer/test_same_losses.py"),
     "trainer/guards/spike_guard.py": ("trainer/test_guards.py",),
