@@ -8,8 +8,10 @@ _ORDER = ("trainer/test_order.py", "trainer/test_step.py", "trainer/test_mixture
 _OPTIMIZERS = ("trainer/test_optim.py", "trainer/test_engine.py")
 _CHECKPOINTS = (
     "trainer/test_checkpoint_pieces.py",
-    "trainer/test_checkpoint.py",
+    "trainer/test_durability.py",
+    "trainer/test_resume.py",
     "trainer/test_uploads.py",
+    "trainer/test_checkpoint.py",
     "stores/test_checkpoint_store.py",
 )
 
@@ -59,7 +61,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "trainer/optim/sharded.py": _OPTIMIZERS,
     "trainer/checkpoints/write.py": _CHECKPOINTS,
     "trainer/checkpoints/read.py": _CHECKPOINTS,
-    "trainer/checkpoints/resume.py": ("trainer/test_resume.py", *_CHECKPOINTS, "trainer/test_recovery.py"),
+    "trainer/checkpoints/resume.py": (*_CHECKPOINTS, "trainer/test_recovery.py"),
     "trainer/checkpoints/store.py": _CHECKPOINTS,
     "trainer/optim/engine.py": ("trainer/test_engine.py", "trainer/test_guards.py", "trainer/test_same_losses.py"),
     "trainer/guards/spike_guard.py": ("trainer/test_guards.py",),
