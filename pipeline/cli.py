@@ -22,12 +22,12 @@ COMMANDS = {
     "tokens": Command("text to encoded documents", _BUILD, "pipeline.cli:tokens", (), True),
     "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.cli:shards", (), True),
     "verify": Command(
-        "read a dataset once and say what is wrong", "pipeline.cli:VerifySettings", "pipeline.cli:verify", ("dataset",)
+        "read a dataset once and say what is wrong", "pipeline.cli:VerifySettings", "pipeline.cli:verify", ("data",)
     ),
     "inspect": Command(
-        "show instances in readable form", "pipeline.cli:InspectSettings", "pipeline.cli:inspect", ("dataset",)
+        "show instances in readable form", "pipeline.cli:InspectSettings", "pipeline.cli:inspect", ("data",)
     ),
-    "report": Command("show what a dataset holds", "pipeline.cli:ReportSettings", "pipeline.cli:report", ("dataset",)),
+    "report": Command("show what a dataset holds", "pipeline.cli:ReportSettings", "pipeline.cli:report", ("data",)),
 }
 
 
@@ -36,19 +36,19 @@ class VerifySettings:
     """Reads a whole dataset once and says everything that is wrong with it.
 
     Attributes:
-        dataset: Folder or URL of the dataset.
+        data: Folder or URL of the dataset.
         deep: Also hold every instance to BERT's rules (docs/parity.md) and test the shares that chance decides.
-        threads: Shards checked at once, each held in memory; never more than 4 a core, or than fit in free memory.
+        num_threads: Shards checked at once, each held in memory; never more than 4 a core, or than fit in free memory.
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
-    dataset: str
+    data: str
     deep: bool = False
-    threads: int = 4
+    num_threads: int = 4
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, threads=1)
+        check_least(self, num_threads=1)
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class InspectSettings:
     """Shows instances in readable form, masked words as [shown>original]; or documents, or some of those left out.
 
     Attributes:
-        dataset: Folder or URL of the dataset.
-        count: How many.
+        data: Folder or URL of the dataset.
+        num_instances: How many.
         split: train or validation.
         seq_len: Length of the instances; null for the shortest there is.
         dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
@@ -66,8 +66,8 @@ class InspectSettings:
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
-    dataset: str
-    count: int = 2
+    data: str
+    num_instances: int = 2
     split: str = "train"
     seq_len: int | None = None
     dropped: bool = False
@@ -75,7 +75,7 @@ class InspectSettings:
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, count=1)
+        check_least(self, num_instances=1)
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class ReportSettings:
     """Shows what a dataset holds as text, and writes it as a page: documents, drops, lengths, masks, instances.
 
     Attributes:
-        dataset: Folder or URL of the dataset.
-        html: File or URL of the page; null for report.html in the dataset.
+        data: Folder or URL of the dataset.
+        output: File or URL of the page; null for report.html in the dataset.
         storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
     """
 
-    dataset: str
-    html: str | None = None
+    data: str
+    output: str | None = None
     storage_options: str | None = None
 
 
@@ -162,9 +162,9 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     total = sum(shard.num_bytes for shard in dataset.all_shards)
     check = DeepCheck(dataset) if settings.deep else None
     largest = max((shard.num_bytes for shard in dataset.all_shards), default=0)
-    threads, why = this_machine().limit(settings.threads, len(dataset.all_shards), 2 * largest)
-    if settings.threads > VerifySettings.threads and why:
-        tqdm.write(f"threads: {why}", file=sys.stderr)
+    threads, why = this_machine().limit(settings.num_threads, len(dataset.all_shards), 2 * largest)
+    if settings.num_threads > VerifySettings.num_threads and why:
+        tqdm.write(f"num_threads: {why}", file=sys.stderr)
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
         findings = verify_dataset(
             dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda _shard, _block: ())
@@ -175,10 +175,10 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     for finding in findings:
         print(finding)
     if findings:
-        print(f"{settings.dataset}: {len(findings)} finding(s); restore the files named or rebuild the dataset")
+        print(f"{settings.data}: {len(findings)} finding(s); restore the files named or rebuild the dataset")
         return 2
     instances = sum(shard.instances for shard in dataset.all_shards)
-    print(f"{settings.dataset}: sound, {len(dataset.all_shards)} shards, {instances:,} instances")
+    print(f"{settings.data}: sound, {len(dataset.all_shards)} shards, {instances:,} instances")
     print(describe_coverage(dataset.manifest, dataset.all_shards))
     print(f"root hash {dataset.manifest.root_hash}")
     return 0
@@ -198,11 +198,11 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     tokens = find_tokens(dataset, tokens_url(dataset), parse_storage_options(settings.storage_options))
     if settings.documents:
         if tokens is None:
-            raise FileNotFoundError(f"{settings.dataset}: {_NO_PLACES}; build again to find out")
+            raise FileNotFoundError(f"{settings.data}: {_NO_PLACES}; build again to find out")
         print("\n".join(describe_documents(dataset, tokens, settings.documents)))
         return
     seq_len = settings.seq_len or min(group.seq_len for group in dataset.manifest.groups)
-    for text in show_instances(dataset, settings.split, seq_len, settings.count, tokens):
+    for text in show_instances(dataset, settings.split, seq_len, settings.num_instances, tokens):
         print(f"{text}\n")
     if tokens is None:
         print(_NO_PLACES)
@@ -227,19 +227,19 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     found = read_report(dataset)
     print(format_report(found))
     filesystem, path = dataset.filesystem, f"{dataset.root}/{REPORT_PAGE}"
-    if settings.html is not None:
-        filesystem, path = open_filesystem(settings.html)
+    if settings.output is not None:
+        filesystem, path = open_filesystem(settings.output)
     elif found != load_report(dataset):
         write_report(dataset, found)  # the page says that its numbers stand beside it
     write_page(found, path, filesystem)
-    print(f"page        {settings.html or dataset.locate(REPORT_PAGE)}")
+    print(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
 
 
 def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
 
-    return open_dataset(settings.dataset, parse_storage_options(settings.storage_options))
+    return open_dataset(settings.data, parse_storage_options(settings.storage_options))
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ COMMANDS = {
     "fill-mask": Command(
         summary="see what a model puts in the place of [MASK]",
         settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
-        positionals=("model", "texts"),
+        positionals=("texts",),
     ),
     "evaluate": Command(
         summary="measure a model's losses and accuracies on a dataset",
@@ -95,7 +95,7 @@ def stream(settings: StreamSettings, _remainder: object = None) -> None:
 
 
 def plan(settings: PlanSettings, _remainder: object = None) -> None:
-    """`python -m trainer plan --config FILE --gpus 64 --gpu h200`."""
+    """`python -m trainer plan --config FILE --world_size 64 --gpu h200`."""
     from trainer.preflight.plan import describe_plan
 
     print("\n".join(describe_plan(settings)))
@@ -124,7 +124,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
-    """`python -m trainer fill-mask DIR "The capital of France is [MASK]."`."""
+    """`python -m trainer fill-mask --model DIR "The capital of France is [MASK]."`."""
     from trainer.inference.fill_mask import fill_mask as fill
     from trainer.inference.fill_mask import format_candidates, open_mask_filler
 
@@ -167,7 +167,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
         dataset,
         settings.split,
         seq_len,
-        max_instances=settings.max_instances,
+        num_instances=settings.num_instances,
         micro_tokens=settings.micro_tokens,
         device=device,
     )

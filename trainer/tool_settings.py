@@ -16,13 +16,13 @@ class ExportSettings:
         run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url); the newest one is
             taken, of RUN@STEP that of this step.
         output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
-        format: "huggingface", or "google" for the TensorFlow checkpoint of google-research/bert.
+        output_format: "huggingface", or "google" for the TensorFlow checkpoint of google-research/bert.
         storage_options: Options of the run's filesystem as JSON or @FILE, besides its environment variables.
     """
 
     run: str
     output: str
-    format: Literal["huggingface", "google"] = "huggingface"
+    output_format: Literal["huggingface", "google"] = "huggingface"
     storage_options: str | None = None
 
 
@@ -65,7 +65,7 @@ class EvaluateSettings:
         data: A dataset made by `python -m pipeline build`, with the model's vocabulary.
         split: train or validation; of its first pass.
         seq_len: Length of the instances; null for the shortest there is.
-        max_instances: Only the first ones; null for all.
+        num_instances: How many instances of the split, from its first on; 0 takes all.
         micro_tokens: Most tokens of one forward pass.
         device: auto takes a GPU where there is one.
         output: File, or URL of one, for the same numbers as JSON; null for none.
@@ -76,14 +76,14 @@ class EvaluateSettings:
     data: str
     split: Literal["train", "validation"] = "validation"
     seq_len: int | None = None
-    max_instances: int | None = None
+    num_instances: int = 0
     micro_tokens: int = 8_192
     device: Literal["auto", "cpu", "cuda"] = "auto"
     output: str | None = None
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, micro_tokens=1)
+        check_least(self, num_instances=0, micro_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class PlanSettings(PretrainSettings):
     Attributes:
         data: The datasets; without one every instance counts as full.
         output: Not looked at.
-        gpus: How many GPUs, or ranks on CPUs.
+        world_size: How many GPUs, or ranks on CPUs.
         gpu: Which GPU, for its data sheet's TFLOP/s, memory and bandwidths; or cpu, which needs peak_tflops.
         mfu: Share of the peak that training reaches at best, counting the mathematics of real tokens only; the slow
             end of the times has half of it.
@@ -144,7 +144,7 @@ class PlanSettings(PretrainSettings):
 
     data: list[str] = field(default_factory=list)
     output: str = ""
-    gpus: int = 8
+    world_size: int = 8
     gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"] = "h200"
     mfu: float = 0.4
     epochs: float | None = None

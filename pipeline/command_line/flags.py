@@ -12,11 +12,13 @@ from pipeline.command_line.values import (
     BOOLEANS,
     Tree,
     describe_type,
+    find_hint,
     item_of,
     known_keys,
     make,
     merge,
     missing_fields,
+    new_name,
     parse_yaml,
     read_section,
     section_of,
@@ -124,6 +126,8 @@ class _Words:
     def _hint_of(self, name: str) -> Any:
         if name.startswith("--") and (hint := find_hint(self.settings_class, name[2:])) is not None:
             return hint
+        if new := new_name(self.settings_class, name[2:]):
+            raise ValueError(f"{name} is --{new} now")
         raise ValueError(f"unknown flag {name}; {self._help_with(name.lstrip('-'))}")
 
     def _help_with(self, name: str) -> str:
@@ -150,18 +154,6 @@ def flag_keys(settings_class: Any) -> list[str]:
     hints = typing.get_type_hints(settings_class)
     lists = [name for name, hint in hints.items() if section_of(item_of(hint))]
     return ["config", *lists, *(key for key in known_keys(settings_class) if key.partition(".")[0] not in lists)]
-
-
-def find_hint(settings_class: Any, key: str) -> Any:
-    """The type of the field that a dotted key names, in the items of lists too; None where there is none."""
-    name, _, rest = key.partition(".")
-    hint = typing.get_type_hints(settings_class).get(name)
-    if not rest or hint is None:
-        return hint
-    if typing.get_origin(hint) is dict:
-        return typing.get_args(hint)[1]
-    inner = section_of(item_of(hint) or hint)
-    return find_hint(inner, rest) if inner else None
 
 
 def _branch(key: str, node: yaml.Node, tree: Tree, settings_class: Any, program: str) -> Tree:

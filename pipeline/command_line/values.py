@@ -19,6 +19,25 @@ Tree = dict[str, Any]
 """Name of a field -> the node that it was given, or the tree of a nested settings class."""
 
 BOOLEANS: dict[str, bool] = yaml.SafeLoader.bool_values
+OLD_NAMES = {
+    "batch_size": "global_batch",
+    "count": "num_instances",
+    "dataset": "data",
+    "doc_stride": "stride",
+    "dropout": "hidden_dropout",
+    "field": "text_field",
+    "format": "output_format",
+    "gpus": "world_size",
+    "html": "output",
+    "input_format": "format",
+    "learning_rate": "peak_lr",
+    "max_instances": "num_instances",
+    "max_length": "seq_len",
+    "max_seq_len": "seq_len",
+    "threads": "num_threads",
+}
+"""A name that a flag or key had, and the one that means the same in every command."""
+
 _NULL = "tag:yaml.org,2002:null"
 _TEXT = "tag:yaml.org,2002:str"
 _MOST_NODES = 100_000
@@ -102,6 +121,8 @@ def read_section(node: yaml.Node | None, settings_class: Any, prefix: str = "", 
     for key_node, value in _pairs(node, prefix):
         name, key = str(key_node.value), f"{prefix}{key_node.value}"
         hint = typing.get_type_hints(settings_class).get(name)
+        if hint is None and (new := new_name(settings_class, name)):
+            raise ValueError(f"{line_of(key_node)}{key} is {prefix}{new} now")
         if hint is None:
             raise ValueError(f"{line_of(key_node)}unknown key {key}; {_help_with(key, settings_class, program)}")
         section = section_of(hint)
@@ -308,6 +329,25 @@ def _help_with(key: str, settings_class: Any, program: str) -> str:
     if nearest:
         return f"did you mean {' or '.join(f'{level}.{each}' if level else each for each in nearest)}?"
     return f"the keys there are {', '.join(names)}" if level else f"{program} --help lists the keys"
+
+
+def find_hint(settings_class: Any, key: str) -> Any:
+    """The type of the field that a dotted key names, in the items of lists too; None where there is none."""
+    name, _, rest = key.partition(".")
+    hint = typing.get_type_hints(settings_class).get(name)
+    if not rest or hint is None:
+        return hint
+    if typing.get_origin(hint) is dict:
+        return typing.get_args(hint)[1]
+    inner = section_of(item_of(hint) or hint)
+    return find_hint(inner, rest) if inner else None
+
+
+def new_name(settings_class: Any, key: str) -> str | None:
+    """The key that an old one has become; None where it is no old one of this class."""
+    level, dot, name = key.rpartition(".")
+    new = f"{level}{dot}{OLD_NAMES.get(name)}"
+    return new if find_hint(settings_class, new) is not None else None
 
 
 def known_keys(settings_class: Any, prefix: str = "") -> list[str]:

@@ -106,8 +106,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--learning_rates", nargs="+", type=float, help="in place of the grids; one chooses nothing")
     parser.add_argument("--max_train", type=int, default=4_000, help="items to train on, drawn once for all variants")
-    parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--max_seq_len", type=int, default=128)
+    parser.add_argument("--global_batch", type=int, default=32)
+    parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--epochs", type=int, help="in place of each task's own")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
@@ -124,10 +124,10 @@ def run_seed(bench: Bench, task: BenchTask, seed: int) -> list[dict[str, Any]]:
         prepared = bench.prepared[key]
         epochs = (bench.arguments.epochs or task.epochs) * (4 if isinstance(prepared.task, OwnModel) else 1)
         grid = bench.arguments.learning_rates or GRIDS.get(variant, FINETUNING_GRID)
-        recipes = [Recipe(bench.arguments.batch_size, rate, epochs, SELECTION_SEED) for rate in grid]
+        recipes = [Recipe(bench.arguments.global_batch, rate, epochs, SELECTION_SEED) for rate in grid]
         tried = [run_once(bench, task, settings, prepared, variant, each) for each in recipes if len(grid) > 1]
-        best = max(tried, key=lambda row: row["score"])["run"]["learning_rate"] if tried else grid[0]
-        recipe = Recipe(bench.arguments.batch_size, best, epochs, seed)
+        best = max(tried, key=lambda row: row["score"])["run"]["peak_lr"] if tried else grid[0]
+        recipe = Recipe(bench.arguments.global_batch, best, epochs, seed)
         found.append(run_once(bench, task, settings, prepared, variant, recipe))
     return found
 
@@ -143,7 +143,7 @@ def bench_settings(arguments: argparse.Namespace, task: BenchTask, variant: str)
         output=f"{arguments.output}/{task.name}",
         squad=task.squad,
         tokens=dataclasses.replace(task.tokens, lstm_hidden_size=LSTM_SIZE, feature_layers=layers),
-        max_seq_len=arguments.max_seq_len,
+        seq_len=arguments.seq_len,
     )
 
 
@@ -156,7 +156,7 @@ def run_once(
     bench: Bench, task: BenchTask, settings: FinetuneSettings, prepared: Prepared, variant: str, recipe: Recipe
 ) -> dict[str, Any]:
     """One run's row, read where it is finished."""
-    limits = {"max_train": bench.arguments.max_train, "max_seq_len": settings.max_seq_len}
+    limits = {"max_train": bench.arguments.max_train, "seq_len": settings.seq_len}
     run = {
         "task": task.name,
         "variant": variant,

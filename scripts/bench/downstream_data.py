@@ -44,7 +44,7 @@ class BenchTask:
     train: Path
     validation: Path
     epochs: int
-    squad: SquadSettings = field(default_factory=lambda: SquadSettings(doc_stride=48, max_query_pieces=32))
+    squad: SquadSettings = field(default_factory=lambda: SquadSettings(stride=48, max_query_pieces=32))
     tokens: TokenSettings = field(default_factory=TokenSettings)
 
     @property

@@ -88,7 +88,7 @@ class Bench:
         models: list[Any] = []
         seconds = cpu_seconds(lambda: models.append(self._loop(recipe, losses)))
         file, task = self.prepared.validation[0], self.prepared.task
-        outputs = predict(models[0].eval(), file.items, recipe.batch_size)
+        outputs = predict(models[0].eval(), file.items, recipe.global_batch)
         predictions = task.decode(file.examples, file.items, outputs, self.prepared.head.labels)
         return Trained(task.score(file.examples, predictions)[task.main_metric], losses, seconds)
 
@@ -96,10 +96,10 @@ class Bench:
         model = twin_of(self.start(recipe.seed)).train()
         optimizer = two_groups(model)
         steps = recipe.num_steps(len(self.items))
-        schedule = Schedule(steps, round(self.settings.warmup_fraction * steps), recipe.learning_rate)
+        schedule = Schedule(steps, round(self.settings.warmup_fraction * steps), recipe.peak_lr)
         stream = iterate_steps(
             self.items,
-            batch_size=recipe.batch_size,
+            global_batch=recipe.global_batch,
             epochs=recipe.epochs,
             seed=recipe.seed,
             world_size=1,
@@ -127,7 +127,7 @@ def main() -> None:
     ranks = start_ranks()
     try:
         bench = open_bench(arguments, ranks)
-        grid = arguments.batch_size, arguments.learning_rate, arguments.epochs
+        grid = arguments.global_batch, arguments.peak_lr, arguments.epochs
         pairs = [run_both(bench, Recipe(*grid, seed)) for seed in range(arguments.seeds)]
     finally:
         stop_ranks()
@@ -143,9 +143,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--validation", required=True)
     parser.add_argument("--task", default="sst2", help="a task of one class a text or pair")
     parser.add_argument("--max_train", type=int, default=4_000, help="items to train on, drawn once for all seeds")
-    parser.add_argument("--max_seq_len", type=int, default=128)
-    parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--learning_rate", type=float, default=3e-4)
+    parser.add_argument("--seq_len", type=int, default=128)
+    parser.add_argument("--global_batch", type=int, default=32)
+    parser.add_argument("--peak_lr", type=float, default=3e-4)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--dropout", type=float, help="the model's own where it is not given")
@@ -164,8 +164,8 @@ def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
         train=[arguments.train],
         validation=[arguments.validation],
         output="",
-        max_seq_len=arguments.max_seq_len,
-        dropout=arguments.dropout,
+        seq_len=arguments.seq_len,
+        hidden_dropout=arguments.dropout,
         attention_dropout=arguments.dropout,
     )
     prepared = prepare_data(settings)
@@ -238,11 +238,11 @@ def pad_items(items: Sequence[Item]) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def predict(model: Any, items: Sequence[Item], batch_size: int) -> list[Outputs]:
+def predict(model: Any, items: Sequence[Item], global_batch: int) -> list[Outputs]:
     """Logits of each item."""
     outputs: list[Outputs] = []
-    for start in range(0, len(items), batch_size):
-        outputs += list(model(**pad_items(items[start : start + batch_size])).logits.numpy())
+    for start in range(0, len(items), global_batch):
+        outputs += list(model(**pad_items(items[start : start + global_batch])).logits.numpy())
     return outputs
 
 

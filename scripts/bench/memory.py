@@ -163,7 +163,7 @@ def plan(case: Case, data: Path, device: str) -> Memory:
         optimizer=OptimizerSettings(name=case.optimizer),
         micro_tokens=case.micro_tokens,
         zero_stage=case.zero_stage,
-        gpus=case.ranks,
+        world_size=case.ranks,
         gpu="cpu" if device == "cpu" else "h200",
         peak_tflops=1.0,
     )

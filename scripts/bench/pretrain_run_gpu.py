@@ -66,7 +66,7 @@ def main() -> int:
     began = time.monotonic()
     trainer("export", str(run), "--output", str(export))
     minutes["export"] = minutes_since(began)
-    samples = {text: trainer("fill-mask", str(export), text).splitlines() for text in SAMPLES}
+    samples = {text: trainer("fill-mask", "--model", str(export), text).splitlines() for text in SAMPLES}
     minutes["all"] = sum(minutes.values())
     result.put(samples=samples, cost_minutes=minutes, clocks_at_end=read_clocks(), complete=True)
     last: dict[str, Any] = measured[-1]

@@ -51,13 +51,13 @@ def test_an_item_is_never_cut():
 
 
 @settings(deadline=None)
-@given(num_items=st.integers(1, 40), batch_size=st.integers(1, 12), seed=st.integers(0, 5))
-def test_every_item_once_an_epoch(num_items, batch_size, seed):
+@given(num_items=st.integers(1, 40), global_batch=st.integers(1, 12), seed=st.integers(0, 5))
+def test_every_item_once_an_epoch(num_items, global_batch, seed):
     items = make_items([3] * num_items)
-    steps = list(iterate_steps(items, batch_size=batch_size, epochs=2, seed=seed, world_size=1, micro_tokens=8))
+    steps = list(iterate_steps(items, global_batch=global_batch, epochs=2, seed=seed, world_size=1, micro_tokens=8))
     seen = [item.example for step in steps for item in step.items]
     assert [sorted(seen[:num_items]), sorted(seen[num_items:])] == [list(range(num_items))] * 2
-    assert {len(step.items) for step in steps} <= {batch_size, num_items % batch_size}
+    assert {len(step.items) for step in steps} <= {global_batch, num_items % global_batch}
 
 
 def test_the_order_is_fixed_by_seed_and_epoch():
@@ -87,13 +87,13 @@ def test_the_first_of_equal_runs_is_the_best():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": []}, "batch_size is empty"),
+        ({"global_batch": []}, "global_batch is empty"),
         ({"epochs": [3, 0]}, r"epochs is \[3, 0\]"),
         ({"seeds": [0]}, "seeds is 0; one number says how many seeds"),
         ({"seeds": [3, 3]}, r"seeds \[3, 3\] repeats one"),
         ({"warmup_fraction": 1.0}, "warmup_fraction is 1.0"),
-        ({"max_seq_len": 4}, "max_seq_len is 4"),
-        ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one sequence of max_seq_len 128"),
+        ({"seq_len": 4}, "seq_len is 4"),
+        ({"micro_tokens": 100}, "micro_tokens 100 cannot hold one sequence of seq_len 128"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(changes, message):

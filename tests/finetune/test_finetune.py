@@ -31,7 +31,7 @@ from trainer.process.ranks import start_ranks, stop_ranks
 
 pytestmark = pytest.mark.slow
 
-LOSSES = Recipe(batch_size=6, learning_rate=2e-3, epochs=2, seed=3)
+LOSSES = Recipe(global_batch=6, peak_lr=2e-3, epochs=2, seed=3)
 CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
     f'a,"the cat, {word}",the dog,gold,good,bad,ran .,sat,0\na,the film {word},a cat,gen,bad,ran,good,sat,2\n'
     for word in ("sat", "ran", "is bad", "very")
@@ -50,9 +50,9 @@ def settings_of(folder, output, **changes):
         validation=[str(folder / "dev.tsv")],
         test=[str(folder / "test.tsv")],
         output=str(output),
-        max_seq_len=16,
-        batch_size=[8, 16],
-        learning_rate=[5e-3],
+        seq_len=16,
+        global_batch=[8, 16],
+        peak_lr=[5e-3],
         epochs=[3],
         seeds=[2],
         micro_tokens=64,
@@ -75,22 +75,22 @@ def alone(ranks, folder, output, faults):
     """What needs no second rank."""
     finetune_on(ranks, settings_of(folder, output / "again"))
     resume(ranks, folder, output)
-    finetune_on(ranks, settings_of(folder, output / "longer", seeds=[0, 1, 5], batch_size=[8]))
+    finetune_on(ranks, settings_of(folder, output / "longer", seeds=[0, 1, 5], global_batch=[8]))
     shutil.copytree(output / "grid", output / "grown")
-    finetune_on(ranks, settings_of(folder, output / "grown", seeds=[0, 1, 5], batch_size=[8]))
+    finetune_on(ranks, settings_of(folder, output / "grown", seeds=[0, 1, 5], global_batch=[8]))
     shutil.copytree(output / "grid", output / "changed")
-    faults["changed"] = fault_of(ranks, settings_of(folder, output / "changed", max_seq_len=12, warmup_fraction=0.2))
+    faults["changed"] = fault_of(ranks, settings_of(folder, output / "changed", seq_len=12, warmup_fraction=0.2))
     (output / "foreign").mkdir()
     (output / "foreign" / "thesis.txt").write_text("mine")
     faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
-    faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", max_seq_len=41))
-    once = {"batch_size": [4], "seeds": [1], "test": [], "epochs": [8]}
+    faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", seq_len=41))
+    once = {"global_batch": [4], "seeds": [1], "test": [], "epochs": [8]}
     swag, numbers = str(folder / "swag.csv"), str(folder / "numbers.jsonl")
     finetune_on(ranks, settings_of(folder, output / "swag", task="swag", train=[swag], validation=[swag], **once))
     columns = replace(settings_of(folder, "").columns, text="a", text_b="b", label="score")
     regression = {"task": "regression", "columns": columns, "train": [numbers], "validation": [numbers], **once}
     finetune_on(ranks, settings_of(folder, output / "numbers", **regression))
-    head = {"model": str(output / "grid" / "best"), "seeds": [1], "batch_size": [16]}
+    head = {"model": str(output / "grid" / "best"), "seeds": [1], "global_batch": [16]}
     finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
     other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
     faults["other"] = fault_of(ranks, other)
@@ -208,7 +208,7 @@ def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     """By the command line, killed as soon as its first run is finished."""
     target = output / "killed"
     files = ["--train", folder / "train.tsv", "--validation", folder / "dev.tsv", "--test", folder / "test.tsv"]
-    grid = "--max_seq_len 16 --batch_size 8 16 --learning_rate 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
+    grid = "--seq_len 16 --global_batch 8 16 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
     command = ["-m", "trainer", "finetune", "--task", "sst2", "--model", folder / "model", *files, "--output", target]
     arguments = [sys.executable, *map(str, command), *grid.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -234,10 +234,10 @@ def test_a_grid_may_grow(output):
 
 def test_refusals(faults):
     assert "no such file" in faults["missing"].lower()
-    assert "max_seq_len was 16 and is now 12" in faults["changed"]
+    assert "seq_len was 16 and is now 12" in faults["changed"]
     assert "warmup_fraction was 0.1 and is now 0.2" in faults["changed"]
     assert "exists and holds no fine-tuning" in faults["foreign"]
-    assert "max_seq_len is 41" in faults["positions"]
+    assert "seq_len is 41" in faults["positions"]
     assert "reads 40 tokens at most" in faults["positions"]
     assert "has a head for classification with 3 labels: x, y, z, this task needs one" in faults["other"]
     assert "--replace_head true" in faults["other"]
@@ -276,12 +276,12 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     decays = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
     groups = [{"params": decays, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=LOSSES.learning_rate, eps=1e-6)
+    optimizer = torch.optim.AdamW(groups, lr=LOSSES.peak_lr, eps=1e-6)
     steps = LOSSES.num_steps(len(prepared.train_items))
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
     losses = []
     stream = iterate_steps(
-        prepared.train_items, batch_size=6, epochs=2, seed=LOSSES.seed, world_size=1, micro_tokens=64
+        prepared.train_items, global_batch=6, epochs=2, seed=LOSSES.seed, world_size=1, micro_tokens=64
     )
     for step in stream:
         loss = theirs(**padded(step.items)).loss

@@ -31,8 +31,8 @@ def test_questions_and_entities_have_the_papers_settings():
             "finetune", COMMANDS["finetune"], ["--config", str(CONFIGS / f"{name}.yaml"), *required, *arguments]
         )
 
-    assert (read("squad").max_seq_len, read("squad").batch_size, read("squad").epochs) == (384, [32], [3])
-    assert (read("squad2").task, read("squad2").batch_size, read("squad2").epochs) == ("squad2", [48], [2])
+    assert (read("squad").seq_len, read("squad").global_batch, read("squad").epochs) == (384, [32], [3])
+    assert (read("squad2").task, read("squad2").global_batch, read("squad2").epochs) == ("squad2", [48], [2])
     assert read("squad2", "--squad.null_threshold", "-1.5").squad.null_threshold == -1.5
     assert read("ner", "--tokens.tag_column", "2", "--tokens.scheme", "bioes").tokens.tag_column == 2
 

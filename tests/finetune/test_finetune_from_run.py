@@ -27,7 +27,7 @@ from trainer.process.ranks import start_ranks, stop_ranks
 pytestmark = pytest.mark.slow
 
 STARTS = {"newest": "run", "step-2": "run@2"}
-RECIPE = Recipe(batch_size=8, learning_rate=5e-3, epochs=6, seed=1)
+RECIPE = Recipe(global_batch=8, peak_lr=5e-3, epochs=6, seed=1)
 
 
 def write_texts(path, num_rows, seed):
@@ -39,7 +39,7 @@ def write_texts(path, num_rows, seed):
 
 
 def from_run(folder, model, output):
-    once = {"batch_size": [8], "seeds": [1], "epochs": [2], "test": []}
+    once = {"global_batch": [8], "seeds": [1], "epochs": [2], "test": []}
     return replace(settings_of(folder, folder / output, **once), model=str(folder / model))
 
 
@@ -51,7 +51,7 @@ def main(folder):
         finetune_on(ranks, from_run(folder / "texts", f"../hf-{name}", f"exported-{name}"))
     losses = {}
     for precision in ("fp32", "bf16"):
-        grid = {"batch_size": [8], "epochs": [6], "seeds": [1, 2], "precision": precision}
+        grid = {"global_batch": [8], "epochs": [6], "seeds": [1, 2], "precision": precision}
         settings = settings_of(folder / "sst2", folder / "sst2" / precision, **grid)
         finetune_on(ranks, settings)
         losses[precision] = losses_of(ranks, settings, RECIPE)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-FLAGS = "--max_seq_len 16 --batch_size 8 --learning_rate 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
+FLAGS = "--seq_len 16 --global_batch 8 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
 
 
 def finetune(launcher, folder, output, *flags, program="trainer", start=None, stdout=None, stderr=None, **variables):

@@ -28,7 +28,7 @@ CONFIG = BertConfig(
     vocab_size=30_522, num_layers=2, hidden_size=48, num_heads=2, intermediate_size=96, max_position_embeddings=160,
     hidden_dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
-FROZEN = ("--learning_rate", "1e-12", "--epochs", "1")
+FROZEN = ("--peak_lr", "1e-12", "--epochs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def tagged(folder, shared_data):
     longest = "\n".join(sentences[:6])
     (folder / "words.conll").write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
     files = folder / "words.conll", folder / "words.conll"
-    arguments = ("--max_seq_len", "64", "--tokens.context", "8", "--batch_size", "8")
-    training = ("--learning_rate", "3e-3", "--epochs", "30")
+    arguments = ("--seq_len", "64", "--tokens.context", "8", "--global_batch", "8")
+    training = ("--peak_lr", "3e-3", "--epochs", "30")
     results = _finetune("ner", folder / "model", *files, folder / "ner", *arguments, *training)
     return files, arguments, results
 
@@ -70,8 +70,8 @@ def answered(folder, shared_data):
     data = [_choose_questions(article) for article in content["data"][:3]]
     (folder / "questions.json").write_text(json.dumps({"version": "v2.0", "data": data}))
     files = folder / "questions.json", folder / "questions.json"
-    arguments = ("--max_seq_len", "160", "--squad.doc_stride", "64", "--batch_size", "8")
-    training = ("--learning_rate", "2e-3", "--epochs", "40")
+    arguments = ("--seq_len", "160", "--squad.stride", "64", "--global_batch", "8")
+    training = ("--peak_lr", "2e-3", "--epochs", "40")
     results = _finetune("squad2", folder / "model", *files, folder / "squad2", *arguments, *training)
     return files, arguments, results
 
@@ -139,7 +139,7 @@ def test_transformers_gives_the_same_logits_and_answers(folder, answered):
     (train, _), _, results = answered
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder / "squad2/best").eval()
     assert isinstance(model, transformers.BertForQuestionAnswering)
-    settings = FinetuneSettings("squad2", "m", ["t"], ["v"], "o", max_seq_len=160, squad=SquadSettings(doc_stride=64))
+    settings = FinetuneSettings("squad2", "m", ["t"], ["v"], "o", seq_len=160, squad=SquadSettings(stride=64))
     task = open_squad(settings)
     vocab = parse_vocab((folder / "squad2/best/vocab.txt").read_bytes(), "vocab.txt")
     questions = task.read(str(train), "validation").examples

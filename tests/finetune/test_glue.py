@@ -77,8 +77,8 @@ def task_of(name, **changes):
     return open_task(FinetuneSettings(name, "M", ["T"], ["V"], "O", **changes))
 
 
-def make_encoder(max_seq_len=40):
-    return TextEncoder(parse_vocab(VOCAB, "vocab.txt"), True, max_seq_len)
+def make_encoder(seq_len=40):
+    return TextEncoder(parse_vocab(VOCAB, "vocab.txt"), True, seq_len)
 
 
 def write(folder, name, text):

@@ -123,8 +123,8 @@ def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
     before = open_model(str(folder / "hf")).state
     command = ["-m", "trainer", "finetune", "--task", "ner-features", "--model", str(folder / "hf")]
     command += ["--train", str(folder / "words.conll"), "--validation", str(folder / "words.conll")]
-    command += ["--output", str(folder / "out"), "--tokens.lstm_hidden_size", "24", "--learning_rate", "1e-2"]
-    command += ["--batch_size", "4", "--epochs", "8", "--max_seq_len", "40"]
+    command += ["--output", str(folder / "out"), "--tokens.lstm_hidden_size", "24", "--peak_lr", "1e-2"]
+    command += ["--global_batch", "4", "--epochs", "8", "--seq_len", "40"]
     [process] = run_ranks(command, 1)
     assert process.returncode == 0, process.stderr
     results = json.loads((folder / "out" / "results.json").read_text())

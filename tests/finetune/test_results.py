@@ -7,12 +7,12 @@ from trainer.finetune.results import format_table, summarize
 from trainer.runs.run_lock import locked
 
 
-def run(batch_size, seed, matched, mismatched=None):
+def run(global_batch, seed, matched, mismatched=None):
     metrics = {"dev_matched": {"accuracy": matched}}
     if mismatched is not None:
         metrics["dev_mismatched"] = {"accuracy": mismatched}
-    name = f"batch{batch_size}-seed{seed}"
-    setting = {"batch_size": batch_size, "learning_rate": 2e-5, "epochs": 3, "seed": seed}
+    name = f"batch{global_batch}-seed{seed}"
+    setting = {"global_batch": global_batch, "peak_lr": 2e-5, "epochs": 3, "seed": seed}
     return {"name": name, **setting, "metrics": metrics}
 
 
@@ -20,8 +20,8 @@ def test_means_and_deviations_of_several_files():
     runs = [run(16, 0, 0.5, 0.25), run(16, 1, 0.75, 0.25), run(32, 0, 0.625, 0.5)]
     summary = summarize(runs)
     assert summary[0] == {
-        "batch_size": 16,
-        "learning_rate": 2e-5,
+        "global_batch": 16,
+        "peak_lr": 2e-5,
         "epochs": 3,
         "num_seeds": 2,
         "mean": {"dev_matched": {"accuracy": 0.625}, "dev_mismatched": {"accuracy": 0.25}},

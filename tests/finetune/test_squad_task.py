@@ -11,10 +11,8 @@ from trainer.finetune.squad.task import open_squad
 from trainer.finetune.text import TextEncoder
 
 
-def _open(task="squad", max_seq_len=384, **squad):
-    return open_squad(
-        FinetuneSettings(task, "m", ["t"], ["v"], "o", max_seq_len=max_seq_len, squad=SquadSettings(**squad))
-    )
+def _open(task="squad", seq_len=384, **squad):
+    return open_squad(FinetuneSettings(task, "m", ["t"], ["v"], "o", seq_len=seq_len, squad=SquadSettings(**squad)))
 
 
 def _write(path, questions, context="Rollo (the Norse leader) met Café Society."):
@@ -45,7 +43,7 @@ def _logits_of_labels(item, sure=9.0):
 
 def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who met whom?", ["Norse leader"])])
-    task = _open(max_seq_len=13, max_query_pieces=2, doc_stride=4)
+    task = _open(seq_len=13, max_query_pieces=2, stride=4)
     (question,) = task.read(path, "train").examples
     encoded = task.encode([question], (), TextEncoder(vocab, True, 13), "train")
     tokens = [" ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items]
@@ -70,7 +68,7 @@ def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
 
 def test_an_answer_that_a_window_has_only_half_of_is_none_there(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who?", ["met Café Society"])])
-    task = _open(max_seq_len=13, max_query_pieces=2, doc_stride=4)
+    task = _open(seq_len=13, max_query_pieces=2, stride=4)
     encoded = task.encode(task.read(path, "train").examples, (), TextEncoder(vocab, True, 13), "train")
     assert [item.labels.tolist() for item in encoded.items] == [[0, 0], [7, 9]]
 
@@ -135,7 +133,7 @@ def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, 
 
 def test_the_best_answer_may_be_in_any_window(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who?", ["Society"])])
-    task = _open(max_seq_len=13, max_query_pieces=2, doc_stride=4)
+    task = _open(seq_len=13, max_query_pieces=2, stride=4)
     questions = task.read(path, "validation").examples
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 13), "validation")
     assert len(encoded.items) == 2
@@ -206,9 +204,9 @@ def test_an_answer_without_pieces_stops_or_is_counted(vocab, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"doc_stride": 0}, "squad.doc_stride is 0"),
+        ({"stride": 0}, "squad.stride is 0"),
         ({"n_best": 0}, "squad.n_best is 0"),
-        ({"max_seq_len": 64}, "squad.max_query_pieces 64 leaves no room in max_seq_len 64"),
+        ({"seq_len": 64}, "squad.max_query_pieces 64 leaves no room in seq_len 64"),
     ],
 )
 def test_settings_that_make_no_sense(settings, says):
@@ -217,7 +215,7 @@ def test_settings_that_make_no_sense(settings, says):
 
 
 def test_real_questions_are_answered_right_by_their_labels(vocab, shared_data):
-    task = _open("squad2", max_seq_len=160, doc_stride=48)
+    task = _open("squad2", seq_len=160, stride=48)
     questions = task.read(str(shared_data / "data/squad/squad_v2_half_dev.json.zst"), "validation").examples[::7]
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation")
     outputs = [_logits_of_labels(item) for item in encoded.items]

@@ -282,7 +282,7 @@ def test_inspect_shows_segments_masks_and_label(built, capsys):
     assert "[[MASK]>" in shown[0] + shown[1]
     assert "  A: " in shown[0]
     assert "documents " in shown[0]
-    assert run("inspect", built.url, "--count", 1) == 0
+    assert run("inspect", built.url, "--num_instances", 1) == 0
     assert "label: " in capsys.readouterr().out
 
 

@@ -134,8 +134,8 @@ def test_verify_checks_no_more_shards_at_once_than_there_are(make_dataset, tmp_p
         "pipeline.shards.verify.verify_dataset", lambda d, n, *rest: (used.append(n), verify(d, n, *rest))[1]
     )
     monkeypatch.setattr(machine, "this_machine", lambda: Machine(8, LARGE))
-    assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder), "--threads", "1000"]) == 0
+    assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder), "--num_threads", "1000"]) == 0
     assert used == [4]
-    assert "threads: 4 instead of 1,000, as there are 4 task(s)" in capsys.readouterr().err
-    assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder), "--threads", "0"]) == 2
-    assert "threads is 0; it must be at least 1" in capsys.readouterr().err
+    assert "num_threads: 4 instead of 1,000, as there are 4 task(s)" in capsys.readouterr().err
+    assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder), "--num_threads", "0"]) == 2
+    assert "num_threads is 0; it must be at least 1" in capsys.readouterr().err

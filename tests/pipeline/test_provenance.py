@@ -111,7 +111,7 @@ def test_what_is_no_document_is_refused(built, capsys, start, said):
 
 
 def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
-    assert run("inspect", built.url, "--count", 3) == 0
+    assert run("inspect", built.url, "--num_instances", 3) == 0
     shown = capsys.readouterr().out
     assert shown.count("\n  A is from ") == shown.count("\n  B is from ") == 3
     assert f"{folder}/news.jsonl" in shown
@@ -120,7 +120,7 @@ def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
 def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
     shutil.copytree(built.root, tmp_path / "data")
     shutil.rmtree(tmp_path / "data/tokens")
-    assert run("inspect", tmp_path / "data", "--count", 1) == 0
+    assert run("inspect", tmp_path / "data", "--num_instances", 1) == 0
     shown = capsys.readouterr().out
     assert "A is from" not in shown
     assert "where documents come from is not known: the encoded documents (tokens/), which say it, are gone" in shown

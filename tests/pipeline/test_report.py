@@ -238,7 +238,7 @@ def test_charts_are_drawn_from_zero():
 
 def test_report_makes_a_page_anywhere(copy, tmp_path, capsys):
     (copy / "report.html").unlink()
-    assert run("report", copy, "--html", tmp_path / "elsewhere.html") == 0
+    assert run("report", copy, "--output", tmp_path / "elsewhere.html") == 0
     assert f"page        {tmp_path / 'elsewhere.html'}" in capsys.readouterr().out
     assert not (copy / "report.html").exists()
     assert run("report", copy) == 0

@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 import pytest
 
+from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.program import Command, check_least, parse_settings, run_program
+from pipeline.command_line.values import OLD_NAMES
+from trainer.cli import COMMANDS as TRAINER
 
 
 @dataclass(frozen=True)
@@ -361,3 +364,34 @@ def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, 
     path.write_text("# not a file of settings\n" * 50_000)
     assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(path)]) == 2
     assert f"{path}: found more than 1,048,576 characters, expected a file of settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "old", "new"),
+    [
+        (PIPELINE, "verify", "threads", "num_threads"),
+        (PIPELINE, "verify", "dataset", "data"),
+        (PIPELINE, "inspect", "count", "num_instances"),
+        (PIPELINE, "report", "html", "output"),
+        (TRAINER, "finetune", "max_seq_len", "seq_len"),
+        (TRAINER, "finetune", "batch_size", "global_batch"),
+        (TRAINER, "finetune", "learning_rate", "peak_lr"),
+        (TRAINER, "finetune", "dropout", "hidden_dropout"),
+        (TRAINER, "finetune", "squad.doc_stride", "squad.stride"),
+        (TRAINER, "features", "max_length", "seq_len"),
+        (TRAINER, "features", "field", "text_field"),
+        (TRAINER, "features", "input_format", "format"),
+        (TRAINER, "export", "format", "output_format"),
+        (TRAINER, "evaluate", "max_instances", "num_instances"),
+        (TRAINER, "plan", "gpus", "world_size"),
+    ],
+)
+def test_an_old_name_is_refused_with_the_new_one(program, name, old, new, capsys, tmp_path):
+    assert run_program("program", "Tests.", program, [name, f"--{old}", "1"]) == 2
+    assert capsys.readouterr().err == f"program {name}: error: --{old} is --{new} now\n"
+    section, _, key = old.rpartition(".")
+    path = tmp_path / "old.yaml"
+    path.write_text(f"{section}: {{{key}: 1}}\n" if section else f"{key}: 1\n")
+    assert run_program("program", "Tests.", program, [name, "--config", str(path)]) == 2
+    assert capsys.readouterr().err == f"program {name}: error: {path}:1: {old} is {new} now\n"
+    assert OLD_NAMES[key] == new.rpartition(".")[2]

@@ -65,7 +65,7 @@ def test_verify_inspect_and_report_read_from_s3(built, pipeline, options_file, c
 
 
 def test_documents_are_found_on_s3(built, pipeline, options_file, capsys):
-    assert pipeline("inspect", built, "--count", 1, "--storage_options", options_file) == 0
+    assert pipeline("inspect", built, "--num_instances", 1, "--storage_options", options_file) == 0
     shown = capsys.readouterr().out
     assert "\n  A is from input (en), s3://corpus/text/" in shown
     start = shown.split("documents ")[1].split(" ")[0]

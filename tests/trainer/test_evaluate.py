@@ -101,7 +101,7 @@ def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeyp
 
 
 def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
-    command = ["evaluate", "--model", str(folder / "run"), "--data", str(folder / "data"), "--max_instances", "20"]
+    command = ["evaluate", "--model", str(folder / "run"), "--data", str(folder / "data"), "--num_instances", "20"]
     assert main([*command, "--output", str(folder / "found.json")]) == 0
     printed = capsys.readouterr().out
     found = json.loads((folder / "found.json").read_text())
@@ -117,7 +117,7 @@ def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
         (["--split", "train", "--seq_len", "99"], "99"),
         (["--data", "other"], "has another vocabulary (70 tokens) than"),
         (["--data", "long"], "instances of 64 tokens, and"),
-        (["--max_instances", "0"], "max_instances is 0; give at least 1, or leave it out for all"),
+        (["--num_instances", "-1"], "num_instances is -1; it must be at least 0"),
         (["--device", "cuda"], "torch finds no GPU here; give --device cpu"),
     ],
 )

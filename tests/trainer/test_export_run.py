@@ -72,11 +72,11 @@ def assert_same(found, weights):
 
 @pytest.mark.parametrize("form", ["huggingface", "google"])
 def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys, form):
-    assert export(run.path, tmp_path / "from-folder", "--format", form) == 0
+    assert export(run.path, tmp_path / "from-folder", "--output_format", form) == 0
     shutil.rmtree(run.path)
     bucket.rm("/bucket/run/checkpoints/step-00000002/fragments-00000-of-00001.safetensors")  # not needed
     capsys.readouterr()
-    assert export(URL, tmp_path / "from-url", "--format", form) == 0
+    assert export(URL, tmp_path / "from-url", "--output_format", form) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["step"], said["checkpoint"]) == (2, "memory://bucket/run/checkpoints/step-00000002")
     assert contents(tmp_path / "from-url") == contents(tmp_path / "from-folder")
@@ -141,8 +141,8 @@ def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
 
 
 def test_an_earlier_export_of_the_same_form_is_replaced_and_of_another_refused(run, tmp_path, capsys):
-    assert export(run.path, tmp_path / "out", "--format", "google") == 0
-    assert export(run.path, tmp_path / "out", "--format", "google") == 0
+    assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
+    assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
     assert export(run.path, tmp_path / "out") == 2
     assert "out: holds bert_config.json, bert_model.ckpt.data-00000-of-00001" in capsys.readouterr().err
 

@@ -87,7 +87,7 @@ def test_a_model_transformers_saved_for_masked_lm_fills_masks(folder, tmp_path):
 
 
 def test_the_command_takes_several_texts(folder, capsys):
-    assert main(["fill-mask", str(folder), "the [MASK]", "[MASK] sat", "--top_k", "2"]) == 0
+    assert main(["fill-mask", "--model", str(folder), "the [MASK]", "[MASK] sat", "--top_k", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [lines[0], lines[3]] == ["the [MASK]", "[MASK] sat"]
     assert len(lines) == 7

@@ -70,7 +70,7 @@ def test_a_phase_of_a_dataset(data):
     dataset = open_dataset(str(data))
     phase = Phase(seq_len=32, global_batch=64, steps=100, peak_lr=1e-3)
     config = preset("tiny", vocab_size=dataset.manifest.vocab_size)
-    settings = settings_of(gpus=2, gpu="a100", micro_tokens=128)
+    settings = settings_of(world_size=2, gpu="a100", micro_tokens=128)
     found = plan_phase(phase, config, dataset, settings)
     assert found.instances == 6_400
     assert found.instances_a_pass == sum(shard.instances for shard in dataset.shards("train", 32, 0))
@@ -83,7 +83,7 @@ def test_a_phase_of_a_dataset(data):
 
 def test_memory_is_said_by_name():
     """The stages as a table, and every term of the one that is chosen; the numbers are of trainer.optim.memory."""
-    settings = settings_of(gpu="cpu", gpus=1, peak_tflops=0.05, micro_tokens=1_024)
+    settings = settings_of(gpu="cpu", world_size=1, peak_tflops=0.05, micro_tokens=1_024)
     text = "\n".join(describe_plan(settings))
     assert re.search(r"^     1 +0\.12 +0\.10 +1\.04 +1\.26  <- zero_stage$", text, re.MULTILINE)
     assert "held: weights 0.02, fp32 weights 0.02, moments 0.04, checkpoint copies 0.05" in text
@@ -92,10 +92,10 @@ def test_memory_is_said_by_name():
 
 
 def test_warnings(data):
-    text = "\n".join(describe_plan(settings_of(data=[str(data)], gpus=1, micro_tokens=64)))
+    text = "\n".join(describe_plan(settings_of(data=[str(data)], world_size=1, micro_tokens=64)))
     assert "the 2 pass(es) of L32" in text
     assert "times over" in text
-    few = settings_of(data=[str(data)], gpus=1, steps=[1], micro_tokens=1 << 20)
+    few = settings_of(data=[str(data)], world_size=1, steps=[1], micro_tokens=1 << 20)
     text = "\n".join(describe_plan(few))
     assert "reads 1 of the 2 passes of L32" in text
     assert "phase 0 is too small for this hardware: of each step a GPU idles 100% to 100%" in text
@@ -132,7 +132,9 @@ def test_what_does_not_fit_is_refused(wrong, message):
 def test_a_million_small_steps_take_hours_and_not_minutes():
     """BERT-small on 8 H200: 0.96 ms of mathematics is no step; launches, update, exchange and host are the floor."""
     phases = [Phase(seq_len=128, global_batch=256, steps=1_000_000, peak_lr=1e-4)]
-    settings = settings_of(phases=phases, model=ModelSettings("small"), gpus=8, precision="bf16", micro_tokens=131_072)
+    settings = settings_of(
+        phases=phases, model=ModelSettings("small"), world_size=8, precision="bf16", micro_tokens=131_072
+    )
     text = "\n".join(describe_plan(settings))
     assert "time: 0.88 to 3.36 hours" in text
     assert "step of phase 0: 3.18 to 12.1 ms: the longer of mathematics 0.96 to 1.92 and launches 1.28 to 3.42," in text
@@ -149,14 +151,14 @@ def test_a_dataset_without_the_length_is_refused(data):
         list(describe_plan(wrong))
 
 
-@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"mfu": 1.5}, {"mfu": 0.0}])
+@pytest.mark.parametrize("wrong", [{"world_size": 0}, {"mfu": 1.5}, {"mfu": 0.0}])
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match="at least 1 GPU"):
         list(describe_plan(settings_of(**wrong)))
 
 
 def test_the_command_takes_a_runs_config():
-    arguments = ["plan", "--config", "configs/pretrain/bert-large.yaml", "--gpus", "64", "--gpu", "h200"]
+    arguments = ["plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "64", "--gpu", "h200"]
     result = subprocess.run([sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, check=True)
     assert "336,226,108 parameters; 64 x h200" in result.stdout
     assert "<- zero_stage" in result.stdout

@@ -232,7 +232,7 @@ def test_export_takes_the_newest_checkpoint(runs, tmp_path, capsys):
     provenance = json.loads((tmp_path / "hf" / "config.json").read_text())["beambert"]
     assert provenance["steps"] == 13
     assert provenance["tokens_seen"] == sum(row["tokens"] for row in rows_of(runs[0] / "calm"))
-    assert main(["fill-mask", str(tmp_path / "hf"), "w1 [MASK] w2", "--top_k", "3"]) == 0
+    assert main(["fill-mask", "--model", str(tmp_path / "hf"), "w1 [MASK] w2", "--top_k", "3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 

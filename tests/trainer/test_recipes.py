@@ -50,7 +50,7 @@ def test_nvidias_learning_rate():
 
 
 def test_a_budget_is_said_in_the_plan():
-    text = "\n".join(describe_plan(settings_of("bert-large-24h", "--gpus", "1")))
+    text = "\n".join(describe_plan(settings_of("bert-large-24h", "--world_size", "1")))
     assert "budget of 24 hours" in text
     settings = settings_of("bert-large-24h")
     assert (settings.objective, settings.num_steps, settings.budget_seconds(0)) == ("mlm", None, 86_400)

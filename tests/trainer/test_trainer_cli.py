@@ -142,6 +142,7 @@ def test_settings_that_make_no_sense(changed, message):
             "missing: phases of a --config file; python",
         ),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
+        (["fill-mask", "hf", "It [MASK]."], "missing: --model; python -m trainer fill-mask --help says what it takes"),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),
     ],
 )

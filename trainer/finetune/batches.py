@@ -106,10 +106,10 @@ def make_step(items: Sequence[Item], world_size: int, micro_tokens: int) -> Step
 
 
 def iterate_steps(
-    items: Sequence[Item], *, batch_size: int, epochs: int, seed: int, world_size: int, micro_tokens: int
+    items: Sequence[Item], *, global_batch: int, epochs: int, seed: int, world_size: int, micro_tokens: int
 ) -> Iterator[Step]:
     """All steps of a training run: every item once an epoch in an order of its own, the last batch of one shorter."""
     for epoch in range(epochs):
         order = shuffled_order(len(items), seed, epoch)
-        for start in range(0, len(order), batch_size):
-            yield make_step([items[index] for index in order[start : start + batch_size]], world_size, micro_tokens)
+        for start in range(0, len(order), global_batch):
+            yield make_step([items[index] for index in order[start : start + global_batch]], world_size, micro_tokens)

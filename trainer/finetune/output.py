@@ -26,7 +26,7 @@ from trainer.runs.settings_changes import changes
 FORMAT = 1
 # What may differ between two commands in one folder: the grid may grow, files and models are known by their hashes.
 _FREE = (
-    "model", "train", "validation", "test", "output", "batch_size", "learning_rate", "epochs", "seeds", "sweep",
+    "model", "train", "validation", "test", "output", "global_batch", "peak_lr", "epochs", "seeds", "sweep",
     "micro_tokens",
 )  # fmt: skip
 

@@ -89,15 +89,15 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     _check_names(settings)
     read = {(split, path): task.read(path, split) for split, paths in _splits(settings) for path in paths}
     opened = open_model(settings.model)
-    if settings.max_seq_len > opened.config.max_position_embeddings:
+    if settings.seq_len > opened.config.max_position_embeddings:
         raise ValueError(
-            f"max_seq_len is {settings.max_seq_len}, {settings.model} reads {opened.config.max_position_embeddings} "
+            f"seq_len is {settings.seq_len}, {settings.model} reads {opened.config.max_position_embeddings} "
             "tokens at most; give a smaller one"
         )
     found = task.find_labels([each for path in settings.train for each in read["train", path].examples])
     head, keeps_head, notes = choose_head(task, found, opened, settings.replace_head)
-    if settings.dropout is not None:
-        head = dataclasses.replace(head, dropout=settings.dropout)
+    if settings.hidden_dropout is not None:
+        head = dataclasses.replace(head, dropout=settings.hidden_dropout)
     vocab = read_vocabulary(opened)
     lower_case = opened.lower_case if settings.lower_case is None else settings.lower_case
     if opened.config.is_causal and head.reads_pooled:
@@ -105,7 +105,7 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
             f"{opened.where} reads left to right, so its last token is pooled; transformers pools the first and will "
             "not give the same"
         )
-    encoder = TextEncoder(vocab, lower_case, settings.max_seq_len)
+    encoder = TextEncoder(vocab, lower_case, settings.seq_len)
     files: dict[Split, list[DataFile]] = {"train": [], "validation": [], "test": []}
     for (split, path), rows in read.items():
         encoded = task.encode(rows.examples, head.labels, encoder, split)
@@ -148,7 +148,10 @@ def _check_names(settings: FinetuneSettings) -> None:
 
 
 def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig:
-    chosen: dict[str, Any] = {"hidden_dropout": settings.dropout, "attention_dropout": settings.attention_dropout}
+    chosen: dict[str, Any] = {
+        "hidden_dropout": settings.hidden_dropout,
+        "attention_dropout": settings.attention_dropout,
+    }
     return dataclasses.replace(config, **{name: value for name, value in chosen.items() if value is not None})
 
 

@@ -12,14 +12,14 @@ from trainer.finetune.settings import SWEEPS, FinetuneSettings
 from trainer.finetune.training import Recipe
 
 Run = Mapping[str, Any]
-"""As OUTPUT/runs/NAME.json has it: name, batch_size, learning_rate, epochs, seed, steps, train_loss, metrics."""
+"""As OUTPUT/runs/NAME.json has it: name, global_batch, peak_lr, epochs, seed, steps, train_loss, metrics."""
 
-_GRID = ("batch_size", "learning_rate", "epochs")
+_GRID = ("global_batch", "peak_lr", "epochs")
 
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
     """Every run of the grid, in order: settings outside, seeds inside."""
-    chosen = settings.batch_size, settings.learning_rate, settings.epochs
+    chosen = settings.global_batch, settings.peak_lr, settings.epochs
     grid = SWEEPS[settings.sweep] if settings.sweep else chosen
     seeds = list(range(settings.seeds[0])) if len(settings.seeds) == 1 else settings.seeds
     return [Recipe(*values, seed) for values in product(*grid) for seed in seeds]
@@ -54,7 +54,7 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
     rows = [["batch", "learning rate", "epochs", "seeds", *names]]
     for entry in summary:
         mark = " *" if all(entry[name] == best[name] for name in _GRID) else ""
-        setting = [str(entry["batch_size"]), f"{entry['learning_rate']:g}", str(entry["epochs"])]
+        setting = [str(entry["global_batch"]), f"{entry['peak_lr']:g}", str(entry["epochs"])]
         pairs = [(entry["mean"][file][metric], entry["standard_deviation"][file][metric]) for file, metric in columns]
         rows.append([*setting, f"{entry['num_seeds']}{mark}", *(_format_cell(*pair) for pair in pairs)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -211,7 +211,7 @@ def _run(
 
 
 def _export(state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, output: OutputFolder) -> None:
-    facts = {"task": settings.task, "run": run["name"], "max_seq_len": settings.max_seq_len, "metrics": run["metrics"]}
+    facts = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len, "metrics": run["metrics"]}
     provenance = {**prepared.opened.provenance, "finetuned": facts}
     if isinstance(prepared.task, OwnModel):
         write_export(prepared.task.model_files(state, prepared.head, provenance), str(output.best))

@@ -38,7 +38,7 @@ class SquadSettings:
     """Windows and answers, for the tasks squad (1.1) and squad2 (2.0).
 
     Attributes:
-        doc_stride: Pieces that a window of a long context begins after the one before.
+        stride: Pieces that a window of a long context begins after the one before.
         max_query_pieces: Pieces of a question that are read; what is longer is cut and counted.
         max_answer_pieces: Pieces of an answer at most.
         n_best: Answers of a question that are kept.
@@ -48,7 +48,7 @@ class SquadSettings:
             skip, which leaves it out of training and counts it; it is still answered and scored in validation.
     """
 
-    doc_stride: int = 128
+    stride: int = 128
     max_query_pieces: int = 64
     max_answer_pieces: int = 30
     n_best: int = 20
@@ -67,7 +67,7 @@ class TokenSettings:
         feature_layers: Of ner-features: layers of the model whose states, side by side, are a word's vector.
         lstm_hidden_size: Of ner-features: values of the BiLSTM in each direction.
         lstm_layers: Of ner-features: its layers.
-        context: Of ner: pieces that neighbouring windows of a sentence longer than max_seq_len share on each side.
+        context: Of ner: pieces that neighbouring windows of a sentence longer than seq_len share on each side.
     """
 
     token_column: int = 0
@@ -95,15 +95,15 @@ class FinetuneSettings:
         columns: Names of the columns of a table.
         squad: Windows and answers of squad and squad2.
         tokens: Columns and windows of ner, layers and sizes of ner-features.
-        max_seq_len: Longest sequence, in tokens with [CLS] and [SEP]; what is longer is cut and counted.
-        batch_size: Items of an optimizer step over all ranks; several numbers are all tried.
-        learning_rate: Highest learning rate; several numbers are all tried.
+        seq_len: Longest sequence, in tokens with [CLS] and [SEP]; what is longer is cut and counted.
+        global_batch: Items of an optimizer step over all ranks; several numbers are all tried.
+        peak_lr: Highest learning rate; several numbers are all tried.
         epochs: Times that the training items are seen; several numbers are all tried.
         seeds: Of new weights, order and dropout. One number says how many seeds, from 0 on; several are the seeds.
-        sweep: In place of batch_size, learning_rate and epochs: paper for the BERT paper's search (appendix A.3: 18
+        sweep: In place of global_batch, peak_lr and epochs: paper for the BERT paper's search (appendix A.3: 18
             settings), small-models for the one of Google's small models (20 settings).
         warmup_fraction: Share of the steps that the learning rate grows in; it falls linearly to 0 afterwards.
-        dropout: Of hidden states and of the head; null for the model's own.
+        hidden_dropout: Of hidden states and of the head; null for the model's own.
         attention_dropout: Of attention probabilities; null for the model's own.
         optimizer: How weights are updated.
         precision: Of weights and activations, fp32 or bf16; weights are updated in fp32 either way.
@@ -121,14 +121,14 @@ class FinetuneSettings:
     columns: ColumnSettings = field(default_factory=ColumnSettings)
     squad: SquadSettings = field(default_factory=SquadSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
-    max_seq_len: int = 128
-    batch_size: list[int] = field(default_factory=lambda: [32])
-    learning_rate: list[float] = field(default_factory=lambda: [5e-5])
+    seq_len: int = 128
+    global_batch: list[int] = field(default_factory=lambda: [32])
+    peak_lr: list[float] = field(default_factory=lambda: [5e-5])
     epochs: list[int] = field(default_factory=lambda: [3])
     seeds: list[int] = field(default_factory=lambda: [1])
     sweep: Literal["paper", "small-models"] | None = None
     warmup_fraction: float = 0.1
-    dropout: float | None = None
+    hidden_dropout: float | None = None
     attention_dropout: float | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -143,10 +143,10 @@ def check_settings(settings: FinetuneSettings) -> None:
     Raises:
         ValueError: Names the setting.
     """
-    for name in ("train", "validation", "batch_size", "learning_rate", "epochs", "seeds"):
+    for name in ("train", "validation", "global_batch", "peak_lr", "epochs", "seeds"):
         if not getattr(settings, name):
             raise ValueError(f"{name} is empty; give at least one")
-    for name in ("batch_size", "learning_rate", "epochs"):
+    for name in ("global_batch", "peak_lr", "epochs"):
         if min(getattr(settings, name)) <= 0:
             raise ValueError(f"{name} is {getattr(settings, name)}; every one must be above 0")
     if not 0.0 <= settings.warmup_fraction < 1.0:
@@ -158,11 +158,11 @@ def check_settings(settings: FinetuneSettings) -> None:
 
 
 def _check_lengths(settings: FinetuneSettings) -> None:
-    length, micro_tokens = settings.max_seq_len, settings.micro_tokens
+    length, micro_tokens = settings.seq_len, settings.micro_tokens
     if length < 5:
-        raise ValueError(f"max_seq_len is {length}; [CLS] A [SEP] B [SEP] needs 5")
+        raise ValueError(f"seq_len is {length}; [CLS] A [SEP] B [SEP] needs 5")
     if micro_tokens < length:
-        raise ValueError(f"micro_tokens {micro_tokens} cannot hold one sequence of max_seq_len {length} tokens")
+        raise ValueError(f"micro_tokens {micro_tokens} cannot hold one sequence of seq_len {length} tokens")
 
 
 def _check_seeds(seeds: list[int]) -> None:

@@ -15,14 +15,14 @@ class TextEncoder:
     Attributes:
         vocab: The model's.
         lower_case: Whether it reads lower-cased text.
-        max_seq_len: Tokens of a sequence at most, [CLS] and [SEP] among them.
+        seq_len: Tokens of a sequence at most, [CLS] and [SEP] among them.
         encoder: Texts to ids, without [CLS] and [SEP].
     """
 
-    def __init__(self, vocab: Vocabulary, lower_case: bool, max_seq_len: int) -> None:
+    def __init__(self, vocab: Vocabulary, lower_case: bool, seq_len: int) -> None:
         self.vocab = vocab
         self.lower_case = lower_case
-        self.max_seq_len = max_seq_len
+        self.seq_len = seq_len
         self.encoder = Encoder(vocab, lower_case)
 
     def encode_texts(self, texts: Sequence[str]) -> list[IdArray]:
@@ -35,7 +35,7 @@ class TextEncoder:
         cls, sep = self.vocab.cls_id, self.vocab.sep_id
         second = [] if b is None else [*b.tolist(), sep]
         input_ids = np.array([cls, *a.tolist(), sep, *second], self.vocab.dtype)
-        assert len(input_ids) <= self.max_seq_len, f"{len(input_ids)} tokens, max_seq_len is {self.max_seq_len}"
+        assert len(input_ids) <= self.seq_len, f"{len(input_ids)} tokens, seq_len is {self.seq_len}"
         return input_ids, len(a) + 2
 
     def truncate(self, a: IdArray, b: IdArray | None = None) -> "Truncated":
@@ -43,7 +43,7 @@ class TextEncoder:
 
         As `_truncate_seq_pair` of google-research/bert run_classifier.py.
         """
-        room = self.max_seq_len - (2 if b is None else 3)
+        room = self.seq_len - (2 if b is None else 3)
         if b is None:
             return Truncated(a[:room], None, max(0, len(a) - room))
         excess = len(a) + len(b) - room

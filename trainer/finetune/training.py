@@ -28,25 +28,25 @@ class Recipe:
     """What one run of a grid is trained with.
 
     Attributes:
-        batch_size: Items of a step over all ranks.
-        learning_rate: The highest.
+        global_batch: Items of a step over all ranks.
+        peak_lr: The highest.
         epochs: Times that every item is seen.
         seed: Of new weights, order and dropout.
     """
 
-    batch_size: int
-    learning_rate: float
+    global_batch: int
+    peak_lr: float
     epochs: int
     seed: int
 
     @property
     def name(self) -> str:
         """For files and people."""
-        return f"batch{self.batch_size}-lr{self.learning_rate:g}-epochs{self.epochs}-seed{self.seed}"
+        return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
 
     def num_steps(self, num_items: int) -> int:
         """Optimizer steps of the run."""
-        return self.epochs * math.ceil(num_items / self.batch_size)
+        return self.epochs * math.ceil(num_items / self.global_batch)
 
 
 def train_task(
@@ -79,11 +79,11 @@ def train_task(
     zero_stage = 0 if settings.precision == "fp32" else 1  # fp32 gradients of bf16 weights need a stage
     engine = start_engine(model, optimizer, deepspeed_config({}, zero_stage, settings.precision), ranks)
     steps = recipe.num_steps(len(items))
-    schedule = Schedule(steps, round(settings.warmup_fraction * steps), recipe.learning_rate)
+    schedule = Schedule(steps, round(settings.warmup_fraction * steps), recipe.peak_lr)
     engine.train()
     stream = iterate_steps(
         items,
-        batch_size=recipe.batch_size,
+        global_batch=recipe.global_batch,
         epochs=recipe.epochs,
         seed=recipe.seed,
         world_size=ranks.world_size,

@@ -83,20 +83,18 @@ def evaluate(
     split: str,
     seq_len: int,
     *,
-    max_instances: int | None = None,
+    num_instances: int = 0,
     micro_tokens: int = 8_192,
     device: torch.device | None = None,
 ) -> Evaluation:
-    """Reads the first instances of a split's pass 0 once, without dropout, in fp32.
+    """Reads the first `num_instances` (0: all) of a split's pass 0 once, without dropout, in fp32.
 
     A model trained left to right predicts every token, as in its run. NSP is judged where the model was trained for it.
 
     Raises:
         ValueError: The dataset has another vocabulary, no such split and length, or longer instances than the model
-            reads; or no instance is asked for.
+            reads.
     """
-    if max_instances is not None and max_instances < 1:
-        raise ValueError(f"max_instances is {max_instances}; give at least 1, or leave it out for all")
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
     has_nsp = opened.provenance.get("objective", WITH_NSP) == WITH_NSP and "nsp_head.weight" in opened.state
@@ -107,10 +105,10 @@ def evaluate(
         rank=0,
         world_size=1,
         micro_tokens=max(micro_tokens, seq_len),
-        max_instances=max_instances,
+        max_instances=num_instances or None,
         split=split,
     )
-    instances = min(total, max_instances or total)
+    instances = min(total, num_instances or total)
     tally = _measure(opened.build(device), _with_progress(batches, instances), has_nsp, device)
     text_V = tally.text.long().numpy()
     for name in ("cls", "sep"):

@@ -22,7 +22,7 @@ def export_run(settings: ExportSettings) -> dict[str, Any]:
     """
     opened = open_run(settings.run, parse_storage_options(settings.storage_options))
     assert opened.vocab is not None, "a run has its vocabulary"
-    _WRITERS[settings.format](
+    _WRITERS[settings.output_format](
         opened.state,
         opened.config,
         opened.vocab,

@@ -75,7 +75,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     config = settings.model_config(vocab_size)
     phases = plan_phases(settings, config, mixture)
     parameters = num_parameters(config)
-    yield f"{settings.model.preset}: {parameters:,} parameters; {settings.gpus} x {settings.gpu}"
+    yield f"{settings.model.preset}: {parameters:,} parameters; {settings.world_size} x {settings.gpu}"
     if main and len(mixture) > 1:
         part = _share_of(main, mixture)
         yield f"lengths, sizes and epochs are those of {main.name}, {part:.0%} of the mixture"
@@ -151,13 +151,13 @@ def plan_phase(
 
 def _work_of(phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float) -> Work:
     """What a step of a phase asks of a rank; micro-batches are taken to be full but for the last one."""
-    instances = phase.global_batch / settings.gpus
+    instances = phase.global_batch / settings.world_size
     return Work(
         flops=instances * flops,
         micro_batches=math.ceil(instances * lengths.tokens / settings.micro_tokens),
         num_layers=config.num_layers,
         num_parameters=num_parameters(config),
-        ranks=settings.gpus,
+        ranks=settings.world_size,
         mfu=settings.mfu,
         optimizer=settings.optimizer.name,
         zero_stage=settings.zero_stage,
@@ -175,10 +175,10 @@ def measure_lengths(block: Block) -> Lengths:
 
 def memory_case(settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan], zero_stage: int) -> Case:
     """What the memory of a rank depends on, for the fullest of the phases."""
-    shares = [each.phase.global_batch * each.lengths.tokens / settings.gpus for each in phases]
+    shares = [each.phase.global_batch * each.lengths.tokens / settings.world_size for each in phases]
     return Case(
         config=config,
-        ranks=settings.gpus,
+        ranks=settings.world_size,
         zero_stage=zero_stage,
         optimizer=settings.optimizer.name,
         precision=settings.precision,
@@ -193,7 +193,7 @@ def memory_case(settings: PlanSettings, config: BertConfig, phases: Sequence[Pha
 
 def _stream_bytes(settings: PlanSettings, each: PhasePlan) -> int:
     """Blocks of the steps that are planned together, stored and decoded (docs/order.md); two bytes a token unknown."""
-    instances = _STEPS_PLANNED * each.phase.global_batch / settings.gpus
+    instances = _STEPS_PLANNED * each.phase.global_batch / settings.world_size
     if each.instances_a_pass:
         instances = min(instances, each.instances_a_pass * each.passes)
     stored = each.stored_bytes or 2 * each.lengths.tokens
@@ -206,8 +206,10 @@ def checkpoint_bytes(parameters: int, precision: str) -> int:
 
 
 def _check(settings: PlanSettings) -> PlanSettings:
-    if settings.gpus < 1 or not 0 < settings.mfu <= 1:
-        raise ValueError(f"gpus is {settings.gpus} and mfu {settings.mfu}; give at least 1 GPU and an mfu in (0, 1]")
+    if settings.world_size < 1 or not 0 < settings.mfu <= 1:
+        raise ValueError(
+            f"world_size is {settings.world_size} and mfu {settings.mfu}; give at least 1 GPU and an mfu in (0, 1]"
+        )
     if settings.gpu == "cpu" and settings.peak_tflops is None:
         raise ValueError(
             "no data sheet is known for a CPU; give --peak_tflops, what one rank reaches in large products"
@@ -257,7 +259,7 @@ def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[
     ends = [sum(seconds) for seconds in zip(*(each.seconds for each in phases), strict=True)]
     tokens = sum(each.instances * each.lengths.tokens for each in phases)
     rates = " to ".join(f"{tokens / seconds:,.0f}" for seconds in reversed(ends))
-    days = " to ".join(f"{seconds / 3600 * settings.gpus:,.0f}" for seconds in ends)
+    days = " to ".join(f"{seconds / 3600 * settings.world_size:,.0f}" for seconds in ends)
     yield f"time: {_hours(ends)} hours; {tokens:,.0f} tokens, {rates} a second; no GPU has measured this yet"
     yield (
         f"      {days} GPU hours; {settings.mfu:.0%} to {settings.mfu * SLOW.mfu_share:.0%} of"
@@ -302,7 +304,7 @@ def _describe_reading(settings: PlanSettings, phases: list[PhasePlan]) -> Iterat
             rate = each.instances / each.seconds[0] * each.stored_bytes
             yield (
                 f"reading L{each.phase.seq_len}: {rate / 1e6:,.1f} MB/s by all ranks,"
-                f" {rate / settings.gpus / 1e6:,.2f} MB/s each; {each.stored_bytes:,.0f} bytes an instance"
+                f" {rate / settings.world_size / 1e6:,.2f} MB/s each; {each.stored_bytes:,.0f} bytes an instance"
             )
 
 
@@ -318,9 +320,11 @@ def _warnings(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[str]:
                 yield f"phase {index} reads the {each.passes} pass(es) of L{length} {times:.1f} times over"
         if each.fast.idle_share > _MUCH_IDLE and settings.gpu != "cpu":
             idle = f"{each.fast.idle_share:.0%} to {each.slow.idle_share:.0%}"
-            tokens = each.phase.global_batch * each.lengths.tokens / settings.gpus
+            tokens = each.phase.global_batch * each.lengths.tokens / settings.world_size
             remedy = (
-                "fewer GPUs, or a larger global_batch, lose" if settings.gpus > 1 else "a larger global_batch loses"
+                "fewer GPUs, or a larger global_batch, lose"
+                if settings.world_size > 1
+                else "a larger global_batch loses"
             )
             yield (
                 f"phase {index} is too small for this hardware: of each step a GPU idles {idle}, as it gets"

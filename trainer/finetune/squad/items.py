@@ -39,7 +39,7 @@ def cut_question(
     index: int, question: Question, query: IdArray, pieces: Pieces, encoder: TextEncoder, split: Split, stride: int
 ) -> list[WindowItem]:
     """The windows of one question, an item each: [CLS] question [SEP] pieces of the context [SEP]."""
-    windows = cut_windows(len(pieces.ids), encoder.max_seq_len - len(query) - 3, stride)
+    windows = cut_windows(len(pieces.ids), encoder.seq_len - len(query) - 3, stride)
     best_N = find_best_windows(windows, len(pieces.ids))
     items = []
     for number, window in enumerate(windows):

@@ -94,7 +94,7 @@ class SquadTask:
                     raise ValueError(f"{question.place}: answer {question.answers[0].text!r} has no piece of text")
                 num_lost += 1
             else:
-                items += cut_question(index, question, query[:limit], pieces, encoder, split, self.settings.doc_stride)
+                items += cut_question(index, question, query[:limit], pieces, encoder, split, self.settings.stride)
         num_windows = Counter(item.example for item in items)
         counts = {
             "questions_cut": sum(len(query) > limit for query in queries),
@@ -173,12 +173,12 @@ def open_squad(settings: FinetuneSettings) -> SquadTask:
         ValueError: A setting makes no sense.
     """
     chosen = settings.squad
-    for name in ("doc_stride", "max_query_pieces", "max_answer_pieces", "n_best"):
+    for name in ("stride", "max_query_pieces", "max_answer_pieces", "n_best"):
         if getattr(chosen, name) < 1:
             raise ValueError(f"squad.{name} is {getattr(chosen, name)}; it must be at least 1")
-    if chosen.max_query_pieces + 4 > settings.max_seq_len:
+    if chosen.max_query_pieces + 4 > settings.seq_len:
         raise ValueError(
-            f"squad.max_query_pieces {chosen.max_query_pieces} leaves no room in max_seq_len {settings.max_seq_len}: "
+            f"squad.max_query_pieces {chosen.max_query_pieces} leaves no room in seq_len {settings.seq_len}: "
             "[CLS], two [SEP] and a piece of the context need 4"
         )
     return SquadTask(chosen, with_impossible=settings.task == "squad2")

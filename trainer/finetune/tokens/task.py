@@ -77,7 +77,7 @@ class TokenTask:
         sequence holds as its first ones. Both are counted.
         """
         pieces = _encode_words(examples, encoder)
-        room = encoder.max_seq_len - 2
+        room = encoder.seq_len - 2
         context = min(self.settings.context, room // 4)
         unknown = np.array([encoder.vocab.unk_id], dtype=encoder.vocab.dtype)
         items: list[Item] = []

@@ -86,7 +86,7 @@ class FeatureExtractor:
         layers: str = "-1",
         combine: Combine = "each",
         rows: Rows = "token",
-        max_length: int | None = None,
+        seq_len: int | None = None,
         stride: int | None = None,
         micro_tokens: int = 8_192,
         device: torch.device | None = None,
@@ -102,11 +102,9 @@ class FeatureExtractor:
         self.layers = () if rows == "pooler" else choose_layers(layers, config.num_layers)
         self.columns = column_names(self.layers, combine)
         self.width = config.hidden_size * (len(self.layers) if combine == "concat" and self.layers else 1)
-        length = max_length or config.max_position_embeddings
+        length = seq_len or config.max_position_embeddings
         if not 3 <= length <= config.max_position_embeddings:
-            raise ValueError(
-                f"max_length is {length}; {opened.where} reads 3 to {config.max_position_embeddings} tokens"
-            )
+            raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {config.max_position_embeddings} tokens")
         self._size = length - 2
         self._stride = stride or max(1, self._size // 2)
         if not 1 <= self._stride <= self._size:

@@ -87,7 +87,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         layers=settings.layers,
         combine=settings.combine,
         rows=settings.rows,
-        max_length=settings.max_length,
+        seq_len=settings.seq_len,
         stride=settings.stride,
         micro_tokens=settings.micro_tokens,
         device=choose_device(settings.device),

@@ -114,7 +114,7 @@ _Read = tuple[int, str, tuple[str, ...] | None, str | None]
 def _read_file(file: InputFile, stored: Any, settings: FeaturesSettings) -> Iterator[_Read]:
     plain_name, compression = _split_compression(file.path)
     content = fsspec.compression.compr[compression](stored, mode="rb") if compression else stored
-    chosen = settings.input_format if settings.input_format != "auto" else _format_of(plain_name)
+    chosen = settings.format if settings.format != "auto" else _format_of(plain_name)
     if chosen == "conll":
         yield from _read_conll(content.read(), file.url, settings.token_column)
         return
@@ -148,16 +148,18 @@ def _parse_json(text: str, url: str, line: int, settings: FeaturesSettings) -> t
         record = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error}); expected an object a line") from error
-    wanted = [settings.field] + ([settings.id_field] if settings.id_field else [])
+    wanted = [settings.text_field] + ([settings.id_field] if settings.id_field else [])
     for name in wanted:
         if not isinstance(record, dict) or name not in record:
             found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-            raise ValueError(f"{where}: no field {name!r}, found {found}; --field and --id_field name what to read")
-    if not isinstance(record[settings.field], str):
+            raise ValueError(
+                f"{where}: no field {name!r}, found {found}; --text_field and --id_field name what to read"
+            )
+    if not isinstance(record[settings.text_field], str):
         raise ValueError(  # noqa: TRY004
-            f"{where}: field {settings.field!r} is {type(record[settings.field]).__name__}, expected a string"
+            f"{where}: field {settings.text_field!r} is {type(record[settings.text_field]).__name__}, expected a string"
         )
-    return record[settings.field], None, str(record[settings.id_field]) if settings.id_field else None
+    return record[settings.text_field], None, str(record[settings.id_field]) if settings.id_field else None
 
 
 def _read_conll(data: bytes, url: str, token_column: int) -> Iterator[_Read]:
