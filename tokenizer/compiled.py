@@ -1,4 +1,4 @@
-"""Which of two equal paths is used: the compiled modules, if this installation has them, or plain Python and numpy.
+"""Which of two equal paths is used: the compiled modules, if this installation has them, or plain Python.
 
 The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install` compiles the modules
 where there is a C compiler; in a checkout BUILD_COMMAND does. The environment variable BEAMBERT_COMPILED says what to

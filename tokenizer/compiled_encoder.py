@@ -1,48 +1,51 @@
-"""Text to arrays of ids by the compiled matcher: the ids of `tokenizer.encode`'s numpy path, sooner.
+"""Text to arrays of ids by the compiled matcher: the ids of `tokenizer.encode.LibraryEncoder`, sooner.
 
 How it goes:
-1. `Matcher.find_new` looks for characters that are not ASCII and were never met. What each becomes (its form) is asked
-   of the library, whose Unicode tables are the standard here, and told to the matcher: "é" is "e", "中" is " 中 ", a
-   space on each side since it is a word of its own.
-2. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their forms, words by a trie
-   with failure links (LinMaxMatch), in one go and without the interpreter's lock.
-3. A chunk with a character of which no form can be told, since its neighbours decide, comes back with its place:
-   `chunk_matcher` finds its ids, as the numpy path has it do for every such chunk.
+1. `Matcher.find_new` looks for characters that are not ASCII and were never met. What each becomes
+   (its form) is asked of the library, whose Unicode tables are the standard here, and told to the
+   matcher: "é" is "e", "中" is " 中 ", a space on each side since it is a word of its own.
+2. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
+   forms, words by a trie with failure links (LinMaxMatch), in one go and without the interpreter's lock.
+3. A chunk (what stands between ASCII spaces and punctuation) may hold a character that has no form
+   of its own, since its neighbours decide. It comes back with its place, and the library encodes it.
 """
 
+import string
 import unicodedata
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenizer.chunk_matcher import ChunkMatcher, is_usable
 from tokenizer.export import build_normalizer, build_pre_tokenizer
-from tokenizer.numpy_encoder import KINDS, PART, byte_table
 from tokenizer.vocab import CONTINUATION, IdArray, Vocabulary
 from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
+Encode = Callable[[Sequence[str]], tuple[IdArray, NDArray[np.uint32]]]
+
 _NEIGHBOUR, _SEPARATOR = "a", "|"  # no form holds ASCII punctuation but as the only character
+_SPACE, _MARK, _DROPPED, _PART = range(4)  # as in native/sentences.h
 
 
 class CompiledEncoder:
     """Encodes sentences with one vocabulary."""
 
-    def __init__(self, module: ModuleType, vocab: Vocabulary, lower_case: bool) -> None:
+    def __init__(self, module: ModuleType, vocab: Vocabulary, lower_case: bool, encode_others: Encode) -> None:
         """Builds the trie.
 
         Args:
             module: `tokenizer._matcher`.
             vocab: The vocabulary.
             lower_case: As in `tokenizer.encode.Encoder`.
+            encode_others: Encodes the chunks that the matcher leaves.
 
         Raises:
             OverflowError: The trie would be too large, which takes a vocabulary made for that.
         """
         self._vocab = vocab
         self._lower_case = lower_case
+        self._encode_others = encode_others
         self._matcher = module.Matcher(
             *_sort_pieces(vocab, continuing=False),
             *_sort_pieces(vocab, continuing=True),
@@ -60,10 +63,6 @@ class CompiledEncoder:
         id_bytes, length_bytes, left = self._matcher.encode(sentences, self._vocab.dtype.itemsize)
         ids, lengths = np.frombuffer(id_bytes, self._vocab.dtype), np.frombuffer(length_bytes, np.uint32)
         return self._insert(ids, lengths, left) if left else (ids, lengths)
-
-    @cached_property
-    def _chunk_matcher(self) -> ChunkMatcher:
-        return ChunkMatcher(self._vocab, self._lower_case)
 
     def _find_forms(self, characters: str) -> list[bytes | None]:
         """What each character is among letters; None where its neighbours matter."""
@@ -91,23 +90,40 @@ class CompiledEncoder:
     ) -> tuple[IdArray, NDArray[np.uint32]]:
         """Puts the ids of chunks where they belong; `left` says before which id, in which sentence, and the chunk."""
         places, numbers, chunks = zip(*left, strict=True)
-        added = self._chunk_matcher.match(chunks)
-        counts = np.array([len(each) // ids.itemsize for each in added])
-        np.add.at(lengths, list(numbers), counts.astype(np.uint32))
-        return np.insert(ids, np.repeat(places, counts), np.frombuffer(b"".join(added), ids.dtype)), lengths
+        added, counts = self._encode_others([chunk.decode() for chunk in chunks])
+        np.add.at(lengths, list(numbers), counts)
+        return np.insert(ids, np.repeat(places, counts), added), lengths
 
 
 def _sort_pieces(vocab: Vocabulary, *, continuing: bool) -> tuple[list[bytes], NDArray[np.uint32]]:
-    """Pieces that begin a word, or those that continue one without their prefix, in order of their bytes; and ids."""
+    """Pieces that begin a word, or those that continue one without their prefix, in order of their bytes; and ids.
+
+    A piece longer than any word is left out, as else a word beyond the limit could be found.
+    """
     prefix = CONTINUATION if continuing else ""
     pieces = sorted(
         (token.removeprefix(prefix).encode(), index)
         for index, token in enumerate(vocab.tokens)
-        if token.startswith(CONTINUATION) == continuing and token != CONTINUATION and is_usable(token)
+        if token.startswith(CONTINUATION) == continuing
+        and token != CONTINUATION
+        and len(token.removeprefix(CONTINUATION)) <= MAX_WORD_CHARACTERS
     )
     return [piece for piece, _ in pieces], np.array([index for _, index in pieces], np.uint32)
 
 
 def _kinds(lower_case: bool) -> bytes:
     """Of each byte its kind; of one of an ASCII word, the byte that is matched."""
-    return bytes(byte if KINDS[byte] == PART and byte < 0x80 else KINDS[byte] for byte in byte_table(lower_case))
+    return bytes(_kind_of(byte, lower_case) for byte in range(256))
+
+
+def _kind_of(byte: int, lower_case: bool) -> int:
+    character = chr(byte)
+    if byte >= 0x80:
+        return _PART
+    if character in " \t\n\r":
+        return _SPACE
+    if not character.isprintable():
+        return _DROPPED
+    if character in string.punctuation:
+        return _MARK
+    return ord(character.lower()) if lower_case else byte

@@ -2,20 +2,43 @@
 
 The ids are those of `tokenizers.Tokenizer.from_file("tokenizer.json")` with `encode_special_tokens = True`, on every
 text (docs/parity.md 3): "[MASK]" in a text is three words, and no special id but [UNK]'s comes out of one.
-
-Two paths give them, always the same: `numpy_encoder`, in plain Python and numpy, and `compiled_encoder`, which is taken
-where this installation has the compiled matcher (`tokenizer.compiled` says when).
+`LibraryEncoder` asks that library, which is the definition. `compiled_encoder` gives the same ids, some 50 times as
+fast, and is taken where this installation has the compiled matcher (`tokenizer.compiled` says when).
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from tokenizer.compiled import load
 from tokenizer.compiled_encoder import CompiledEncoder
-from tokenizer.numpy_encoder import NumpyEncoder
+from tokenizer.export import build_tokenizer
 from tokenizer.vocab import IdArray, Vocabulary
+
+
+class LibraryEncoder:
+    """Encodes sentences by the exported tokenizer."""
+
+    def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
+        self._vocab = vocab
+        self._lower_case = lower_case
+
+    @cached_property
+    def _library(self) -> Tokenizer:
+        library = build_tokenizer(self._vocab, self._lower_case)
+        library.encode_special_tokens = True
+        return library
+
+    def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
+        """As `Encoder` has it."""
+        "".join(sentences).encode()  # of half a surrogate pair the library says only that it is no str
+        # One by one: a batch is not faster on one core, and its threads do not survive a fork.
+        found = [self._library.encode(sentence, add_special_tokens=False).ids for sentence in sentences]
+        ids = np.array([index for each in found for index in each], self._vocab.dtype)
+        return ids, np.array(list(map(len, found)), np.uint32)
 
 
 class Encoder:
@@ -38,15 +61,19 @@ class Encoder:
         return self.encode_sentences([text])[0]
 
     def encode_sentences(self, sentences: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Ids of all sentences one after the other, of the vocabulary's dtype, and each sentence's number of ids."""
+        """Ids of all sentences one after the other, of the vocabulary's dtype, and each sentence's number of ids.
+
+        Raises:
+            UnicodeEncodeError: A sentence holds half of a surrogate pair.
+        """
         return self.path.encode_sentences(sentences)
 
 
-def _choose_path(vocab: Vocabulary, lower_case: bool) -> NumpyEncoder | CompiledEncoder:
-    module = load("tokenizer._matcher")
+def _choose_path(vocab: Vocabulary, lower_case: bool) -> LibraryEncoder | CompiledEncoder:
+    library, module = LibraryEncoder(vocab, lower_case), load("tokenizer._matcher")
     if module is not None:
         try:
-            return CompiledEncoder(module, vocab, lower_case)
-        except OverflowError:  # a vocabulary made to be large as a trie; the other path has none
+            return CompiledEncoder(module, vocab, lower_case, library.encode_sentences)
+        except OverflowError:  # a vocabulary made to be large as a trie; the library has none
             pass
-    return NumpyEncoder(vocab, lower_case)
+    return library

@@ -34,11 +34,16 @@ from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import format_plan, make_plan
 from pipeline.storage.folder import open_filesystem, read_file, write_atomic
 from pipeline.storage.secret_values import hide, hide_in
-from tokenizer.compiled import load
+from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import parse_vocab
 
 _NUM_SHOWN = 8  # files named in one line
-_COMPILED_MODULES = ("tokenizer._matcher", "pipeline.text._cleaning", "pipeline.instances._instances")
+# Each compiled module, and how many times as long its work takes without it (docs/performance.md).
+_COMPILED_MODULES = {
+    "tokenizer._matcher": "words to ids 50 times",
+    "pipeline.text._cleaning": "cleaning 3 times",
+    "pipeline.instances._instances": "pairs and masks 6 times",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
         print(format_plan(plan, workers, settings.passes))
         return
+    _say_what_is_slow()
     vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     seconds["vocabulary"] = watch()
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
@@ -174,6 +180,15 @@ def _say_what_was_detected(sources: Sequence[Source], parts: Sequence[Part]) -> 
                 f"{source.name}: {len(urls):,} file(s), such as {hide(urls[0])}, hold a sentence a line and blank lines"
                 f" between documents: read as {SENTENCE_LINES}; if each file is one document, give --format text"
             )
+
+
+def _say_what_is_slow() -> None:
+    slow = [factor for name, factor in _COMPILED_MODULES.items() if not load(name)]
+    if slow:
+        tqdm.write(
+            f"without a compiled module these take longer: {', '.join(slow)}; the result is the same;"
+            f" where there is a C compiler, this builds the modules: {BUILD_COMMAND}"
+        )
 
 
 def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) -> None:

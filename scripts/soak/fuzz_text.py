@@ -2,7 +2,7 @@
 
     python -m scripts.soak.fuzz_text --seconds 60 --output scripts/soak/results/DATE-fuzz-text.json
 
-What the product may give them must come out as from the Python path. What it never gives (pieces, forms, kinds and text
+What the product may give them must come out as from the other path. What it never gives (pieces, forms, kinds and text
 of arbitrary bytes) must only stay inside memory.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.text import cleaning
 from scripts.soak.sanitized import run_sanitized
 from tokenizer.compiled_encoder import CompiledEncoder
-from tokenizer.numpy_encoder import NumpyEncoder
+from tokenizer.encode import LibraryEncoder
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
 
 ALPHABETS = ("ab", "abcdé中", "aé\u0301\u302e\U0001d165한", "".join(map(chr, range(1, 0x250))), "")
@@ -76,8 +76,9 @@ def _compare_encoders(module: Any, rng: random.Random, texts: list[str]) -> int:
     }
     vocab = Vocabulary((*SPECIAL_TOKENS, *sorted(pieces)))
     lower_case = rng.random() < 0.5
-    found = CompiledEncoder(module, vocab, lower_case).encode_sentences(texts)
-    expected = NumpyEncoder(vocab, lower_case).encode_sentences(texts)
+    library = LibraryEncoder(vocab, lower_case).encode_sentences
+    found = CompiledEncoder(module, vocab, lower_case, library).encode_sentences(texts)
+    expected = library(texts)
     equal = all(np.array_equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     assert equal, f"ids differ: {vocab.tokens}, lower_case={lower_case}, {texts}"
     return 1

@@ -16,6 +16,7 @@ from pipeline.inspect.show import read_blocks, show_instances
 from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import settings_hash
+from pipeline.stages import build as build_stages
 from pipeline.text.cleaning import clean_text, document_id
 from tests.datasets import with_own_hash
 
@@ -315,3 +316,14 @@ def test_help_is_quick_and_complete(capsys):
     text = capsys.readouterr().out
     assert "--validation_fraction" in text
     assert "Share of the tokens held out" in text
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_line_says_what_takes_longer_without_a_compiler(monkeypatch, capsys, is_compiled):
+    monkeypatch.setattr(build_stages, "load", lambda name: name if is_compiled else None)
+    build_stages._say_what_is_slow()
+    said = capsys.readouterr().out
+    assert said.count("\n") == (not is_compiled)
+    if not is_compiled:
+        assert "words to ids 50 times, cleaning" in said
+        assert "build_ext --inplace" in said

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 -- letters and signs that resemble ASCII are the point here
-"""What the compiled path does besides giving the numpy path's ids, which test_encode.py holds."""
+"""What the compiled path does besides giving the library's ids, which test_encode.py holds."""
 
 import itertools
 import string
@@ -12,8 +12,7 @@ import pytest
 from tests.tokenizer.encoded_texts import SPECIAL_TEXTS, encoded
 from tokenizer.compiled import load
 from tokenizer.compiled_encoder import CompiledEncoder, _kinds
-from tokenizer.encode import Encoder
-from tokenizer.numpy_encoder import NumpyEncoder
+from tokenizer.encode import Encoder, LibraryEncoder
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
 
 
@@ -22,8 +21,12 @@ def module():
     return load("tokenizer._matcher") or pytest.skip("the compiled matcher is not built, or BEAMBERT_COMPILED=0")
 
 
+def make(module, vocab):
+    return CompiledEncoder(module, vocab, True, LibraryEncoder(vocab, True).encode_sentences)
+
+
 def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, character_vocab):
-    encoder = CompiledEncoder(module, character_vocab, lower_case=True)
+    encoder = make(module, character_vocab)
     ranges = range(0x80, 0x300), range(0x370, 0x530), range(0x4E00, 0x9FFD), range(0xAC00, 0xD7A4)
     common = "".join(c for c in map(chr, itertools.chain(*ranges)) if unicodedata.category(c) != "Cn")
     assert None not in encoder._find_forms(common)
@@ -35,13 +38,13 @@ def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, charac
 def test_many_new_characters_at_once(module, character_vocab):
     """Met in one call, in which the table of forms grows from nothing to much of Unicode."""
     texts = [" ".join(character_vocab.tokens[start : start + 4096]) for start in range(0, len(character_vocab), 65_536)]
-    encoder, expected = CompiledEncoder(module, character_vocab, True), NumpyEncoder(character_vocab, True)
+    encoder, expected = make(module, character_vocab), LibraryEncoder(character_vocab, True)
     for _ in range(2):
         for found, wanted in zip(encoder.encode_sentences(texts), expected.encode_sentences(texts), strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_vocabulary_too_large_as_a_trie_is_left_to_numpy(module):
+def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
     """Behind each of 18,000 different beginnings stand 190 pieces that its failure would name."""
     letters = string.ascii_lowercase
     pieces = ["a" * 190 + "".join(ending) for ending in itertools.product(letters, letters, letters, "z")]
@@ -49,15 +52,15 @@ def test_a_vocabulary_too_large_as_a_trie_is_left_to_numpy(module):
         (*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *pieces, *(f"##{piece}" for piece in pieces))
     )
     with pytest.raises(OverflowError, match="too large"):
-        CompiledEncoder(module, vocab, lower_case=True)
+        make(module, vocab)
     encoder = Encoder(vocab, lower_case=True)
-    assert type(encoder.path) is NumpyEncoder
+    assert type(encoder.path) is LibraryEncoder
     assert encoder.encode("a" * 190 + "xyzz").tolist() == [vocab.ids["a" * 190 + "xyzz"]]
 
 
 def test_threads_may_share_an_encoder(module, character_vocab):
-    expected = encoded(NumpyEncoder(character_vocab, True), SPECIAL_TEXTS)
-    encoder = CompiledEncoder(module, character_vocab, True)
+    expected = encoded(LibraryEncoder(character_vocab, True), SPECIAL_TEXTS)
+    encoder = make(module, character_vocab)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: encoded(encoder, SPECIAL_TEXTS), range(64)))
     assert found == [expected] * 64
@@ -65,7 +68,7 @@ def test_threads_may_share_an_encoder(module, character_vocab):
 
 def test_words_and_chunks_without_end(module, small_vocab):
     texts = ["a" * 3_000_000, "é" * 1_000_000, "é\u302e" * 300_000, "\u3000" * 300_000, "\1" * 300_000, "." * 300_000]
-    encoder, expected = CompiledEncoder(module, small_vocab, True), NumpyEncoder(small_vocab, True)
+    encoder, expected = make(module, small_vocab), LibraryEncoder(small_vocab, True)
     assert encoded(encoder, texts) == encoded(expected, texts)
 
 

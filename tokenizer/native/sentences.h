@@ -6,7 +6,7 @@
 #include "characters.h"
 #include "trie.h"
 
-/* Kinds of bytes, as tokenizer/numpy_encoder.py has them; of a byte of an ASCII word, the byte that is matched. */
+/* Kinds of bytes, as tokenizer/compiled_encoder.py has them; of a byte of an ASCII word, the byte that is matched. */
 enum { SPACE, MARK, DROPPED, PART, FIRST_WORD_BYTE };
 
 typedef struct {
