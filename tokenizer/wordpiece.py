@@ -1,10 +1,25 @@
-"""Words to wordpieces by greedy longest match: the readable reference (docs/parity.md 3), oracle of the tests."""
+"""Raw text to wordpieces as google-research/bert makes them: the readable reference (docs/parity.md 3).
 
-from tokenizer.normalize import split_words
+Tests hold the encoder and the exported tokenizer to it; production runs `tokenizer.encode`.
+"""
+
+import unicodedata
+
 from tokenizer.vocab import CONTINUATION, UNK, Vocabulary
 
 MAX_WORD_CHARACTERS = 200
 """A longer word is one [UNK]."""
+
+_CJK_RANGES = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
 
 
 def reference_tokenize(text: str, vocab: Vocabulary, lower_case: bool) -> list[str]:
@@ -27,3 +42,52 @@ def split_word(word: str, vocab: Vocabulary) -> list[str]:
         pieces.append(prefix + word[start:end])
         start = end
     return pieces
+
+
+def split_words(text: str, lower_case: bool) -> list[str]:
+    """Words and punctuation characters of raw text, cleaned, and if `lower_case` without case and accents."""
+    words = space_cjk(clean(text)).split()
+    if lower_case:
+        words = [strip_accents(word.lower()) for word in words]
+    return [part for word in words for part in split_punctuation(word)]
+
+
+def clean(text: str) -> str:
+    """Drops NUL, U+FFFD and control characters; every white space character becomes one space."""
+    return "".join(" " if is_space(c) else c for c in text if not is_dropped(c))
+
+
+def space_cjk(text: str) -> str:
+    """Puts spaces around each CJK ideograph, so that it becomes a word of its own."""
+    return "".join(f" {c} " if is_cjk(c) else c for c in text)
+
+
+def strip_accents(word: str) -> str:
+    """Decomposes (NFD) and drops non-spacing marks."""
+    return "".join(c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn")
+
+
+def split_punctuation(word: str) -> list[str]:
+    """Cuts a word before and after each punctuation character; of an empty word nothing is left."""
+    return "".join(f" {c} " if is_punctuation(c) else c for c in word).split()
+
+
+def is_dropped(c: str) -> bool:
+    """True for NUL, U+FFFD and the categories Cc and Cf except tab, newline and carriage return."""
+    return c in "\0\ufffd" or (c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"))
+
+
+def is_space(c: str) -> bool:
+    """True for tab, newline, carriage return and category Zs."""
+    return c in "\t\n\r" or unicodedata.category(c) == "Zs"
+
+
+def is_cjk(c: str) -> bool:
+    """True in the CJK Unified Ideographs blocks; Hangul, kana and other scripts written with spaces are not."""
+    return any(first <= ord(c) <= last for first, last in _CJK_RANGES)
+
+
+def is_punctuation(c: str) -> bool:
+    """True for category P and for every ASCII character that is neither letter, digit, space nor control, as `$`."""
+    ascii_punctuation = c.isascii() and c.isprintable() and not c.isalnum() and c != " "
+    return ascii_punctuation or unicodedata.category(c).startswith("P")

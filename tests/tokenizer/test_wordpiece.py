@@ -6,9 +6,8 @@ import unicodedata
 import pytest
 
 from tokenizer.export import build_normalizer, build_pre_tokenizer
-from tokenizer.normalize import is_dropped, is_punctuation, is_space, split_words
 from tokenizer.vocab import Vocabulary
-from tokenizer.wordpiece import reference_tokenize
+from tokenizer.wordpiece import is_dropped, is_punctuation, is_space, reference_tokenize, split_words
 
 
 @pytest.fixture(scope="module")
