@@ -36,18 +36,12 @@ def gather_pairs(tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: 
     offsets = np.zeros(len(pairs) + 1, np.int64)
     np.cumsum(a_length + b_length + NUM_SPECIAL_TOKENS, out=offsets[1:])
     segment_a_length = (a_length + 2).astype(np.uint16)
+    spans = (pairs.a_start, pairs.a_stop, pairs.b_start, pairs.b_stop)
     if compiled.loops:
-        spans = (pairs.a_start, pairs.a_stop, pairs.b_start, pairs.b_stop)
         input_ids = compiled.gather_pairs(tokens, spans, cls_id, sep_id, offsets)
         return PackedPairs(input_ids, offsets, segment_a_length)
-    begins, middles = offsets[:-1], offsets[:-1] + 1 + a_length
-    # Two runs an instance, [CLS] A and [SEP] B [SEP]: copied with the tokens around A and B, then overwritten.
-    run_starts = np.stack([pairs.a_start - 1 - begins, pairs.b_start - 1 - middles], axis=1).ravel()
-    run_lengths = np.stack([a_length + 1, b_length + 2], axis=1).ravel()
-    index = np.int32 if len(tokens) < 2**31 else np.int64  # half the memory to go through
-    sources = np.repeat(run_starts.astype(index), run_lengths)
-    sources += np.arange(len(sources), dtype=index)
-    input_ids = tokens.take(sources, mode="clip")
-    input_ids[begins] = cls_id
-    input_ids[middles] = input_ids[offsets[1:] - 1] = sep_id
-    return PackedPairs(input_ids, offsets, segment_a_length)
+    cls, sep = np.array([cls_id], tokens.dtype), np.array([sep_id], tokens.dtype)
+    parts = [tokens[:0]]
+    for a_start, a_stop, b_start, b_stop in zip(*spans, strict=True):
+        parts += [cls, tokens[a_start:a_stop], sep, tokens[b_start:b_stop], sep]
+    return PackedPairs(np.concatenate(parts), offsets, segment_a_length)

@@ -125,15 +125,13 @@ def _choose_tokens(
     rng: Random,
 ) -> npt.NDArray[np.int64]:
     """[M] ascending indices of the masked tokens in the run: in each instance, those with the smallest keys."""
-    chosen = [np.zeros(0, np.int64)]
+    lengths, chosen = np.diff(offsets), [np.zeros(0, np.int64)]
     for start in range(0, len(counts), _GRID_ROWS):
         rows = slice(start, start + _GRID_ROWS)
-        keys_NW = _draw_keys(np.diff(offsets[start : start + _GRID_ROWS + 1]), segment_a_length[rows], rng)
-        last = counts[rows] - 1
-        smallest = np.sort(np.partition(keys_NW, last.max(), axis=1)[:, : last.max() + 1], axis=1)
-        is_chosen_NW = keys_NW <= np.take_along_axis(smallest, last[:, None], axis=1)
-        grid_starts = np.arange(len(keys_NW)) * keys_NW.shape[1]
-        chosen.append(np.flatnonzero(is_chosen_NW) + np.repeat(offsets[:-1][rows] - grid_starts, counts[rows]))
+        keys_NW = _draw_keys(lengths[rows], segment_a_length[rows], rng)
+        ranks_NW = keys_NW.argsort(axis=1).argsort(axis=1)
+        row, position = np.nonzero(ranks_NW < counts[rows, None])
+        chosen.append(offsets[rows][row] + position)
     return np.concatenate(chosen)
 
 

@@ -1,17 +1,18 @@
-"""Sentence pairs for next sentence prediction, as spans of a bucket's tokens: the fast twin of the reference program.
+"""Sentence pairs for next sentence prediction, as spans of a bucket's tokens.
 
-The draws are those of docs/parity.md 1.2-1.8, in their order, so that the same generator makes the same pairs as
-google-research/bert ``create_pretraining_data.py``; tests hold it against that program's output and a readable oracle.
-No token is touched: a segment is a run of consecutive tokens of one document, also after truncation, so two offsets say
-all of it; pipeline.instances.gather builds packed instances from spans. What is written here is the definition: where
-compiled loops are at hand (pipeline.instances.compiled), they do the same.
+The draws are those of docs/parity.md 1.2-1.8, in their order, so that the same generator makes the
+same pairs as google-research/bert ``create_pretraining_data.py``; tests hold it against that program's
+output. No token is touched: a segment is a run of consecutive tokens of one document, also after
+truncation, so two offsets say all of it; pipeline.instances.gather builds packed instances from spans.
+What is written here is the definition: where compiled loops are at hand
+(pipeline.instances.compiled), they do the same.
 
 Shapes: D documents, S sentences, N pairs.
 """
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -23,12 +24,10 @@ import pipeline.instances.compiled as compiled
 from pipeline.seeds import draw_below
 
 NspBalance = Literal["reference", "exact"]
+Span = tuple[int, int]
 NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 _MAX_TRIES = 10  # docs/parity.md 1.6
 _FREE_PAIRS = 64  # docs/parity.md 5: the share of one-sentence chunks is 0 at first, and changes slowly
-# The top bit of the fourth of every eight bytes, that many times; and for bytes.translate, whether the top bit is set.
-_MARKS = [((1 << 64 * n) - 1) // ((1 << 64) - 1) << 31 for n in range(256)]
-_IS_BACK = bytes(128) + b"\1" * 128
 
 
 @dataclass(frozen=True)
@@ -65,24 +64,27 @@ class _Balance:
         self._max_tokens = max_tokens
         self._num_pairs = self._num_forced = self._excess = 0
 
-    def count(self, is_random_next: bool, is_forced: bool, num_tokens: int) -> float:
-        """The chance after one more pair, which went over so many tokens of its document."""
+    def count(self, is_random_next: bool, is_single: bool, num_tokens: int) -> None:
+        """Takes in one more pair, which went over so many tokens of its document."""
         self._tokens_left -= num_tokens
         self._num_pairs += 1
-        self._num_forced += is_forced
+        self._num_forced += is_single
         self._excess += 1 if is_random_next else -1
         forced = self._num_forced / (self._num_pairs + _FREE_PAIRS)
         wanted = 0.5 - self._excess / (2 * max(1, self._tokens_left // self._max_tokens))
         self.chance = (wanted - forced) / (1 - forced)
-        return self.chance
 
 
 @dataclass(frozen=True)
 class _Sentences:
-    """Where sentences lie in the bucket's tokens: not in numpy's arrays, whose single elements are slow to read."""
+    """Where sentences lie in the bucket's tokens: in lists, whose single elements are quick to read."""
 
-    bounds: "array[int]"  # [S + 1], first token of each sentence, and the number of tokens
+    bounds: list[int]  # [S + 1], first token of each sentence, and the number of tokens
     firsts: list[int]  # [D + 1], first sentence of each document, and the number of sentences
+
+    def stop_at(self, first: int, end: int, num_tokens: int) -> int:
+        """The sentence after those from `first` on that hold so many tokens; `end` where all are fewer."""
+        return bisect_left(self.bounds, self.bounds[first] + num_tokens, first + 1, end)
 
 
 def make_pairs(
@@ -121,18 +123,21 @@ def make_pairs(
     max_tokens = seq_len - NUM_SPECIAL_TOKENS
     assert max_tokens > 1, f"{seq_len} tokens leave no room for two segments"
     bounds = _find_bounds(sentence_lengths, sentence_offsets)
-    token_offsets = bounds[sentence_offsets]
-    balanced_tokens = int(np.diff(token_offsets)[rows].sum()) if nsp_balance == "exact" else None
+    token_counts = np.diff(bounds[sentence_offsets])
+    balanced_tokens = int(token_counts[rows].sum()) if nsp_balance == "exact" else None
     if compiled.loops:
         return Pairs(
             *compiled.make_pairs(bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens)
         )
-    sentences = _Sentences(array("q", bounds.tobytes()), sentence_offsets.tolist())
-    spans = array("q")
+    sentences = _Sentences(bounds.tolist(), sentence_offsets.tolist())
     balance = None if balanced_tokens is None else _Balance(balanced_tokens, max_tokens)
+    columns = [array("q") for _ in range(7)]
     for document, seed in zip(rows, seeds, strict=True):
-        _pair_document(sentences, document, max_tokens, short_seq_prob, Random(seed), spans, balance)
-    return _as_columns(spans, token_offsets)
+        for pair in _pair_document(sentences, document, max_tokens, short_seq_prob, Random(seed), balance):
+            for column, value in zip(columns, pair, strict=True):
+                column.append(value)
+    dtypes = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_)
+    return Pairs(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
 
 
 def _find_bounds(
@@ -153,97 +158,56 @@ def _pair_document(
     max_tokens: int,
     short_seq_prob: float,
     rng: Random,
-    spans: "array[int]",
     balance: _Balance | None,
-) -> None:
-    """Appends (a_start, a_stop, b_start, b_stop, is_random_next) of each pair of one document."""
-    random, getrandbits = rng.random, rng.getrandbits
-    is_short = random() < short_seq_prob
-    target = 2 + draw_below(max_tokens - 1, getrandbits) if is_short else max_tokens
-    random_chance = 0.5 if balance is None else balance.chance
-    rows: list[int] = []
-    bounds, sentence, end = sentences.bounds, sentences.firsts[document], sentences.firsts[document + 1]
-    walked = bounds[sentence]
+) -> Iterator[tuple[int, ...]]:
+    """The pairs of one document: the fields of Pairs, in their order."""
+    bounds = sentences.bounds
+    is_short = rng.random() < short_seq_prob
+    target = 2 + draw_below(max_tokens - 1, rng.getrandbits) if is_short else max_tokens
+    sentence, end = sentences.firsts[document], sentences.firsts[document + 1]
     while sentence < end:
-        a_start = bounds[sentence]
-        chunk_end = bisect_left(bounds, a_start + target, sentence + 1, end)
+        chunk_end = sentences.stop_at(sentence, end, target)
+        is_single = chunk_end == sentence + 1
         a_end = sentence + 1
-        is_forced = is_random_next = chunk_end == a_end
-        if not is_forced:
-            a_end += draw_below(chunk_end - a_end, getrandbits)
-            is_random_next = random() < random_chance
-        a_stop = bounds[a_end]
+        if not is_single:
+            a_end += draw_below(chunk_end - a_end, rng.getrandbits)
+        chance = balance.chance if balance else 0.5
+        is_random_next = is_single or rng.random() < chance
+        a = bounds[sentence], bounds[a_end]
         if is_random_next:
-            b_start, b_stop = _draw_random_b(sentences, document, target - (a_stop - a_start), getrandbits)
-            sentence = a_end  # the rest of the chunk is put back
+            document_b, b = _draw_random_b(sentences, document, target - (a[1] - a[0]), rng)
+            next_sentence = a_end  # the rest of the chunk is put back
         else:
-            b_start, b_stop = a_stop, bounds[chunk_end]
-            sentence = chunk_end
-        num_cuts = a_stop - a_start + b_stop - b_start - max_tokens
-        if num_cuts > 0:
-            a_start, a_stop, b_start, b_stop = _truncate(a_start, a_stop, b_start, b_stop, num_cuts, getrandbits)
-        rows += (a_start, a_stop, b_start, b_stop, is_random_next)
-        if balance is not None:
-            random_chance = balance.count(is_random_next, is_forced, bounds[sentence] - walked)
-            walked = bounds[sentence]
-    spans.fromlist(rows)  # twice as fast as array.extend
+            document_b, b = document, (bounds[a_end], bounds[chunk_end])
+            next_sentence = chunk_end
+        if balance:
+            balance.count(is_random_next, is_single, bounds[next_sentence] - bounds[sentence])
+        a, b = _truncate(a, b, max_tokens, rng)
+        yield document, *a, document_b, *b, is_random_next
+        sentence = next_sentence
 
 
-def _draw_random_b(
-    sentences: _Sentences, document: int, target: int, getrandbits: Callable[[int], int]
-) -> tuple[int, int]:
-    """Sentences of another document from a random one on, until they hold `target` tokens (docs/parity.md 1.6)."""
-    firsts, bounds = sentences.firsts, sentences.bounds
-    num_documents = len(firsts) - 1
+def _draw_random_b(sentences: _Sentences, document: int, target: int, rng: Random) -> tuple[int, Span]:
+    """Another document, and its sentences from a random one on until they hold `target` tokens (docs/parity.md 1.6)."""
+    num_documents = len(sentences.firsts) - 1
     for _ in range(_MAX_TRIES):
-        other = draw_below(num_documents, getrandbits)
+        other = draw_below(num_documents, rng.getrandbits)
         if other != document:
             break
     else:
         other = (document + 1) % num_documents  # docs/parity.md 5: the reference takes the document itself
-    first, end = firsts[other], firsts[other + 1]
-    first += draw_below(end - first, getrandbits)
-    b_start = bounds[first]
-    return b_start, bounds[bisect_left(bounds, b_start + target, first + 1, end)]
+    first, end = sentences.firsts[other], sentences.firsts[other + 1]
+    first += draw_below(end - first, rng.getrandbits)
+    return other, (sentences.bounds[first], sentences.bounds[sentences.stop_at(first, end, target)])
 
 
-def _truncate(
-    a_start: int, a_stop: int, b_start: int, b_stop: int, num_cuts: int, getrandbits: Callable[[int], int]
-) -> tuple[int, int, int, int]:
-    """Cuts tokens off the longer segment's front or back, all in one draw (docs/parity.md 1.8).
-
-    The reference draws ``random()`` for each token: eight bytes, below 0.5 (cut the front) iff the top bit of the
-    fourth is 0. So counting these bits says all, and mostly (5 of 6) one segment stays the longer one throughout.
-    """
-    lead = (a_stop - a_start) - (b_stop - b_start)
-    bits = getrandbits(64 * num_cuts)
-    if num_cuts > abs(lead) or num_cuts >= len(_MARKS):
-        cuts = bits.to_bytes(8 * num_cuts, "little")[3::8].translate(_IS_BACK)
-        return _truncate_both(a_start, a_stop, b_start, b_stop, lead, cuts)
-    num_back = (bits & _MARKS[num_cuts]).bit_count()
-    if lead > 0:
-        return a_start + num_cuts - num_back, a_stop - num_back, b_start, b_stop
-    return a_start, a_stop, b_start + num_cuts - num_back, b_stop - num_back
-
-
-def _truncate_both(
-    a_start: int, a_stop: int, b_start: int, b_stop: int, lead: int, cuts: bytes
-) -> tuple[int, int, int, int]:
-    """As `_truncate`: the longer segment (A by `lead` tokens) is cut until both are equal, then B, A, B, A...."""
-    both = cuts[abs(lead) :]
-    a_cuts, b_cuts = both[1::2], both[::2]
-    if lead > 0:
-        a_cuts += cuts[:lead]
-    else:
-        b_cuts += cuts[:-lead]
-    return a_start + a_cuts.count(0), a_stop - a_cuts.count(1), b_start + b_cuts.count(0), b_stop - b_cuts.count(1)
-
-
-def _as_columns(spans: "array[int]", token_offsets: npt.NDArray[np.int64]) -> Pairs:
-    """Rows of `_pair_document` as columns; the documents are those whose tokens the segments are."""
-    rows = np.frombuffer(spans, np.int64).reshape(-1, 5)
-    a_start, a_stop, b_start, b_stop, is_random_next = (np.ascontiguousarray(column) for column in rows.T)
-    document_a, document_b = (
-        (np.searchsorted(token_offsets, start, side="right") - 1).astype(np.int32) for start in (a_start, b_start)
-    )
-    return Pairs(document_a, a_start, a_stop, document_b, b_start, b_stop, is_random_next.astype(np.bool_))
+def _truncate(a: Span, b: Span, max_tokens: int, rng: Random) -> tuple[Span, Span]:
+    """Cuts tokens off the longer segment, each at the front or the back (docs/parity.md 1.8)."""
+    (a_start, a_stop), (b_start, b_stop) = a, b
+    while (num_a := a_stop - a_start) + (num_b := b_stop - b_start) > max_tokens:
+        is_front = rng.random() < 0.5
+        if num_a > num_b:
+            a_start, a_stop = (a_start + 1, a_stop) if is_front else (a_start, a_stop - 1)
+        else:
+            b_start, b_stop = (b_start + 1, b_stop) if is_front else (b_start, b_stop - 1)
+    return (a_start, a_stop), (b_start, b_stop)
