@@ -16,11 +16,43 @@ if TYPE_CHECKING:
 
 _BUILD = "pipeline.settings:BuildSettings"
 _NO_PLACES = "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
+_OF_INSTANCES = (
+    "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
+    "nsp_balance", "num_buckets", "validation_fraction", "exchange",
+)  # fmt: skip
+_OF_BUILD = ("plan", "training_instances")
+_NOT_OF_VOCAB = ("language", "near_duplicates", "exclude_documents_of", "validation_tokens", "tokens")
+_NOT_OF_SHARDS = (
+    "input", "on_bad_document", "vocab", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
+)  # fmt: skip
 COMMANDS = {
-    "build": Command("text to a finished dataset: vocab, tokens and shards", _BUILD, "pipeline.cli:build", (), True),
-    "vocab": Command("text to vocab.txt and tokenizer.json", _BUILD, "pipeline.cli:vocab", (), True),
-    "tokens": Command("text to encoded documents", _BUILD, "pipeline.cli:tokens", (), True),
-    "shards": Command("encoded documents to a finished dataset", _BUILD, "pipeline.cli:shards", (), True),
+    "build": Command(
+        summary="make a dataset from raw text: vocab, tokens and shards in turn",
+        settings=_BUILD,
+        function="pipeline.cli:build",
+        takes_remainder=True,
+    ),
+    "vocab": Command(
+        summary="learn a vocabulary from text, or take one: vocab.txt and tokenizer.json",
+        settings=_BUILD,
+        function="pipeline.cli:vocab",
+        takes_remainder=True,
+        unused=(*_OF_BUILD, *_OF_INSTANCES, *_NOT_OF_VOCAB),
+    ),
+    "tokens": Command(
+        summary="encode the documents of text with a vocabulary",
+        settings=_BUILD,
+        function="pipeline.cli:tokens",
+        takes_remainder=True,
+        unused=(*_OF_BUILD, *_OF_INSTANCES),
+    ),
+    "shards": Command(
+        summary="make a dataset of encoded documents",
+        settings=_BUILD,
+        function="pipeline.cli:shards",
+        takes_remainder=True,
+        unused=(*_OF_BUILD, *_NOT_OF_SHARDS),
+    ),
     "verify": Command(
         "read a dataset once and say what is wrong", "pipeline.cli:VerifySettings", "pipeline.cli:verify", ("data",)
     ),
@@ -37,9 +69,12 @@ class VerifySettings:
 
     Attributes:
         data: Folder or URL of the dataset.
-        deep: Also hold every instance to BERT's rules (docs/parity.md) and test the shares that chance decides.
-        num_threads: Shards checked at once, each held in memory; never more than 4 a core, or than fit in free memory.
-        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
+        deep: Whether every instance is also held to BERT's rules (docs/parity.md), and the shares
+            that chance decides are tested.
+        num_threads: Shards that are checked at once, each held in memory. There are never more than
+            4 a core, or than fit in free memory.
+        storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
+            variables count too.
     """
 
     data: str
@@ -53,17 +88,19 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Shows instances in readable form, masked words as [shown>original]; or documents, or some of those left out.
+    """Shows instances in readable form, masked words as [shown>original]; or documents.
 
     Attributes:
         data: Folder or URL of the dataset.
-        num_instances: How many.
-        split: train or validation.
-        seq_len: Length of the instances; null for the shortest there is.
-        dropped: Show a few dropped documents of each reason instead (copies of others are only counted).
-        documents: Show where these documents come from and how often they are used instead: the starts of their ids,
-            such as the 16 hex digits shown with an instance.
-        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
+        num_instances: How many instances are shown, from the first on.
+        split: The split that the instances are from.
+        seq_len: Sequence length of the instances; null means the shortest there is.
+        documents: Documents to show in place of instances, by the beginnings of their ids, such as
+            the 16 hex digits beside an instance: where each comes from and how often it is used.
+        dropped: Whether to show some dropped documents of each reason in place of instances. Copies
+            of others are only counted.
+        storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
+            variables count too.
     """
 
     data: str
@@ -80,12 +117,13 @@ class InspectSettings:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """Shows what a dataset holds as text, and writes it as a page: documents, drops, lengths, masks, instances.
+    """Prints what a dataset holds, and writes a page: documents, drops, lengths, masks, instances.
 
     Attributes:
         data: Folder or URL of the dataset.
-        output: File or URL of the page; null for report.html in the dataset.
-        storage_options: Options of the dataset's filesystem as JSON or @FILE, besides its environment variables.
+        output: File or URL of the page; null means report.html in the dataset.
+        storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
+            variables count too.
     """
 
     data: str

@@ -1,7 +1,4 @@
-"""Every setting of a build, its default and its meaning, and which of them change content.
-
-Imports buckets, filters, pairs, sentences, sources and storage.
-"""
+"""Every setting of a build, its default and its meaning, and which of them change content."""
 
 import math
 from collections.abc import Mapping
@@ -30,53 +27,90 @@ _UNSAID: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """From raw text to shards: vocabulary, tokens, instances.
+    """Makes a dataset from raw text: a vocabulary, encoded documents, and shards of instances.
 
-    Attributes:
-        input: Files, folders or globs of text, at any fsspec URL: one source named "input".
-        output: Folder or URL of the dataset.
-        sources: Several sources instead of input, each with name, input, weight, language, licence (docs/input.md).
-        format: Layout of the input; auto looks at each file's extension and first bytes.
-        text_field: Field of a JSONL object or column of a Parquet file that holds the text.
-        wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
-        on_bad_document: stop at malformed input, or skip and count it by reason.
-        language: Language code of the text, for sentence splitting.
-        min_characters: Drop documents of fewer characters, cleaned; 0 for none (docs/input.md, Filters).
-        max_characters: Drop documents of more characters, cleaned; null for none.
-        languages: Keep only documents of these languages, by their codes; none for all.
-        language_threshold: Least probability that a document is in one of these languages.
-        filter: Functions of your own as module:function, called with a document's text: None keeps it, a word drops it.
-        near_duplicates: Drop documents whose estimated similarity to another is at least this, such as 0.8; null for
-            none.
-        exclude_documents_of: Finished datasets, folders or URLs, whose documents are dropped here.
-        vocab: Existing vocab.txt to reuse; without one a vocabulary is learned from the input.
-        vocab_size: Entries of a learned vocabulary.
-        num_unused: [unusedN] entries of a learned vocabulary, for words of one's own (BERT's have 99 after [PAD]).
-        alphabet_size: Characters of a learned vocabulary, the commonest; words with another one are [UNK]. Chinese has
-            some 8,000.
-        lower_case: Uncased (lower-cased, accents stripped) or cased.
-        seq_lens: Lengths to build, the most tokens of an instance; a later build may add more.
-        passes: Static maskings of the whole corpus; epoch e reads pass e modulo passes. A later build may add more.
-        seed: Of every draw.
-        short_seq_prob: Share of documents cut to a random shorter target length.
+    Input:
+        input: Files, folders or quoted globs of text, at any fsspec URL. They are one source, named
+            "input".
+        sources: Several sources in place of --input, as a list in the --config file
+            (docs/input.md).
+        format: The layout of the input. By default each file's extension and first bytes decide.
+        text_field: The field of a JSONL object, or the column of a Parquet file, that holds the
+            text.
+        wrapping: Whether lines of plain text are wrapped: in none a line is a paragraph, in
+            blank-lines a blank line ends one, in hard a short line does. With auto each document's
+            lines decide.
+        on_bad_document: What malformed input does: stop ends the build, skip leaves it out and
+            counts it by reason.
+        language: The code of the text's language, by which sentences are split.
+
+    Filters (docs/input.md):
+        min_characters: Documents with fewer characters of cleaned text are dropped.
+        max_characters: Documents with more characters of cleaned text are dropped; null drops none.
+        languages: Only documents in these languages stay, named by their codes. Without any, all
+            stay.
+        language_threshold: The least probability that a document is in one of --languages.
+        filter: Your own functions as module:function, each called with a document's text. None
+            keeps the document, a word is the reason to drop it.
+        near_duplicates: Documents whose estimated similarity to another one is at least this are
+            dropped, at 0.8 for example; null drops none.
+        exclude_documents_of: Finished datasets, as folders or URLs. Documents that are in one of
+            them are dropped.
+
+    Vocabulary:
+        vocab: An existing vocab.txt to use. Without one a vocabulary is learned from the input.
+        vocab_size: How many entries a learned vocabulary has.
+        num_unused: How many of the entries of a learned vocabulary are [unusedN], to be replaced by
+            your own words later. BERT's vocabularies have 99 of them after [PAD].
+        alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with
+            another character are [UNK]. Chinese needs some 8,000.
+        lower_case: Whether text is lower-cased and loses its accents (uncased), or stays as it is
+            (cased).
+
+    Instances:
+        seq_lens: Sequence lengths to build, the most tokens of an instance. A later build may add
+            more.
+        passes: How often the whole corpus is masked. Epoch e reads pass e modulo passes. A later
+            build may add more.
+        seed: Random seed of all draws.
+        short_seq_prob: Share of the documents that are cut to a random shorter length.
         masked_lm_prob: Share of an instance's tokens that are masked.
-        max_predictions: Most masked positions of an instance; null for seq_len x masked_lm_prob, rounded up.
-        whole_word_masking: Mask all pieces of a word together.
-        nsp_balance: Random second segments: as many as the reference makes (reference, some 56 %), or half (exact).
-        validation_fraction: Share of the tokens held out, of each source alike: at least 20,000 tokens where these are
-            at most 5 %, and never over validation_tokens; 0 for none (docs/input.md, Validation).
-        validation_tokens: Most tokens held out; 10,000 instances of 512 take 6 million.
-        num_buckets: Train shards of a pass, a power of two; null for at most 128 MiB of text a shard.
-        tokens: Folder or URL of the encoded documents between the jobs; null for OUTPUT/tokens.
-        part_bytes: Most input that one task reads at a time; changes speed and memory, never content.
-        plan: Say what the build will make and cost, from a sample of the input, and write nothing.
-        training_instances: What the training will read of each of seq_lens, its steps x global_batch: plan then says
-            which passes it never reaches.
-        exchange: How a bucket's documents come together: files (read from token parts), shuffle (Beam's GroupByKey), or
-            auto: files on this machine, shuffle on other runners. Never changes content.
-        workers: Local worker processes, by default one a core; never more than there are tasks, 4 a core, or one for
-            every 600 MiB of free memory. Arguments after -- choose another Beam runner.
-        storage_options: Options of the filesystems as JSON or @FILE, besides their usual environment variables.
+        max_predictions: The most masked positions of an instance; null means seq_len x
+            masked_lm_prob, rounded up.
+        whole_word_masking: Whether all pieces of a word are masked together.
+        nsp_balance: How many second segments are random: as many as Google's program makes, some 56
+            % (reference), or half of them (exact).
+        num_buckets: How many train shards a pass has, a power of two; null makes shards of at most
+            128 MiB of text.
+
+    Validation split (docs/input.md):
+        validation_fraction: Share of the tokens that is held out, of each source alike. At least
+            20,000 tokens are held out where these are at most 5 % of all, and never more than
+            --validation_tokens; 0 holds out none.
+        validation_tokens: The most tokens that are held out. 10,000 instances of 512 tokens take 6
+            million.
+
+    Plan:
+        plan: Whether to print what the build would make and cost, judged by a sample of the input,
+            and write nothing.
+        training_instances: Instances that training will read of each of seq_lens, which is steps x
+            global_batch. --plan then says which passes it never reaches.
+
+    Running:
+        output: Folder or URL of the dataset. The same command again continues a build that was
+            interrupted.
+        tokens: Folder or URL of the encoded documents, which jobs hand to each other; null means
+            OUTPUT/tokens.
+        workers: Local worker processes, by default one a core. There are never more than tasks, 4 a
+            core, or one for every 600 MiB of free memory. What follows -- on the command line names
+            another Beam runner.
+        part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
+            content.
+        exchange: How the documents of a bucket come together: files reads encoded documents where
+            they lie, shuffle is Beam's GroupByKey, auto is the first on this machine and the second
+            on other runners. It never changes content.
+        storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
+            variables count too.
     """
 
     output: str

@@ -6,12 +6,12 @@ python scripts/command_reference.py           # after a setting has changed; a t
 import dataclasses
 import importlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.help import field_help
+from pipeline.command_line.help import describe_command, field_groups, field_help
 from pipeline.command_line.program import Command
 from trainer.cli import COMMANDS as TRAINER
 
@@ -37,33 +37,32 @@ def render() -> str:
 
 def _describe(title: str, command: Command, described: dict[str, str]) -> Iterator[str]:
     settings = load_class(command.settings)
+    yield "\n\n".join(describe_command(settings, command)[: 1 if command.unused else None])
     if command.settings in described:
-        yield f"{command.summary.capitalize()}. Its settings are those of `{described[command.settings]}`."
+        unused = ", ".join(f"`{name}`" for name in command.unused)
+        yield f"\nIt takes the settings of `{described[command.settings]}` and does not look at {unused}."
         return
-    yield " ".join((settings.__doc__ or "").split("\n\n")[0].split())
     described[command.settings] = title
-    inherited = next((known for known in described if load_class(known) in settings.__mro__[1:]), None)
-    if inherited:
-        yield f"\nBesides these it takes the settings of `{described[inherited]}`."
     if command.positionals:
         yield f"\nWithout a flag, in order: {', '.join(f'`{name}`' for name in command.positionals)}."
     yield "\n| setting | default | meaning |\n|---|---|---|"
-    own = set(settings.__annotations__) if inherited else None
-    for key, default, meaning in rows(settings):
-        if own is None or key.partition(".")[0] in own:
-            yield f"| `{key}` | {default} | {meaning} |"
+    for heading, names in field_groups(settings):
+        if heading != "Attributes":
+            yield f"| **{heading}** | | |"
+        yield from rows(settings, names)
 
 
-def rows(settings: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Key, default and meaning of every setting, those of nested classes after their own."""
+def rows(settings: Any, names: Sequence[str], prefix: str = "") -> Iterator[str]:
+    """Key, default and meaning of settings, those of nested classes after their own."""
+    fields = {field.name: field for field in dataclasses.fields(settings)}
     hints = typing.get_type_hints(settings)
-    for field in dataclasses.fields(settings):
-        key, meaning = f"{prefix}{field.name}", field_help(settings, field.name).replace("|", r"\|")
-        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
+    for name in names:
+        key, meaning = f"{prefix}{name}", field_help(settings, name).replace("|", r"\|")
+        kinds = (hints[name], *typing.get_args(hints[name]))
         inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        yield key, "" if inner else _default(field), meaning
+        yield f"| `{key}` | {'' if inner else _default(fields[name])} | {meaning} |"
         if inner:
-            yield from rows(inner, f"{key}.")
+            yield from rows(inner, list(typing.get_type_hints(inner)), f"{key}.")
 
 
 def load_class(dotted: str) -> Any:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which BERT.
+    """Which BERT is trained.
 
     Attributes:
-        preset: A released size: tiny, mini, small, medium, base or large.
-        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout": 0.0}. The
-            vocabulary's size is the dataset's and cannot be set.
+        preset: A released size of BERT.
+        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout":
+            0.0}. The vocabulary's size is the dataset's and cannot be set.
     """
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base"
@@ -23,13 +23,14 @@ class OptimizerSettings:
     """AdamW or LAMB. Weight decay applies to matrices, not to biases and LayerNorm.
 
     Attributes:
-        name: adamw, or lamb for batches of many thousands: its steps are scaled to the norm of each tensor.
+        name: The optimizer: adamw, or lamb for batches of many thousands, whose steps are scaled to
+            the norm of each tensor.
         beta1: Decay rate of the running mean of gradients.
-        beta2: Decay rate of the running mean of their squares.
-        eps: Added to the root of the second mean; 1e-6 as in google-research/bert.
-        weight_decay: Decoupled: weights shrink by learning rate * weight_decay a step.
-        bias_correction: Whether both means are corrected for their start at 0. google-research/bert does not;
-            torch.optim.AdamW does.
+        beta2: Decay rate of the running mean of squared gradients.
+        eps: What is added to the root of the second mean, 1e-6 as in google-research/bert.
+        weight_decay: Decoupled weight decay: weights shrink by learning rate * weight_decay a step.
+        bias_correction: Whether both means are corrected for their start at 0. google-research/bert
+            does not; torch.optim.AdamW does.
         max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
     """
 

@@ -9,12 +9,14 @@ class CheckpointSettings:
 
     Attributes:
         interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
-        keep: Newest checkpoints that stay; 0 keeps all.
-        keep_every: Checkpoints of steps that are multiples of this stay as well; 0 keeps none besides the newest.
-        url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints are uploaded to while training goes
-            on, and that a run whose disk is lost continues from; of one run alone. None keeps them in `output` only.
-        skip_damaged: Go back to the newest checkpoint that is whole where newer ones are damaged; else they stop the
-            run.
+        keep: How many of the newest checkpoints stay; 0 keeps all.
+        keep_every: Checkpoints of steps that are multiples of this stay as well; 0 keeps none
+            besides the newest.
+        url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints of this run alone
+            are uploaded to while training goes on. A run whose disk is lost continues from it; null
+            keeps them in `output` only.
+        skip_damaged: Whether the run goes back to the newest checkpoint that is whole. Otherwise a
+            damaged one stops it.
     """
 
     interval: int = 1_000
@@ -34,17 +36,19 @@ class SafetySettings:
     """What is done about bad gradients, hung ranks and corrupted memory.
 
     Attributes:
-        spike_factor: A step whose gradient norm is this many times the running median, or not finite, is not taken:
-            weights and moments stay as they are. 0 takes all that are finite.
+        spike_factor: A step is not taken, and weights and moments stay, where its gradient norm is
+            not finite or this many times the running median; 0 takes every finite one.
         spike_window: Steps that the running median looks back on.
-        max_skipped: So many steps in a row that were not taken send the run back to the checkpoint before them; it
-            then leaves their instances out.
-        max_rollbacks: Times the run may go back; then it stops with an error.
-        weights_interval: Steps between two comparisons of all ranks' weights, which find flipped bits; 1 also finds
-            those that the next update would heal or spread, at some 4 % of a small model's step. 0 never compares.
-        watchdog_minutes: Longest time a step, a validation or a wait for a checkpoint may take; then the job ends
-            with the stacks of all ranks. The first step of a launch and of a phase may take three times as long, and
-            waiting for a build is not counted. 0 waits for ever.
+        max_skipped: Steps in a row not taken that send the run back to the checkpoint before them.
+            It then leaves their instances out.
+        max_rollbacks: How often the run may go back before it stops with an error.
+        weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
+            bits; 1 also finds those that the next update would heal or spread, at some 4 % of a
+            small model's step; 0 never compares.
+        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take.
+            Then the job ends with the stacks of all ranks. The first step of a launch and of a
+            phase may take three times as long, and waiting for a build is not counted; 0 waits for
+            ever.
     """
 
     spike_factor: float = 10.0

@@ -20,21 +20,24 @@ OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_step
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one sequence length, whose instances go on where an earlier phase of it ended.
+    """A stretch of training at one length, which goes on where its earlier phase ended.
 
     Attributes:
-        seq_len: Longest instance in tokens; the dataset must hold this length.
+        seq_len: Sequence length in tokens of the longest instance. The dataset must hold this
+            length.
         global_batch: Instances of one optimizer step, over all ranks.
-        steps: Optimizer steps.
-        peak_lr: Learning rate after the warm-up.
-        warmup_fraction: Share of the steps with linear growth from 0 to peak_lr.
-        warmup_steps: The same as a number of steps; give one of the two.
-        end_lr: Learning rate reached at the end of the decay.
+        steps: How many optimizer steps the phase has.
+        peak_lr: The learning rate after the warm-up.
+        warmup_fraction: Share of the steps in which the learning rate grows from 0 to peak_lr.
+        warmup_steps: The same as a number of steps. Give one of the two.
+        end_lr: The learning rate at the end of the decay.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        decay_from: Where the decay is drawn from: warmup, its end, as in Hugging Face's schedules; or start, the
-            phase's first step, as google-research/bert and NVIDIA do, so that the rate jumps where the warm-up ends.
-        optimizer_state: keep carries the optimizer's running means over from the phase before, reset starts them at
-            zero; zero_step carries them over and counts updates for the bias correction anew, as NVIDIA does.
+        decay_from: Where the line of the decay begins: at the end of the warmup, as in Hugging
+            Face's schedules; or at the start of the phase, as in google-research/bert and NVIDIA's,
+            so that the rate jumps after the growth.
+        optimizer_state: What becomes of the optimizer's running means of the phase before: keep
+            carries them over, reset begins at zero, zero_step carries them over and counts updates
+            for the bias correction anew, as NVIDIA does.
     """
 
     seq_len: int
@@ -79,10 +82,13 @@ class ValidationSettings:
     """When and on what the validation loss is measured.
 
     Attributes:
-        interval: Optimizer steps between two measurements; 0 measures at the end of each phase only.
-        num_instances: How many instances of the validation split, from its first on; 0 takes all.
-        stop_at_mlm_accuracy: The run is finished as soon as a measurement reaches this masked-LM accuracy, 0.72 in
-            MLPerf; the split must then hold num_instances. null trains all steps.
+        interval: Optimizer steps between two measurements; 0 measures at the end of each phase
+            only.
+        num_instances: How many instances of the validation split are read, from its first on; 0
+            takes all.
+        stop_at_mlm_accuracy: A masked-LM accuracy that ends the run as soon as a measurement
+            reaches it, 0.72 in MLPerf. The split must then hold num_instances; null trains all
+            steps.
     """
 
     interval: int = 1_000
@@ -97,57 +103,81 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Pretrains BERT on datasets made by `python -m pipeline build`. The same command again continues the run.
+    """Pretrains BERT on datasets made by `python -m pipeline build`.
 
-    Attributes:
-        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset, which vocabulary and special tokens
-            are read from. Or several, `wiki=s3://bucket/wiki:3 books:1`: [NAME=]URL[:WEIGHT] each, where weights are
-            shares of the instances.
-        output: The run's folder: settings, metrics and checkpoints.
-        phases: What is trained in which order, a list of phases: 128 tokens and then 512, for example.
-        steps: Optimizer steps in place of the phases' own `steps`: one number for all phases, or one for each.
-        global_batch: Instances of a step in place of the phases' own, in the same way.
-        peak_lr: Learning rates in place of the phases' own, in the same way.
-        warmup_fraction: Shares of the steps to warm up in, in place of the phases' own warm-up, in the same way.
-        warmup_steps: Steps to warm up in, in place of the phases' own warm-up, in the same way.
-        objective: mlm+nsp as in BERT, mlm alone, or left-to-right: causal attention, every token predicted from those
-            before it, no NSP. What trains no head leaves it as it was.
-        init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a released Google
-            checkpoint (bert_config.json, bert_model.ckpt), or an export of ours. Sizes and vocabulary must be equal.
-        init_from_pickle: Also take pytorch_model.bin in that folder, a pickle; only for a file you trust.
-        budget_hours: Hours of training; phases then take shares of them, in proportion to their steps, and the
-            learning rate follows the time instead of the steps. null trains by steps.
-        model: Which BERT.
+    The same command again continues a run. The number of ranks, zero_stage and micro_tokens may then change.
+
+    Data:
+        data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset, which has the
+            vocabulary too. Several are mixed, `wiki=s3://bucket/wiki:3 books:1`: each is
+            [NAME=]URL[:WEIGHT], and weights are shares of the instances.
+        follow: Whether to take a dataset whose build is still running: training begins when the
+            first pass is there and waits for the others.
+        follow_limit_minutes: Minutes without a new file of the dataset after which such waiting
+            ends with an error.
+        skip: Stream positions that are never trained on, each as PHASE:START-STOP, such as
+            0:51200-51456: from START up to before STOP, of the stream that the phase shares with
+            all others of its length. For bad data, go back to a checkpoint before it and continue
+            with this.
+        cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all
+            its ranks and later epochs; null keeps nothing.
+        cache_bytes: The most bytes that the cache folder holds. What was used longest ago makes
+            room.
+        storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
+            @FILE. Its environment variables count too. They are never written into the run's
+            folder.
+        reading: How data is read from where it lies.
+
+    Schedule:
+        phases: The phases of the training in order, as a list in the --config file: 128 tokens and
+            then 512, for example.
+        steps: Optimizer steps in place of the phases' own: one number for all phases, or one for
+            each.
+        global_batch: Instances of a step in place of the phases' own, one number or one for each.
+        peak_lr: Learning rates in place of the phases' own, one number or one for each.
+        warmup_fraction: Shares of the steps to warm up in, in place of the phases' own, one number
+            or one for each.
+        warmup_steps: Steps to warm up in, in place of the phases' own, one number or one for each.
+        budget_hours: Hours of training. Phases then share them in proportion to their steps, and
+            the learning rate follows the time; null trains by steps.
+        seed: Random seed of new weights, of dropout and of the order of instances.
+
+    Model:
+        objective: What is learned: mlm+nsp as in BERT; mlm alone; or left-to-right, where attention
+            is causal, every token is predicted from those before it, and there are no sentence
+            pairs to judge. A head that is not trained stays as it was.
+        init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a
+            released Google checkpoint (bert_config.json, bert_model.ckpt), or an export. Sizes and
+            vocabulary must be equal.
+        init_from_pickle: Whether pytorch_model.bin in that folder, a pickle, is read too. Only for
+            files you trust.
+        model: Which BERT is trained.
         optimizer: How weights are updated.
+
+    Machine:
+        precision: The numbers of weights and activations in forward and backward passes. Gradients
+            are summed, and weights updated, in 32 bits either way.
+        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2
+            gradients as well, 3 weights as well (adamw only).
+        deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
+        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
+            changes no result.
+        activation_checkpointing: Whether only each layer's input is kept for the backward pass, and
+            the rest is computed again.
+        compile: Whether torch.compile compiles what surrounds attention, once for all lengths. Not
+            with zero_stage 3.
+
+    Output:
+        output: The run's folder, which holds settings, metrics and checkpoints.
+        tensorboard: Whether the curves also go to tensorboard/ in the run's folder.
+        wandb: Weights & Biases project that the curves also go to. It needs the package wandb.
+        profile: Optimizer steps to look into, such as steps=20..25. A trace and a table of the
+            largest operations of rank 0 go to profile/ in the run's folder.
+        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; null means those of the
+            GPU's data sheet (dense bf16). A CPU has no MFU without it.
         validation: When and on what the validation loss is measured.
         checkpoint: When the run is saved.
         safety: What is done about bad gradients, hung ranks and corrupted memory.
-        precision: Of weights and activations in forward and backward passes, fp32 or bf16. Gradients are summed,
-            and weights updated, in fp32 either way.
-        zero_stage: What DeepSpeed partitions over ranks: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3
-            weights as well (adamw only).
-        deepspeed: JSON file with further choices for DeepSpeed; see configs/deepspeed.
-        micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; results do not depend on it.
-        activation_checkpointing: Keep only each layer's input for the backward pass and compute the rest again.
-        compile: Compile what surrounds attention with torch.compile, once for all lengths; not with zero_stage 3.
-        seed: Of weights, dropout and the order of instances.
-        skip: Stream positions never to train on, `PHASE:START-STOP` each, such as 0:51200-51456: from START up to
-            before STOP, of the stream that the phase reads with all others of its length. For bad data: go back to a
-            checkpoint before it, then continue with this.
-        follow: Also take a dataset whose build is still running: begin when its first pass is there, wait for others.
-        follow_limit_minutes: Without a new file of the dataset, until waiting for the build ends with an error.
-        storage_options: Options of the filesystem of the data and of checkpoint.url as JSON or @FILE, besides its
-            environment variables. Never written into the run's folder.
-        cache_dir: Folder on a disk of each machine that keeps what was read of the data, for all its ranks and later
-            epochs; none where it is left out.
-        cache_bytes: What that folder may hold; what was used longest ago makes room.
-        reading: How data is read from where it lies.
-        tensorboard: Whether the curves also go to tensorboard/ in the run's folder.
-        wandb: Weights & Biases project that the curves also go to; needs the package wandb.
-        profile: Optimizer steps to look into, such as steps=20..25: a trace and a table of the largest operations of
-            rank 0 go to profile/ in the run's folder.
-        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; without it those of the GPU's data sheet
-            (dense bf16). A CPU has no MFU without it.
     """
 
     data: list[str]

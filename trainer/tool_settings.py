@@ -10,14 +10,17 @@ from trainer.stream.read_settings import ReadingSettings
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Writes a checkpoint of a run as a folder that Hugging Face transformers, or Google's program, opens.
+    """Writes a checkpoint as a folder that Hugging Face transformers or Google's program opens.
 
     Attributes:
-        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url); the newest one is
-            taken, of RUN@STEP that of this step.
-        output: Folder to write, or an fsspec URL; an earlier export there is replaced, anything else refused.
-        output_format: "huggingface", or "google" for the TensorFlow checkpoint of google-research/bert.
-        storage_options: Options of the run's filesystem as JSON or @FILE, besides its environment variables.
+        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url).
+            The newest checkpoint is taken, of RUN@STEP that of this step.
+        output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
+            refused.
+        output_format: Who reads it: huggingface, or google for the TensorFlow checkpoint of
+            google-research/bert.
+        storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
+            variables count too.
     """
 
     run: str
@@ -31,9 +34,9 @@ class FillMaskSettings:
     """Prints what a trained model would put in the place of [MASK].
 
     Attributes:
-        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
-        texts: Texts with one [MASK] or several each.
-        top_k: Candidates for each [MASK].
+        texts: Texts, each with one or several [MASK].
+        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
+        top_k: How many candidates are printed for each [MASK].
     """
 
     model: str
@@ -46,9 +49,9 @@ class NextSentenceSettings:
     """Prints how probable it is, by a trained model, that the second text follows the first.
 
     Attributes:
-        first: Text A.
-        second: Text B.
-        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
+        first: The first text.
+        second: The second text.
+        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
     """
 
     first: str
@@ -58,18 +61,21 @@ class NextSentenceSettings:
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """Measures how well a model predicts a dataset's instances: losses, accuracies, and by the token's frequency.
+    """Measures a model on a dataset: losses, accuracies, and both by the token's frequency.
 
     Attributes:
-        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
-        data: A dataset made by `python -m pipeline build`, with the model's vocabulary.
-        split: train or validation; of its first pass.
-        seq_len: Length of the instances; null for the shortest there is.
-        num_instances: How many instances of the split, from its first on; 0 takes all.
-        micro_tokens: Most tokens of one forward pass.
-        device: auto takes a GPU where there is one.
-        output: File, or URL of one, for the same numbers as JSON; null for none.
-        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
+        data: Folder or URL of a dataset made by `python -m pipeline build` with the model's
+            vocabulary.
+        split: The split whose first pass is read.
+        seq_len: Sequence length of the instances; null means the shortest there is.
+        num_instances: How many instances are read, from the first on; 0 takes all.
+        micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
+            result.
+        device: Where the model runs, by default on a GPU if there is one.
+        output: File or URL for the same numbers as JSON; null writes none.
+        storage_options: Options of the data's filesystem, as JSON or @FILE. Its environment
+            variables count too.
     """
 
     model: str
@@ -88,18 +94,22 @@ class EvaluateSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings(PretrainSettings):
-    """Examines every rank of a job before it trains: start it as pretrain is started. Exit code 1 if one is unfit.
+    """Examines every rank of a job before it trains.
 
-    Takes every setting of `pretrain` besides its own, so that `doctor` can stand in the place of `pretrain`. Where
-    checkpoint.url is given, every rank writes and removes a small object there, and every node may have a run folder
-    of its own.
+    Start it as pretrain is started. The exit code is 1 if a rank is unfit.
+
+    It takes every flag of `python -m trainer pretrain` too, so that `doctor` can stand in the place
+    of `pretrain`. Where checkpoint.url is given, every rank writes and removes a small object
+    there, and every node may have a run folder of its own.
 
     Attributes:
-        data: Datasets as pretrain takes them, to be read from on every rank; none are read where it is left out.
-        output: The run's folder that is planned, to be looked at but not made.
-        phases: Not looked at.
-        read_mb: What every rank reads of the data, MB, within 10 seconds.
-        min_free_gb: Space wanted for the output, GB; `trainer plan` says what checkpoints take.
+        data: Datasets as pretrain takes them, to be read from on every rank. Without any, none is
+            read.
+        output: The planned folder of the run, which is looked at but not made.
+        phases: The phases of the training, which are not looked at.
+        read_mb: Megabytes of the data that every rank reads, within 10 seconds.
+        min_free_gb: Gigabytes that must be free for the output. `python -m trainer plan` says what
+            checkpoints take.
     """
 
     data: list[str] = field(default_factory=list)
@@ -117,8 +127,8 @@ class ReportSettings:
     """Writes the curves of one run, or of several over one another, as a page of its own.
 
     Attributes:
-        runs: Folders of runs; the curves of each have a colour.
-        output: The page; report.html in the first run's folder where it is left out.
+        runs: Folders of runs. The curves of each have a colour.
+        output: File of the page; null means report.html in the first run's folder.
     """
 
     runs: list[str]
@@ -127,19 +137,21 @@ class ReportSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(PretrainSettings):
-    """Says what a run will take before it starts: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
+    """Says what a run will take: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
 
-    Takes every setting of `pretrain` besides its own, so that the run's --config can be given as it is.
+    It takes every flag of `python -m trainer pretrain` too, so that the run's --config can be given
+    as it is.
 
     Attributes:
-        data: The datasets; without one every instance counts as full.
-        output: Not looked at.
-        world_size: How many GPUs, or ranks on CPUs.
-        gpu: Which GPU, for its data sheet's TFLOP/s, memory and bandwidths; or cpu, which needs peak_tflops.
-        mfu: Share of the peak that training reaches at best, counting the mathematics of real tokens only; the slow
-            end of the times has half of it.
-        epochs: Passes over the data, of all phases together, in place of the phases' steps, whose proportions stay.
-        steps: As for pretrain, and so are all others: see `python -m trainer pretrain --help`.
+        data: Datasets as pretrain takes them. Without any, every instance counts as full.
+        output: The run's folder, which is not looked at.
+        world_size: How many ranks train, each on a GPU or on CPUs.
+        gpu: The GPU of a rank, known by its data sheet's TFLOP/s, memory and bandwidths. Ranks on
+            CPUs also need --peak_tflops.
+        mfu: Share of the peak that training reaches at best, counting the mathematics of real
+            tokens only. The slow end of the times has half of it.
+        epochs: Passes over the data, of all phases together. The phases' steps then only say their
+            proportions; null takes the steps.
     """
 
     data: list[str] = field(default_factory=list)
@@ -152,20 +164,26 @@ class PlanSettings(PretrainSettings):
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Reads what every rank would read of the first steps, without a model: a dry run, and a benchmark of the store.
+    """Reads what every rank would read of the first steps, without a model.
 
-    Attributes:
-        data: Datasets as pretrain takes them: [NAME=]URL[:WEIGHT] each.
-        seq_len: Length of the instances; null for the shortest there is.
-        world_size: Ranks to stand in for, one after another.
-        global_batch: Instances of a step over all ranks.
-        micro_tokens: Most real tokens of one forward pass on one rank.
-        steps: How many; 0 for one epoch of the first dataset.
-        seed: Of the order of shards.
+    It is a dry run of the data and a benchmark of the store.
+
+    Data:
+        data: Datasets as pretrain takes them, each as [NAME=]URL[:WEIGHT].
+        seq_len: Sequence length of the instances; null means the shortest there is.
+        cache_dir: Folder on a disk of this machine that keeps what was read, as pretrain's; null
+            keeps nothing.
+        cache_bytes: The most bytes that the cache folder holds.
+        storage_options: Options of the data's filesystem, as JSON or @FILE. Its environment
+            variables count too.
         reading: How data is read from where it lies, as pretrain's.
-        cache_dir: Folder on a disk of this machine that keeps what was read, as pretrain's; null for none.
-        cache_bytes: What that folder may hold.
-        storage_options: Options of the data's filesystem as JSON or @FILE, besides its environment variables.
+
+    Training to stand in for:
+        world_size: How many ranks are stood in for, one after another.
+        global_batch: Instances of one optimizer step, over all ranks.
+        micro_tokens: The most real tokens of one forward pass on one rank.
+        steps: How many optimizer steps are read; 0 reads one epoch of the first dataset.
+        seed: Random seed of the order of instances.
     """
 
     data: list[str]

@@ -1,4 +1,7 @@
-"""What `--help` prints of a command: the fields of its settings class, their types, meanings and defaults."""
+"""What `--help` prints of a command: the fields of its settings class, grouped by job.
+
+A group is a section of the class's docstring: its heading, and under it each field with its text.
+"""
 
 import dataclasses
 import re
@@ -6,63 +9,93 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.command_line.values import is_needed, item_of, section_of
+from pipeline.command_line.values import choices_of, is_needed, item_of, section_of
+
+if TYPE_CHECKING:
+    from pipeline.command_line.program import Command
 
 _INDENT = 22
+_SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
+_FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
+_ANY_FLAGS = "Attributes"
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_CONFIG = "YAML file of settings that differ from the defaults. Flags win over it."
+_HELP = "Prints this."
+_ALL_STAGES = "It takes the flags of the other stages too, and does not look at them."
 
 
-def render_help(program: str, settings_class: Any, positionals: Sequence[str]) -> str:
+def render_help(program: str, settings_class: Any, command: "Command") -> str:
     """The page, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
-    hints = typing.get_type_hints(settings_class)
+    hints, positionals = typing.get_type_hints(settings_class), command.positionals
     words = [f"{name.upper()} ..." if item_of(hints[name]) else name.upper() for name in positionals]
     needed = [
-        field for field in dataclasses.fields(settings_class) if is_needed(field) and field.name not in positionals
+        field.name for field in dataclasses.fields(settings_class) if is_needed(field) and field.name not in positionals
     ]
-    flags = [f"--{field.name} {_metavar(hints[field.name])}" for field in needed]
-    lines = [textwrap.fill(" ".join(["usage:", program, *words, *flags, "[flags]"]), width, subsequent_indent="  "), ""]
-    lines += textwrap.wrap((settings_class.__doc__ or "").split("\n\n")[0], width)
-    lines += [""] if positionals else []
+    flags = [_usage(name, hints[name]) for name in needed]
+    usage = " ".join(["usage:", program, *words, *flags, "[flags]"])
+    lines = textwrap.wrap(usage, width, subsequent_indent="  ")
+    for paragraph in describe_command(settings_class, command):
+        lines += ["", *textwrap.wrap(paragraph, width)]
+    lines += ["", "required:"] if words or needed else []
     for name in positionals:
         lines += _row(name.upper(), field_help(settings_class, name), width)
-    lines += ["", "flags:", *_row("--help", "Prints this.", width)]
-    lines += _row("--config FILE", "YAML file of settings that differ from the defaults; flags win over it.", width)
-    return "\n".join([*lines, *_rows(settings_class, positionals, "--", width)])
+    lines += _rows(settings_class, needed, "--", width)
+    lines += ["", "general:", *_row("--config FILE", _CONFIG, width), *_row("--help", _HELP, width)]
+    left_out = {*positionals, *needed, *command.unused}
+    for heading, names in field_groups(settings_class):
+        if shown := [name for name in names if name not in left_out]:
+            lines += ["", "flags:" if heading == _ANY_FLAGS else f"{_begin_small(heading)}:"]
+            lines += _rows(settings_class, shown, "--", width)
+    return "\n".join(lines)
 
 
-def _rows(settings_class: Any, left_out: Sequence[str], prefix: str, width: int) -> Iterator[str]:
+def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> Iterator[str]:
     hints = typing.get_type_hints(settings_class)
-    for field in dataclasses.fields(settings_class):
-        if field.name in left_out:
+    fields = {field.name: field for field in dataclasses.fields(settings_class)}
+    for name in names:
+        hint, meaning = hints[name], field_help(settings_class, name)
+        if section := section_of(hint):
+            yield from ("", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width))
+            yield from _rows(section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width)
             continue
-        hint, meaning = hints[field.name], field_help(settings_class, field.name)
-        section, item = section_of(hint), section_of(item_of(hint))
-        if section:
-            yield from ("", *textwrap.wrap(f"{prefix}{field.name}.*: {meaning}", width))
-            yield from _rows(section, (), f"{prefix}{field.name}.", width)
-            yield ""
-            continue
-        yield from _row(f"{prefix}{field.name} {_metavar(hint)}", f"{meaning} {_default(field)}".strip(), width)
-        if item:
-            yield from textwrap.wrap(f"Each of {field.name} has these keys:", width, initial_indent="    ")
-            yield from _rows(item, (), "    ", width)
+        said = f"{meaning} {_default(fields[name])}".strip()
+        yield from _row(f"{prefix}{name} {_metavar(hint)}", said, width)
+        if item := section_of(item_of(hint)):
+            yield from _item_rows(item, name, hints, width)
+
+
+def _item_rows(item: Any, listed: str, flags: dict[str, Any], width: int) -> Iterator[str]:
+    """The keys of each item of a list; those that mean what the flag of their name does are named only."""
+    hints = typing.get_type_hints(item)
+    same = [name for name, hint in hints.items() if flags.get(name) == hint]
+    own = [name for name in hints if name not in same]
+    yield from textwrap.wrap(f"Each of {listed} has these keys:", width, initial_indent="    ")
+    yield from _rows(item, own, "    ", width)
+    if same:
+        yield from _row(f"    {', '.join(same)}", "The same as the flags of these names.", width)
 
 
 def _row(name: str, meaning: str, width: int) -> list[str]:
     indent = " " * (_INDENT + 2)
     lines = textwrap.wrap(meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    lines = [line.replace(_NO_BREAK, " ") for line in lines]
     if len(name) > _INDENT - 2 or not lines:
         return [f"  {name}", *lines]
     return [f"  {name.ljust(_INDENT)}{lines[0].lstrip()}", *lines[1:]]
 
 
+def _usage(name: str, hint: Any) -> str:
+    return "--config FILE" if section_of(item_of(hint)) else f"--{name} {_metavar(hint)}"
+
+
 def _metavar(hint: Any) -> str:
     kinds = typing.get_args(hint) if typing.get_origin(hint) not in (list, dict, Literal) else ()
     kind = kinds[0] if kinds else hint
-    if typing.get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+    if choices_of(kind):
+        return "CHOICE"
     if inner := item_of(kind):
         return "[{...}, ...]" if section_of(inner) else f"{_metavar(inner)} ..."
     return {bool: "[true|false]", int: "N", float: "NUMBER", str: "TEXT"}.get(kind, "{...}")
@@ -70,17 +103,39 @@ def _metavar(hint: Any) -> str:
 
 def _default(field: "dataclasses.Field[Any]") -> str:
     if is_needed(field):
-        return "(needed)"
+        return ""
     value = field.default_factory() if callable(field.default_factory) else field.default
     shown = " ".join(map(str, value)) if isinstance(value, list) else value
     words = {None: "null", True: "true", False: "false"}
     shown = words[shown] if isinstance(shown, bool | None) else shown
-    return f"(default: {shown})" if shown not in ("", {}) else ""
+    return f"(default:{_NO_BREAK}{shown})" if shown not in ("", {}) else ""
+
+
+def describe_command(settings_class: Any, command: "Command") -> list[str]:
+    """What a command does, by paragraph."""
+    if command.unused:  # the class says what all its commands do together
+        return [f"{command.summary[0].upper()}{command.summary[1:]}.", _ALL_STAGES]
+    before = _SECTION.split(settings_class.__doc__ or "")[0]
+    return [" ".join(paragraph.split()) for paragraph in before.split("\n\n") if paragraph.strip()]
+
+
+def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
+    """Headings of the class's docstring with the fields under each."""
+    _, *rest = _SECTION.split(settings_class.__doc__ or "")
+    for heading, text in zip(rest[::2], rest[1::2], strict=True):
+        yield heading, _FIELD.findall(text)
 
 
 def field_help(settings_class: Any, name: str) -> str:
-    """What the class's docstring says of a field (its `Attributes:` section)."""
-    any_field = "|".join(field.name for field in dataclasses.fields(settings_class))
-    pattern = rf"^\s+{name}: (.+?)(?=^\s+(?:{any_field}): |\Z)"
-    match = re.search(pattern, settings_class.__doc__ or "", re.MULTILINE | re.DOTALL)
-    return " ".join(match.group(1).split()) if match else ""
+    """What the docstring of the class, or of one it inherits from, says of a field, and its choices."""
+    pattern = rf"^ {{8}}{name}: (.+?)(?=^ {{8}}\w+: |^ {{4}}\S|\n\n|\Z)"
+    docs = (known.__doc__ or "" for known in settings_class.__mro__)
+    found = (re.search(pattern, text, re.MULTILINE | re.DOTALL) for text in docs)
+    meaning = next((" ".join(match[1].split()) for match in found if match), "")
+    choices = choices_of(typing.get_type_hints(settings_class)[name])
+    are_told = set(re.split(r"[^\w+-]+", meaning)).issuperset(choices)
+    return meaning if are_told else f"{meaning} One of {', '.join(choices)}."
+
+
+def _begin_small(heading: str) -> str:
+    return heading[0].lower() + heading[1:]

@@ -39,6 +39,7 @@ class Command:
             the exit code, None meaning 0. Imported only when this command runs, so that help stays quick.
         positionals: Names of the fields given without a flag, in order.
         takes_remainder: Whether arguments after `--` are accepted.
+        unused: Names of fields that this command does not look at; `--help` leaves them out.
         unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the end of the process at once.
     """
 
@@ -47,6 +48,7 @@ class Command:
     function: str
     positionals: tuple[str, ...] = ()
     takes_remainder: bool = False
+    unused: tuple[str, ...] = ()
     unwinds: bool = True
 
 
@@ -109,7 +111,7 @@ def _call(
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_line.help import render_help
 
-        print(render_help(program, _load(command.settings), command.positionals))
+        print(render_help(program, _load(command.settings), command))
         return 0
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")

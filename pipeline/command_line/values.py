@@ -291,13 +291,19 @@ def item_of(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
 
 
+def choices_of(hint: Any) -> list[str]:
+    """The values that a field may have, as they are written; none where any of its type will do."""
+    kinds = [kind for kind in _alternatives(hint) if typing.get_origin(kind) is Literal]
+    return [str(choice) for kind in kinds for choice in typing.get_args(kind)]
+
+
 def describe_type(hint: Any) -> str:
     """A type in words."""
     kinds = _alternatives(hint)
     kind = next(each for each in kinds if each is not types.NoneType)
     or_null = " or null" if types.NoneType in kinds else ""
-    if typing.get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, typing.get_args(kind)))}{or_null}"
+    if choices := choices_of(kind):
+        return f"one of {', '.join(choices)}{or_null}"
     if inner := item_of(kind):
         return f"a list, such as {_example(inner)}{or_null}"
     if typing.get_origin(kind) is dict or dataclasses.is_dataclass(kind):

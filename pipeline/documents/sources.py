@@ -34,14 +34,19 @@ class Source:
     """Text of one origin, language and licence.
 
     Attributes:
-        name: Shown in reports; no two sources have the same.
+        name: The name that reports show. No two sources have the same.
         input: Files, folders or globs of text, at any fsspec URL.
-        weight: How often each of its documents is used in a pass: 2 twice, 0.5 in every second pass.
-        language: Language code of the text, for sentence splitting.
-        licence: Of the text, such as CC-BY-SA-4.0; kept for people, decides nothing.
-        format: Layout of the input; auto looks at each file's extension and first bytes.
-        text_field: Field of a JSONL object or column of a Parquet file that holds the text.
-        wrapping: Paragraphs of plain text: a line each (none), wrapped with blank lines between, or wrapped hard.
+        weight: How often a pass uses each document of the source: 2 twice, 0.5 in every second
+            pass.
+        language: The code of the text's language, by which sentences are split.
+        licence: The licence of the text, such as CC-BY-SA-4.0. It is kept for people and decides
+            nothing.
+        format: The layout of the input. By default each file's extension and first bytes decide.
+        text_field: The field of a JSONL object, or the column of a Parquet file, that holds the
+            text.
+        wrapping: Whether lines of plain text are wrapped: in none a line is a paragraph, in
+            blank-lines a blank line ends one, in hard a short line does. With auto each document's
+            lines decide.
     """
 
     name: str

@@ -18,11 +18,12 @@ class FilterRule:
     """Which documents stay; a field at its default leaves none out.
 
     Attributes:
-        min_characters: Fewer are too_short, counted in cleaned text.
-        max_characters: More are too_long; None for no limit.
+        min_characters: Documents with fewer characters of cleaned text are too_short.
+        max_characters: Documents with more characters of cleaned text are too_long; None is no
+            limit.
         languages: Codes of the languages that stay; empty for all.
-        language_threshold: Least probability of all of these together.
-        own: "module:function" of the user's own, asked in this order.
+        language_threshold: The least probability of all these languages together.
+        own: The user's own functions as "module:function", asked in this order.
     """
 
     min_characters: int = 0

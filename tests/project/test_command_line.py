@@ -281,20 +281,34 @@ usage: program look FOLDER [flags]
 
 Looks at something.
 
+required:
   FOLDER                At what.
 
-flags:
+general:
+  --config FILE         YAML file of settings that differ from the defaults.
+                        Flags win over it.
   --help                Prints this.
-  --config FILE         YAML file of settings that differ from the defaults;
-                        flags win over it.
+
+flags:
   --deep [true|false]   How closely. (default: false)
 """
     )
     assert run_program("program", "Tests.", commands, ["build", "--help"]) == 0
     out = capsys.readouterr().out
     assert "usage: program build --output TEXT [flags]\n" in out
-    assert "  --kind {plain,googles,3}\n" in out
+    assert "  --kind CHOICE         Which. One of plain, googles, 3. (default: plain)\n" in out
     assert "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n" in out
+
+
+def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_is_unused(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_program("program", "Tests.", PIPELINE, ["vocab", "--help"]) == 0
+    out = capsys.readouterr().out
+    headings = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["required:", "general:", "input:", "filters (docs/input.md):", "vocabulary:", "running:"]
+    assert out.startswith("usage: program vocab --output TEXT [flags]\n\nLearn a vocabulary from text")
+    assert "--seq_lens" not in out
+    assert "      input, language, format, text_field, wrapping\n" in out
 
 
 def test_numbers_below_the_least_are_refused():

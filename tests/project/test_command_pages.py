@@ -1,14 +1,17 @@
 """Every setting of every command is on a page as --help has it, and flags and commands that pages name exist."""
 
-import importlib
 import re
+import typing
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.values import known_keys
-from scripts.command_reference import PAGE, render
+from pipeline.command_line.help import field_groups, field_help
+from pipeline.command_line.values import choices_of, item_of, known_keys, section_of
+from pipeline.settings import BuildSettings
+from pipeline.stages.build import run_shards, run_tokens, run_vocab
+from scripts.command_reference import PAGE, load_class, render
 from trainer.cli import COMMANDS as TRAINER
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +28,7 @@ OTHERS = {
 
 
 def keys_of(program, name):
-    module, _, settings = PROGRAMS[program][name].settings.partition(":")
-    return known_keys(getattr(importlib.import_module(module), settings))
+    return known_keys(load_class(PROGRAMS[program][name].settings))
 
 
 def test_the_page_of_commands_is_what_the_program_says():
@@ -59,3 +61,56 @@ def test_scripts_refuse_abbreviated_flags():
     made = [text for path in programs for text in path.read_text().split("ArgumentParser(")[1:]]
     assert len(made) > 20
     assert all(text.lstrip().startswith("allow_abbrev=False") for text in made)
+
+
+def settings_classes():
+    """Every settings class of both programs, those of sections and of the items of lists too."""
+    found = []
+    waiting = [load_class(command.settings) for commands in (PIPELINE, TRAINER) for command in commands.values()]
+    while waiting:
+        if (each := waiting.pop()) not in found:
+            found.append(each)
+            hints = typing.get_type_hints(each).values()
+            waiting += [inner for hint in hints if (inner := section_of(item_of(hint) or hint))]
+    return found
+
+
+@pytest.mark.parametrize("settings", settings_classes(), ids=lambda settings: settings.__name__)
+def test_every_field_has_a_text_that_stands_alone_and_tells_each_choice_once(settings):
+    named = [name for _, names in field_groups(settings) for name in names]
+    assert len(named) == len({*named})
+    assert {*named} <= {*typing.get_type_hints(settings)}
+    for name, hint in typing.get_type_hints(settings).items():
+        text = field_help(settings, name)
+        assert re.match(r"[A-Z\[].*[.:)]$", text), f"{name}: {text!r}"
+        assert not text.startswith(("Of ", "As ")), f"{name}: {text!r}"
+        words = re.findall(r"[\w+-]+", text)
+        assert all(words.count(choice) == 1 for choice in choices_of(hint)), f"{name}: {text!r}"
+
+
+@pytest.mark.parametrize("name", ["vocab", "tokens", "shards"])
+def test_help_of_a_stage_shows_what_the_stage_looks_at(name, tmp_path, monkeypatch):
+    looked = set()
+
+    class Watched(BuildSettings):
+        def __getattribute__(self, key):
+            looked.add(key)
+            return super().__getattribute__(key)
+
+    text = tmp_path / "input.txt"
+    text.write_text("The cat sat on the mat. It was happy.\n\nA dog ran. The cat saw it.\n" * 9)
+    given = {"output": str(tmp_path / "data"), "input": [str(text)], "format": "text-blank-lines", "vocab_size": 100}
+    settings = Watched(**given, workers=1)
+    stages = {"vocab": run_vocab, "tokens": run_tokens, "shards": run_shards}
+    for stage, run in stages.items():
+        looked.clear()
+        run(settings, ())
+        if stage == name:
+            break
+    fields = {*typing.get_type_hints(BuildSettings)}
+    unused = {*PIPELINE[name].unused}
+    # A vocabulary does not depend on the language of its text, and asks of these folders only whether they are input.
+    listed_only = {"vocab": {"language", "tokens"}, "tokens": set(), "shards": {"input"}}[name]
+    assert looked & fields & unused <= listed_only
+    only_where_asked = {"vocab_size", "num_unused", "alphabet_size"} if name != "vocab" else set()
+    assert fields - looked - unused <= only_where_asked | {"sources"}

@@ -19,11 +19,13 @@ class ColumnSettings:
     """Names of the columns of a table, for the tasks classification, regression and multiple-choice.
 
     Attributes:
-        text: The text, or the context of a multiple choice.
-        text_b: The second text of a pair; in a multiple choice the beginning of every ending. null for none.
-        label: The class, the number, or the right choice, counted from 0.
-        choices: Columns of the choices.
-        id: What a row of the predictions begins with; null for the row's number, from 0.
+        text: The column of the text, or of the context of a multiple choice.
+        text_b: The column of the second text of a pair, or in a multiple choice of the beginning of
+            every ending; null means none.
+        label: The column of the class, of the number, or of the right choice, counted from 0.
+        choices: The columns of the choices.
+        id: The column that a row of the predictions begins with; null means the row's number, from
+            0.
     """
 
     text: str = "text"
@@ -38,14 +40,17 @@ class SquadSettings:
     """Windows and answers, for the tasks squad (1.1) and squad2 (2.0).
 
     Attributes:
-        stride: Pieces that a window of a long context begins after the one before.
-        max_query_pieces: Pieces of a question that are read; what is longer is cut and counted.
-        max_answer_pieces: Pieces of an answer at most.
-        n_best: Answers of a question that are kept.
-        null_threshold: Of squad2: a question is left unanswered where the score of no answer is higher than the best
-            answer's by more than this. null tunes it on the first validation file for the best F1.
-        on_bad_question: A question or context without text, or an answer that is not where the file says: stop, or
-            skip, which leaves it out of training and counts it; it is still answered and scored in validation.
+        stride: Pieces from the beginning of one window of a long context to that of the next.
+        max_query_pieces: The most pieces of a question that are read. What is longer is cut and
+            counted.
+        max_answer_pieces: The most pieces of an answer.
+        n_best: How many answers of a question are kept.
+        null_threshold: A question of squad2 is left unanswered where the score of no answer is
+            higher than the best answer's by more than this; null tunes it on the first validation
+            file for the best F1.
+        on_bad_question: What a question or context without text, or an answer that is not where the
+            file says, does: stop ends the command; skip leaves it out of training and counts it,
+            and validation still scores it.
     """
 
     stride: int = 128
@@ -61,13 +66,14 @@ class TokenSettings:
     """Columns of CoNLL files, for the tasks ner and ner-features.
 
     Attributes:
-        token_column: Column of the words, counted from 0; from the end if negative.
-        tag_column: Column of the tags; of test files it is not read.
-        scheme: How tags spell entities: iob1, iob2 or bioes, and every tag is checked; auto finds out which.
-        feature_layers: Of ner-features: layers of the model whose states, side by side, are a word's vector.
-        lstm_hidden_size: Of ner-features: values of the BiLSTM in each direction.
-        lstm_layers: Of ner-features: its layers.
-        context: Of ner: pieces that neighbouring windows of a sentence longer than seq_len share on each side.
+        token_column: The column of the words, counted from 0; from the end if negative.
+        tag_column: The column of the tags. It is not read in test files.
+        scheme: How tags spell entities, which every tag is held to. By default the files decide.
+        feature_layers: Layers whose states, side by side, are a word's vector in ner-features.
+        lstm_hidden_size: Values of the BiLSTM of ner-features in each direction.
+        lstm_layers: How many layers the BiLSTM of ner-features has.
+        context: Pieces that neighbouring windows of a sentence longer than seq_len share on each
+            side, in ner.
     """
 
     token_column: int = 0
@@ -83,33 +89,45 @@ class TokenSettings:
 class FinetuneSettings:
     """Fine-tunes a pretrained model on a task, for one or many settings and seeds, and keeps the best.
 
-    Attributes:
-        task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1), squad2 (2.0); ner, ner-features; or
-            classification, regression and multiple-choice of any table.
-        model: Folder of a pretrained or fine-tuned model, an export or one of transformers, or of a run of ours, whose
-            newest checkpoint is taken.
+    Files:
+        task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1),
+            squad2 (2.0); ner, ner-features; or classification, regression and multiple-choice of
+            any table.
+        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model, also a
+            fine-tuned one.
         train: Files to train on, together.
-        validation: Files to measure on, each by itself; the first one chooses the best run.
-        output: Folder for results.json, the best model and its predictions. The same command again continues.
-        test: Files whose predictions the best model writes, in the benchmark's format; they need no labels.
+        validation: Files to measure on, each by itself. The first one chooses the best run.
+        output: Folder for results.json, the best model and its predictions. The same command again
+            continues.
+        test: Files without labels that the best model predicts, in the benchmark's format.
         columns: Names of the columns of a table.
         squad: Windows and answers of squad and squad2.
         tokens: Columns and windows of ner, layers and sizes of ner-features.
-        seq_len: Longest sequence, in tokens with [CLS] and [SEP]; what is longer is cut and counted.
-        global_batch: Items of an optimizer step over all ranks; several numbers are all tried.
-        peak_lr: Highest learning rate; several numbers are all tried.
-        epochs: Times that the training items are seen; several numbers are all tried.
-        seeds: Of new weights, order and dropout. One number says how many seeds, from 0 on; several are the seeds.
-        sweep: In place of global_batch, peak_lr and epochs: paper for the BERT paper's search (appendix A.3: 18
-            settings), small-models for the one of Google's small models (20 settings).
-        warmup_fraction: Share of the steps that the learning rate grows in; it falls linearly to 0 afterwards.
-        hidden_dropout: Of hidden states and of the head; null for the model's own.
-        attention_dropout: Of attention probabilities; null for the model's own.
+
+    Search:
+        global_batch: Items of one optimizer step, over all ranks. Several numbers are all tried.
+        peak_lr: The learning rate after the warm-up. Several numbers are all tried.
+        epochs: How often the training items are seen. Several numbers are all tried.
+        seeds: Random seeds of new weights, order and dropout. One number says how many seeds, from
+            0 on; several are the seeds.
+        sweep: A search in place of global_batch, peak_lr and epochs: paper for that of BERT's authors
+            (appendix A.3, 18 settings), small-models for that of Google's small models (20
+            settings).
+
+    Training:
+        seq_len: Sequence length in tokens, with [CLS] and [SEP]. What is longer is cut and counted.
+        warmup_fraction: Share of the steps in which the learning rate grows. It falls linearly to 0
+            afterwards.
+        hidden_dropout: Dropout of hidden states and of the head; null means the model's own.
+        attention_dropout: Dropout of attention probabilities; null means the model's own.
+        lower_case: Whether the model reads lower-cased text; null means what its folder says.
+        replace_head: Whether a model whose head has other labels, or is of another kind, gets a new
+            one.
+        precision: The numbers of weights and activations. Weights are updated in 32 bits either
+            way.
+        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
+            changes no loss.
         optimizer: How weights are updated.
-        precision: Of weights and activations, fp32 or bf16; weights are updated in fp32 either way.
-        micro_tokens: Most real tokens of one forward pass on one rank. Bounds memory; losses do not depend on it.
-        replace_head: Whether a model whose head has other labels, or is of another kind, gets a new one.
-        lower_case: Whether the model reads lower-cased text; null for what its folder says.
     """
 
     task: str

@@ -8,16 +8,17 @@ MAX_THREADS = 256
 
 @dataclass(frozen=True)
 class ReadingSettings:
-    """How data is read from where it lies; what is read does not depend on it.
+    """How data is read from where it lies. What is read does not depend on it.
 
     Attributes:
-        buffer_bytes: Memory of one rank for blocks read ahead of need, and as much again while it validates; half of
-            it is read at a time.
-        max_read_bytes: Consecutive blocks are read by one request up to this size.
-        num_threads: Requests in flight, at most 256; null for 8, or 2 where files are local, as threads that do not
-            wait for a network wait for each other.
-        timeout_seconds: Patience with one request; drivers have their own too, S3's a minute without a byte.
-        budget_seconds: Patience with one range of bytes over all its attempts.
+        buffer_bytes: Bytes of memory of one rank for blocks that are read ahead, and as many again
+            while it validates. Half of it is read at a time.
+        max_read_bytes: The most bytes of consecutive blocks that one request reads.
+        num_threads: Requests in flight, at most 256; null means 8, or 2 where files are local, as
+            threads that do not wait for a network wait for each other.
+        timeout_seconds: Seconds that one request may take. Drivers have limits too, S3's a minute
+            without a byte.
+        budget_seconds: Seconds that one range of bytes may take over all its attempts.
     """
 
     buffer_bytes: int = 512 * 2**20
@@ -46,8 +47,9 @@ class ReadSettings(ReadingSettings):
     """How shards are read.
 
     Attributes:
-        cache_dir: Folder on a disk of this machine for what was read, shared by the ranks on it; None for none.
-        cache_bytes: What the cache may hold.
+        cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it;
+            None keeps nothing.
+        cache_bytes: The most bytes that the cache folder holds.
     """
 
     cache_dir: str | None = None

@@ -13,26 +13,39 @@ Combine = Literal["each", "sum", "concat"]
 class FeaturesSettings:
     """Writes hidden states of a model for texts, a vector for each token, word or text.
 
-    Attributes:
-        model: A run, RUN@STEP for an earlier checkpoint, or a folder written by export or by transformers; also URLs.
-        input: Files, folders or quoted globs, local or at any fsspec URL; also as .gz, .bz2, .xz and .zst.
-        output: Folder to write, or an fsspec URL. The same command again continues what was interrupted.
-        format: text has a text a line, jsonl a JSON object a line, conll a word a line and a blank line after a
-            sentence; auto goes by the name: .jsonl, and .conll, .iob2, .bio or .conllu.
-        text_field: Of a JSON object, its text.
-        id_field: Of a JSON object, a name that is written beside each row; null for none.
-        token_column: Of a CoNLL file, which column holds the words, from 0.
-        layers: Numbers separated by commas, 0 the embeddings, -1 the last layer; or all.
-        combine: each makes a column a layer, sum adds the layers up, concat lays them side by side.
-        rows: What a row stands for: a token of the text; a word, by its first piece; or the text, by the last
-            states of [CLS] (cls), the mean over its tokens (mean) or the model's pooler (pooler, of no layer).
-        output_format: parquet holds vectors as columns; npy writes them as arrays with the other columns in Parquet.
-        dtype: Of the vectors.
-        seq_len: Tokens of a window with [CLS] and [SEP]; null for all that the model reads.
-        stride: Tokens from one window of a long text to the next; null for half a window.
-        micro_tokens: Most tokens of one forward pass.
-        texts_per_part: Texts of one output file: what an interrupted command does again at most.
-        device: auto takes a GPU where there is one.
+    Input:
+        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
+        input: Files, folders or quoted globs, at any fsspec URL, also as .gz, .bz2, .xz and .zst.
+        format: How files are read: jsonl as a JSON object a line, conll as a word a line with a
+            blank line after each sentence, text as a row a line, auto by the file's name
+            (docs/evaluating.md).
+        text_field: The field of a JSON object that holds the text.
+        id_field: The field of a JSON object that is written beside each row as its name; null means
+            none.
+        token_column: The column of a CoNLL file that holds the words, counted from 0.
+
+    Vectors:
+        layers: Numbers of layers, separated by commas: 0 the embeddings, -1 the last layer; or all.
+        combine: What becomes of several layers: each has its own column, sum adds them up, concat
+            lays them side by side.
+        rows: What a row stands for: a token of the text; a word, by its first piece; or the text,
+            by the last states of [CLS] (cls), the average over its tokens (mean) or the model's
+            pooler.
+        seq_len: Sequence length in tokens of a window, with [CLS] and [SEP]; null means all that
+            the model reads.
+        stride: Tokens from the beginning of one window of a long text to that of the next; null
+            means half a window.
+
+    Running:
+        output: Folder or fsspec URL to write. The same command again continues what was
+            interrupted.
+        output_format: How vectors are written: as columns of parquet, or as npy arrays with the
+            other columns beside them.
+        dtype: The number type of the vectors.
+        texts_per_part: Texts of one output file, the most that an interrupted command does again.
+        micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
+            result.
+        device: Where the model runs, by default on a GPU if there is one.
     """
 
     model: str
