@@ -11,6 +11,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import RECORDS, open_growing
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.verify import verify_dataset
+from pipeline.stages import publish
 from pipeline.stages.publish import PassPublisher, planned_groups
 from pipeline.storage.folder import open_filesystem
 from pipeline.tokens.bucket_seals import BucketContents
@@ -116,3 +117,24 @@ def test_a_build_leaves_the_pass_files_of_the_finished_dataset(corpus, vocab_fil
     assert open_growing(str(output)).num_passes("train", 64) == 3
     for path in (tmp_path / "before").glob("train/L64/*/pass.json"):
         assert path.read_bytes() == (output / path.relative_to(tmp_path / "before")).read_bytes()
+
+
+def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(corpus, vocab_file, tmp_path, monkeypatch, capsys):
+    """The first manifest is gone, the second not there yet: what the first one said stands in records until then."""
+    output = tmp_path / "data"
+    assert build(corpus, vocab_file, output) == 0
+    finished = {path: path.stat().st_mtime_ns for path in output.rglob("shard-*.tar")}
+
+    def die(*_):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "pass_json", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            build(corpus, vocab_file, output, "--passes", 3)
+    assert not (output / "manifest.json").exists()
+    assert build(corpus, vocab_file, output, "--passes", 3, "--seed", 5) == 2
+    assert "seed" in capsys.readouterr().err
+    assert build(corpus, vocab_file, output, "--passes", 3) == 0
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert verify_dataset(open_dataset(str(output))) == []

@@ -1,0 +1,94 @@
+"""The largest and smallest numbers that a table may hold, and those next to them."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import NOTHING, Seal
+from pipeline.shards.table_checks import check_blocks, check_parquet, check_rows
+
+SEAL = Seal(3, 40, "0" * 32)
+SMALL = {"num_bytes": 2048, "instances": 16, "tokens": 40, "masked": 5, "random_next": 2}
+EXTREMES = {
+    "pass_index": (0, 999, 1000),
+    "num_bytes": (0, 2**36, 2**36 + 1),
+    "instances": (0, 16, 17),
+    "tokens": (0, 16 * 8192, 16 * 8192 + 1),
+    "masked": (0, 40, 41),
+    "random_next": (0, 16, 17),
+    "masked_as_mask": (0, 2**62, 2**62 + 1),
+    "masked_kept": (0, 2**62, 2**63),
+}
+
+
+def row(**changes):
+    fields = {each.name: 0 for each in dataclasses.fields(Shard)}
+    hashes = {"sha256": "a" * 64, "content_hash": "b" * 64, "blocks_hash": "c" * 32}
+    given = {**fields, **hashes, **SMALL, "split": "train", "seq_len": 8192, "seal": SEAL, "source_tokens": ()}
+    given |= changes
+    name = f"train/L8192/pass-{given['pass_index']:02d}/shard-00000.tar"
+    return Shard(**{**given, "name": name})
+
+
+def consistent(name, value):
+    """A row with this number, whose others are as small as they must be beside it."""
+    others = {} if value else {"tokens": {"masked": 0}, "instances": {"tokens": 0, "masked": 0, "random_next": 0}}
+    none = dict.fromkeys(("instances", "tokens", "masked", "random_next"), 0)
+    return row(**(none if name == "num_bytes" and not value else others.get(name, {})), **{name: value})
+
+
+@pytest.mark.parametrize("sources", [(), (0,)], ids=["all at once", "row by row"])
+@pytest.mark.parametrize(("name", "least", "most", "more"), [(name, *each) for name, each in EXTREMES.items()])
+def test_numbers_of_a_shard(name, least, most, more, sources):
+    for value in (least, most):
+        check_rows([dataclasses.replace(consistent(name, value), source_tokens=sources)])
+    for value in (-1, more):
+        with pytest.raises(ValueError, match=f"row 0, (pass|{name}).*: found '{value}', expected a whole number"):
+            check_rows([row(**{name: value}, source_tokens=sources)])
+
+
+@pytest.mark.parametrize("name", ["instances", "masked_as_mask", "seq_len"])
+def test_numbers_beyond_64_bits_are_refused(name):
+    with pytest.raises(ValueError, match=f"row 0, {name}: found '{2**64}'"):
+        check_rows([dataclasses.replace(row(), **{name: 2**64})])
+
+
+def test_a_shard_of_nothing_is_none_of_a_seals_business():
+    check_rows([dataclasses.replace(row(), seal=NOTHING)])
+    with pytest.raises(ValueError, match="the seal of a shard, tokens: found '-1'"):
+        check_rows([dataclasses.replace(row(), seal=dataclasses.replace(SEAL, tokens=-1))])
+
+
+def test_a_last_block_may_be_empty_and_the_others_full():
+    table = BlockTable(
+        *(np.array(each, np.int64) for each in ([512, 1536, 1700], [1024, 100, 348], [8, 8, 0], [30, 10, 0])),
+        np.zeros(3, np.uint32),
+    )
+    shard = dataclasses.replace(row(), blocks_hash=table.digest())
+    check_blocks(table, shard)
+    one_more = dataclasses.replace(table, size=table.size + np.array([0, 0, 1]))
+    with pytest.raises(ValueError, match=r"the last byte: found '\[2049\]'"):
+        check_blocks(one_more, shard)
+
+
+def described(rows, sizes):
+    groups = [SimpleNamespace(num_rows=0, total_byte_size=size) for size in sizes]
+    metadata = SimpleNamespace(num_rows=rows, num_row_groups=len(groups), row_group=groups.__getitem__)
+    return SimpleNamespace(metadata=metadata)
+
+
+def test_what_a_parquet_file_may_say_of_its_size():
+    limit = 2**16 + 64 * 100
+    for rows, sizes in ((0, []), (100, [limit]), (1, [0, limit - 7, 7])):
+        check_parquet(described(rows, sizes), 100)
+    for rows, sizes, said in (
+        (101, [], "rows: found '101', expected at most 100"),
+        (-1, [], "rows: found"),
+        (1, [limit, 1], f"columns: found '{limit + 1} bytes'"),
+        (1, [-1, 1], "columns: found '0 bytes'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_parquet(described(rows, sizes), 100)
