@@ -1,18 +1,15 @@
-"""Rows of many blocks brought together, and what follows from their lengths: in numpy, or compiled if that is there.
+"""Rows of many blocks brought together, and what follows from their lengths.
 
-Both give the same values; trainer/stream/_rows.c is the compiled one, for which `tokenizer.compiled` is asked. N rows
-in R runs, T tokens, M masked positions.
+What is written here is the definition; trainer/stream/_rows.c, where it is built (`tokenizer.compiled`),
+does the same, sooner. N rows in R runs, T tokens, M masked positions.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.shards.block import Array, Block
 from tokenizer.compiled import load
-from trainer.stream.order import expand
 
 COMPILED = load("trainer.stream._rows")
 
@@ -30,13 +27,14 @@ def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into:
     if COMPILED is not None:
         COMPILED.gather_lists(first, last, offsets, values, values.itemsize, *into)
         return
-    # Arrow gathers byte strings by one memcpy each, 7 times as fast as slices joined by numpy where runs are short.
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
-    strings = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers, null_count=0)
-    rows = expand_runs(first, last)
-    _, starts, found = strings.take(pa.array(rows)).buffers()
-    np.floor_divide(np.frombuffer(starts, np.int64, len(rows) + 1), values.itemsize, out=into[0], casting="unsafe")
-    into[1][:] = np.frombuffer(found or b"", values.dtype, len(into[1]))
+    row = place = 0
+    into[0][0] = 0
+    for start, stop in zip(first.tolist(), last.tolist(), strict=True):
+        bounds = offsets[start : stop + 1] // values.itemsize
+        moved = bounds - bounds[0] + place
+        into[0][row : row + len(moved)] = moved
+        into[1][place : moved[-1]] = values[bounds[0] : bounds[-1]]
+        row, place = row + stop - start, int(moved[-1])
 
 
 def gather_values(first: Array, last: Array, column: Array, into: Array) -> None:
@@ -44,15 +42,10 @@ def gather_values(first: Array, last: Array, column: Array, into: Array) -> None
     if COMPILED is not None:
         COMPILED.gather_values(first, last, column, column.itemsize, into)
         return
-    into[:] = column[expand_runs(first, last)]
-
-
-def expand_runs(first: Array, last: Array) -> Array:
-    """Every row [N] of runs."""
-    counts = last - first
-    rows: Array = np.repeat(first - np.cumsum(counts) + counts, counts)
-    rows += np.arange(len(rows))
-    return rows
+    row = 0
+    for start, stop in zip(first.tolist(), last.tolist(), strict=True):
+        into[row : row + stop - start] = column[start:stop]
+        row += stop - start
 
 
 @dataclass(frozen=True)
@@ -88,28 +81,18 @@ def fill_columns(block: Block, firsts: Array, lasts: Array, into: Columns) -> No
         filled = into.token_type_ids, into.position_ids, into.masked_positions, into.cu_seqlens, into.longest
         COMPILED.fill_columns(*given, *filled)
         return
-    offsets, lengths = block.offsets, block.offsets[1:] - block.offsets[:-1]
-    segments = np.empty((len(lengths), 2), np.int64)
-    segments[:, 0] = block.segment_a_length
-    segments[:, 1] = lengths - block.segment_a_length
-    into.token_type_ids[:] = np.repeat(np.arange(segments.size, dtype=np.uint8) & 1, segments.ravel())
-    starts = np.repeat(offsets[:-1].astype(np.uint16), lengths)  # modulo 2^16, as the difference is below that
-    np.subtract(_count_to(len(into.position_ids)), starts, out=into.position_ids)
-    cut, instance = expand(firsts, lasts)
-    begins = offsets.copy()  # of instances in their micro-batches
-    begins[firsts[0] : lasts[-1]] -= np.repeat(offsets[firsts], lasts - firsts)
-    num_masked = block.masked_offsets[1:] - block.masked_offsets[:-1]
-    np.add(np.repeat(begins[:-1], num_masked), block.masked_lm_positions, out=into.masked_positions)
-    np.subtract(offsets[instance], offsets[firsts][cut], out=into.cu_seqlens)
-    longest = np.maximum.reduceat(np.append(lengths, 0), np.stack([firsts, lasts], axis=1).ravel())[::2]
-    into.longest[:] = np.where(firsts < lasts, longest, 0)
+    for cut, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+        start = first - firsts[0] + cut
+        starts = block.offsets[first : last + 1] - block.offsets[first]
+        into.cu_seqlens[start : start + len(starts)] = starts
+        into.longest[cut] = np.diff(starts).max(initial=0)
+        for instance in range(first, last):
+            _fill_instance(block, instance, block.offsets[first], into)
 
 
-@lru_cache(maxsize=1)
-def _ascending(size: int) -> Array:
-    return np.arange(size, dtype=np.int32).astype(np.uint16)
-
-
-def _count_to(count: int) -> Array:
-    """The numbers 0 to count - 1 modulo 2^16, which are made for a power of two and kept."""
-    return _ascending(1 << max(0, count - 1).bit_length())[:count]
+def _fill_instance(block: Block, instance: int, micro_batch_start: int, into: Columns) -> None:
+    tokens = slice(*block.offsets[instance : instance + 2])
+    masked = slice(*block.masked_offsets[instance : instance + 2])
+    into.position_ids[tokens] = np.arange(tokens.stop - tokens.start)
+    into.token_type_ids[tokens] = into.position_ids[tokens] >= block.segment_a_length[instance]
+    into.masked_positions[masked] = block.masked_lm_positions[masked] + (tokens.start - micro_batch_start)
