@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +14,9 @@ if TYPE_CHECKING:
     from pipeline.shards.dataset import Dataset
 
 _BUILD = "pipeline.settings:BuildSettings"
+_CHECKED_AT_ONCE = 4
+"""Shards that verify holds in memory, where as much is free."""
+
 _NO_PLACES = "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
 _OF_INSTANCES = (
     "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
@@ -71,19 +73,13 @@ class VerifySettings:
         data: Folder or URL of the dataset.
         deep: Whether every instance is also held to BERT's rules (docs/parity.md), and the shares
             that chance decides are tested.
-        num_threads: Shards that are checked at once, each held in memory. There are never more than
-            4 a core, or than fit in free memory.
         storage_options: Options of the dataset's filesystem, as JSON or @FILE. Its environment
             variables count too.
     """
 
     data: str
     deep: bool = False
-    num_threads: int = 4
     storage_options: str | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, num_threads=1)
 
 
 @dataclass(frozen=True)
@@ -200,9 +196,7 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     total = sum(shard.num_bytes for shard in dataset.all_shards)
     check = DeepCheck(dataset) if settings.deep else None
     largest = max((shard.num_bytes for shard in dataset.all_shards), default=0)
-    threads, why = this_machine().limit(settings.num_threads, len(dataset.all_shards), 2 * largest)
-    if settings.num_threads > VerifySettings.num_threads and why:
-        tqdm.write(f"num_threads: {why}", file=sys.stderr)
+    threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(dataset.all_shards), 2 * largest)
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
         findings = verify_dataset(
             dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda _shard, _block: ())

@@ -107,7 +107,6 @@ class DoctorSettings(PretrainSettings):
             read.
         output: The planned folder of the run, which is looked at but not made.
         phases: The phases of the training, which are not looked at.
-        read_mb: Megabytes of the data that every rank reads, within 10 seconds.
         min_free_gb: Gigabytes that must be free for the output. `python -m trainer plan` says what
             checkpoints take.
     """
@@ -115,11 +114,10 @@ class DoctorSettings(PretrainSettings):
     data: list[str] = field(default_factory=list)
     output: str = "."
     phases: list[Phase] = field(default_factory=list)
-    read_mb: int = 64
     min_free_gb: float = 10.0
 
     def __post_init__(self) -> None:
-        check_least(self, read_mb=1, min_free_gb=0)
+        check_least(self, min_free_gb=0)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ OLD_NAMES = {
     "max_instances": "num_instances",
     "max_length": "seq_len",
     "max_seq_len": "seq_len",
-    "threads": "num_threads",
 }
 """A name that a flag or key had, and the one that means the same in every command."""
 

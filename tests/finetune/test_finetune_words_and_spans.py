@@ -57,7 +57,7 @@ def tagged(folder, shared_data):
     longest = "\n".join(sentences[:6])
     (folder / "words.conll").write_text("\n\n".join(["# of WNUT-17", *sentences, longest]) + "\n\n")
     files = folder / "words.conll", folder / "words.conll"
-    arguments = ("--seq_len", "64", "--tokens.context", "8", "--global_batch", "8")
+    arguments = ("--seq_len", "64", "--global_batch", "8")
     training = ("--peak_lr", "3e-3", "--epochs", "30")
     results = _finetune("ner", folder / "model", *files, folder / "ner", *arguments, *training)
     return files, arguments, results

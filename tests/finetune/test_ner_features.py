@@ -144,7 +144,7 @@ def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ({"lstm_layers": 0}, "tokens.lstm_layers is 0; it must be at least 1"),
+        ({"lstm_hidden_size": 0}, "tokens.lstm_hidden_size is 0; it must be at least 1"),
         ({"feature_layers": "9"}, "layers names 9; the model has 0"),
     ],
 )

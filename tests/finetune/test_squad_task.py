@@ -205,7 +205,7 @@ def test_an_answer_without_pieces_stops_or_is_counted(vocab, tmp_path):
     ("settings", "says"),
     [
         ({"stride": 0}, "squad.stride is 0"),
-        ({"n_best": 0}, "squad.n_best is 0"),
+        ({"max_query_pieces": 0}, "squad.max_query_pieces is 0"),
         ({"seq_len": 64}, "squad.max_query_pieces 64 leaves no room in seq_len 64"),
     ],
 )

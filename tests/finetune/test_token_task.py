@@ -71,7 +71,7 @@ def test_predictions_come_back_as_the_same_lines(tmp_path):
 
 
 def test_a_long_sentence_is_read_in_windows_and_predicted_once(tmp_path):
-    task = _open(context=2)
+    task = _open()
     words = ["New B-LOC", "York I-LOC", "in O", "Rome B-LOC"] * 5 + ["Yorker" * 20 + " O"]
     sentences = _read(task, tmp_path, "\n".join(words))
     labels = task.find_labels(sentences)
@@ -152,5 +152,3 @@ def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path)
         task.find_labels([*first, *second])
     with pytest.raises(ValueError, match=r"f.conll: every tag is O"):
         task.find_labels(_read(task, tmp_path, "Rome O\n"))
-    with pytest.raises(ValueError, match="context is -1"):
-        _open(context=-1)

@@ -127,15 +127,17 @@ def test_a_runner_of_the_users_own_is_left_alone(eight_cores, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_verify_checks_no_more_shards_at_once_than_there_are(make_dataset, tmp_path, capsys, monkeypatch):
-    folder = make_dataset(tmp_path / "data", ((20, 9), (13, 17)))
+def test_verify_holds_no_more_shards_at_once_than_there_are_or_than_fit(make_dataset, tmp_path, monkeypatch):
     used, verify = [], sys.modules["pipeline.shards.verify"].verify_dataset
     monkeypatch.setattr(
         "pipeline.shards.verify.verify_dataset", lambda d, n, *rest: (used.append(n), verify(d, n, *rest))[1]
     )
-    monkeypatch.setattr(machine, "this_machine", lambda: Machine(8, LARGE))
-    assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder), "--num_threads", "1000"]) == 0
-    assert used == [4]
-    assert "num_threads: 4 instead of 1,000, as there are 4 task(s)" in capsys.readouterr().err
-    assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder), "--num_threads", "0"]) == 2
-    assert "num_threads is 0; it must be at least 1" in capsys.readouterr().err
+    for name, rows, free_bytes in (
+        ("four", ((20, 9), (13, 17)), LARGE),
+        ("two", ((20, 9),), LARGE),
+        ("one", ((20, 9),), 1),
+    ):
+        folder = make_dataset(tmp_path / name, rows)
+        monkeypatch.setattr(machine, "this_machine", lambda free=free_bytes: Machine(8, free))
+        assert run_program("pipeline", "Tests.", COMMANDS, ["verify", str(folder)]) == 0
+    assert used == [4, 2, 1]

@@ -383,7 +383,6 @@ def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, 
 @pytest.mark.parametrize(
     ("program", "name", "old", "new"),
     [
-        (PIPELINE, "verify", "threads", "num_threads"),
         (PIPELINE, "verify", "dataset", "data"),
         (PIPELINE, "inspect", "count", "num_instances"),
         (PIPELINE, "report", "html", "output"),

@@ -87,8 +87,8 @@ def test_the_dotted_form_is_refused_where_there_are_several_phases():
 
 def test_doctor_takes_the_place_of_pretrain():
     words = ["--config", "configs/pretrain/bert-large.yaml", "--data", "s3://bucket/data", "--output", "/shared/run"]
-    settings = parse_settings("trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4", "--read_mb", "8"])
-    assert (settings.data, settings.output, settings.read_mb) == (["s3://bucket/data"], "/shared/run", 8)
+    settings = parse_settings("trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4", "--min_free_gb", "8"])
+    assert (settings.data, settings.output, settings.min_free_gb) == (["s3://bucket/data"], "/shared/run", 8)
     assert parse_settings("trainer doctor", COMMANDS["doctor"], []).phases == []
 
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainer.model_settings import OptimizerSettings
-
 SWEEPS: dict[str, tuple[list[int], list[float], list[int]]] = {
     # BERT paper, appendix A.3.
     "paper": ([16, 32], [5e-5, 3e-5, 2e-5], [2, 3, 4]),
@@ -43,8 +41,6 @@ class SquadSettings:
         stride: Pieces from the beginning of one window of a long context to that of the next.
         max_query_pieces: The most pieces of a question that are read. What is longer is cut and
             counted.
-        max_answer_pieces: The most pieces of an answer.
-        n_best: How many answers of a question are kept.
         null_threshold: A question of squad2 is left unanswered where the score of no answer is
             higher than the best answer's by more than this; null tunes it on the first validation
             file for the best F1.
@@ -55,8 +51,6 @@ class SquadSettings:
 
     stride: int = 128
     max_query_pieces: int = 64
-    max_answer_pieces: int = 30
-    n_best: int = 20
     null_threshold: float | None = None
     on_bad_question: Literal["stop", "skip"] = "stop"
 
@@ -71,9 +65,6 @@ class TokenSettings:
         scheme: How tags spell entities, which every tag is held to. By default the files decide.
         feature_layers: Layers whose states, side by side, are a word's vector in ner-features.
         lstm_hidden_size: Values of the BiLSTM of ner-features in each direction.
-        lstm_layers: How many layers the BiLSTM of ner-features has.
-        context: Pieces that neighbouring windows of a sentence longer than seq_len share on each
-            side, in ner.
     """
 
     token_column: int = 0
@@ -81,8 +72,6 @@ class TokenSettings:
     scheme: Literal["auto", "iob1", "iob2", "bioes"] = "auto"
     feature_layers: str = "-1,-2,-3,-4"
     lstm_hidden_size: int = 768
-    lstm_layers: int = 2
-    context: int = 32
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,8 @@ class FinetuneSettings:
             way.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
             changes no loss.
-        optimizer: How weights are updated.
+        bias_correction: Whether AdamW corrects its means for their start at 0, as torch's does.
+            google-research/bert does not.
     """
 
     task: str
@@ -148,7 +138,7 @@ class FinetuneSettings:
     warmup_fraction: float = 0.1
     hidden_dropout: float | None = None
     attention_dropout: float | None = None
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    bias_correction: bool = True
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_tokens: int = 8_192
     replace_head: bool = False
@@ -169,8 +159,6 @@ def check_settings(settings: FinetuneSettings) -> None:
             raise ValueError(f"{name} is {getattr(settings, name)}; every one must be above 0")
     if not 0.0 <= settings.warmup_fraction < 1.0:
         raise ValueError(f"warmup_fraction is {settings.warmup_fraction}; it is a share of the steps, in [0, 1)")
-    if settings.optimizer.name != "adamw":
-        raise ValueError(f"optimizer.name is {settings.optimizer.name}; fine-tuning updates weights with adamw")
     _check_lengths(settings)
     _check_seeds(settings.seeds)
 

@@ -15,6 +15,7 @@ from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, 
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Outputs
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
+from trainer.model_settings import OptimizerSettings
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.optim.schedule import Schedule
@@ -75,7 +76,7 @@ def train_task(
     Raises:
         Interrupted: A rank was told to stop; on all ranks after the same step.
     """
-    optimizer = build_optimizer(model, settings.optimizer)
+    optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
     zero_stage = 0 if settings.precision == "fp32" else 1  # fp32 gradients of bf16 weights need a stage
     engine = start_engine(model, optimizer, deepspeed_config({}, zero_stage, settings.precision), ranks)
     steps = recipe.num_steps(len(items))

@@ -18,7 +18,7 @@ from trainer.runs.run_folder import SOFTWARE, software_versions
 from trainer.stream.source import Mixture, open_mixture
 from trainer.tool_settings import DoctorSettings
 
-READ_SECONDS = 10.0
+READ_BYTES, READ_SECONDS = 64_000_000, 10.0
 _SHM = Path("/dev/shm")
 
 
@@ -68,13 +68,13 @@ def _try_data(settings: DoctorSettings, ranks: Ranks) -> tuple[float | None, tup
         return None, (), ""
     try:
         mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
-        rate = _read_rate(mixture, ranks, settings.read_mb * 1_000_000)
+        rate = _read_rate(mixture, ranks)
     except (OSError, ValueError) as error:
         return None, (), str(error)
     return rate, tuple(each.dataset.manifest.root_hash for each in mixture), ""
 
 
-def _read_rate(mixture: Mixture, ranks: Ranks, most_bytes: int) -> float:
+def _read_rate(mixture: Mixture, ranks: Ranks) -> float:
     """MB a second of whole blocks, a different shard on each rank, until there are enough or time is over."""
     began, num_bytes = time.monotonic(), 0
     for each in mixture:
@@ -84,7 +84,7 @@ def _read_rate(mixture: Mixture, ranks: Ranks, most_bytes: int) -> float:
             table = each.dataset.blocks(shard)
             for start, size in zip(table.offset.tolist(), table.size.tolist(), strict=True):
                 num_bytes += len(each.dataset.read_bytes(shard.name, start, start + size))
-                if num_bytes >= most_bytes or time.monotonic() - began > READ_SECONDS:
+                if num_bytes >= READ_BYTES or time.monotonic() - began > READ_SECONDS:
                     return num_bytes / 1e6 / (time.monotonic() - began)
     return num_bytes / 1e6 / (time.monotonic() - began)
 

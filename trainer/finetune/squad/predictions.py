@@ -11,6 +11,9 @@ from trainer.finetune.squad.answers import Span, WindowLogits, find_spans, softm
 from trainer.finetune.squad.offsets import Pieces
 from trainer.finetune.squad.records import Question
 
+# Of google-research/bert run_squad.py: the most pieces of an answer, and the answers of a question that are kept.
+MAX_ANSWER_PIECES, NUM_BEST = 30, 20
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -61,19 +64,17 @@ class Prediction:
         return self.no_answer.score - self.answers[0].score if self.answers else 0.0
 
 
-def predict(
-    question: Question, pieces: Pieces | None, windows: Sequence[WindowLogits], *, max_pieces: int, n_best: int
-) -> Prediction:
+def predict(question: Question, pieces: Pieces | None, windows: Sequence[WindowLogits]) -> Prediction:
     """The best answers of all windows of a question together; none without a window."""
-    # Different spans may have one text: three times as many leave n_best texts in all but odd cases.
-    spans = [span for window in windows for span in find_spans(window, max_pieces, 3 * n_best)]
+    # Different spans may have one text: three times as many leave enough texts in all but odd cases.
+    spans = [span for window in windows for span in find_spans(window, MAX_ANSWER_PIECES, 3 * NUM_BEST)]
     answers: dict[str, Candidate] = {}
     for span in sorted(spans, key=lambda span: -span.score):
         assert pieces is not None, "windows are of pieces"
         candidate = _to_candidate(span, question.context, pieces)
         answers.setdefault(candidate.text, candidate)
     null_logits = min((window.null_logits for window in windows), key=sum, default=(0.0, 0.0))
-    return Prediction(question.id, tuple(answers.values())[:n_best], Candidate("", None, None, *null_logits))
+    return Prediction(question.id, tuple(answers.values())[:NUM_BEST], Candidate("", None, None, *null_logits))
 
 
 def write_predictions(predictions: Sequence[Prediction], null_threshold: float | None) -> str:
@@ -87,9 +88,9 @@ def choose_text(prediction: Prediction, null_threshold: float | None) -> str:
     return "" if is_unanswered else prediction.text
 
 
-def write_n_best(predictions: Sequence[Prediction], n_best: int, *, with_no_answer: bool) -> str:
+def write_n_best(predictions: Sequence[Prediction], *, with_no_answer: bool) -> str:
     """Content of nbest_predictions.json: each question's best answers with their probabilities among themselves."""
-    return _to_json({each.id: _list_candidates(each, n_best, with_no_answer) for each in predictions})
+    return _to_json({each.id: _list_candidates(each, with_no_answer) for each in predictions})
 
 
 def write_null_scores(predictions: Sequence[Prediction]) -> str:
@@ -102,11 +103,11 @@ def _to_candidate(span: Span, context: str, pieces: Pieces) -> Candidate:
     return Candidate(context[start:end], start, end, span.start_logit, span.end_logit)
 
 
-def _list_candidates(prediction: Prediction, n_best: int, with_no_answer: bool) -> list[dict[str, object]]:
+def _list_candidates(prediction: Prediction, with_no_answer: bool) -> list[dict[str, object]]:
     candidates = list(prediction.answers)
     if with_no_answer or not candidates:
         ranked = sorted([*candidates, prediction.no_answer], key=lambda each: -each.score)
-        candidates = ranked[:n_best]
+        candidates = ranked[:NUM_BEST]
         candidates += [] if prediction.no_answer in candidates else [prediction.no_answer]
     probabilities = softmax([each.score for each in candidates])
     return [

@@ -119,9 +119,8 @@ class SquadTask:
             assert isinstance(item, WindowItem), "items are those that encode() made"
             windows[item.example].append(read_logits(item, output))
             pieces[item.example] = item.pieces
-        most, n_best = self.settings.max_answer_pieces, self.settings.n_best
         return [
-            predict(question, of_context, logits, max_pieces=most, n_best=n_best)
+            predict(question, of_context, logits)
             for question, of_context, logits in zip(examples, pieces, windows, strict=True)
         ]
 
@@ -161,7 +160,7 @@ class SquadTask:
     ) -> dict[str, str]:
         """Predictions, best answers and, of squad2, null scores, as run_squad.py writes them."""
         threshold = metrics["null_threshold"] if self.with_impossible else None
-        n_best = write_n_best(predictions, self.settings.n_best, with_no_answer=self.with_impossible)
+        n_best = write_n_best(predictions, with_no_answer=self.with_impossible)
         files = {"predictions.json": write_predictions(predictions, threshold), "nbest_predictions.json": n_best}
         return files | ({"null_odds.json": write_null_scores(predictions)} if self.with_impossible else {})
 
@@ -173,7 +172,7 @@ def open_squad(settings: FinetuneSettings) -> SquadTask:
         ValueError: A setting makes no sense.
     """
     chosen = settings.squad
-    for name in ("stride", "max_query_pieces", "max_answer_pieces", "n_best"):
+    for name in ("stride", "max_query_pieces"):
         if getattr(chosen, name) < 1:
             raise ValueError(f"squad.{name} is {getattr(chosen, name)}; it must be at least 1")
     if chosen.max_query_pieces + 4 > settings.seq_len:

@@ -33,6 +33,8 @@ from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
 from trainer.model.task_heads import Head
 from trainer.process.device import choose_device
 
+NUM_LSTM_LAYERS = 2  # BERT paper, section 5.3
+
 
 class FeatureTask(TokenTask):
     """A task with a model of its own (`trainer.finetune.task.OwnModel`)."""
@@ -85,7 +87,7 @@ class FeatureTask(TokenTask):
         """A new tagger."""
         settings = self.settings
         width = self._extractor.width
-        return build_tagger(self._store, width, settings.lstm_hidden_size, settings.lstm_layers, head, seed)
+        return build_tagger(self._store, width, settings.lstm_hidden_size, NUM_LSTM_LAYERS, head, seed)
 
     def model_files(self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]) -> dict[str, bytes]:
         """The tagger's weights and what they are; the states come from the model that the provenance names."""
@@ -96,7 +98,7 @@ class FeatureTask(TokenTask):
             "feature_layers": list(self._extractor.layers),
             "width": self._extractor.width,
             "hidden_size": self.settings.lstm_hidden_size,
-            "num_layers": self.settings.lstm_layers,
+            "num_layers": NUM_LSTM_LAYERS,
             "encoder_sha256": self._model_hash,
             PROVENANCE_KEY: dict(provenance),
         }
@@ -142,7 +144,6 @@ def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
         ValueError: A setting makes no sense.
     """
     chosen = open_ner(settings).settings
-    for name in ("lstm_hidden_size", "lstm_layers"):
-        if getattr(chosen, name) < 1:
-            raise ValueError(f"tokens.{name} is {getattr(chosen, name)}; it must be at least 1")
+    if chosen.lstm_hidden_size < 1:
+        raise ValueError(f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}; it must be at least 1")
     return FeatureTask(chosen, open_model(settings.model), Path(f"{settings.output}-features"), settings.micro_tokens)

@@ -20,6 +20,9 @@ from trainer.model.task_heads import IGNORED
 Tags = tuple[str, ...]
 """Of a sentence's words: a prediction."""
 
+MAX_CONTEXT = 32
+"""The most pieces that neighbouring windows of a sentence share on each side."""
+
 
 @dataclass(frozen=True)
 class WordItem(Item):
@@ -78,7 +81,7 @@ class TokenTask:
         """
         pieces = _encode_words(examples, encoder)
         room = encoder.seq_len - 2
-        context = min(self.settings.context, room // 4)
+        context = min(MAX_CONTEXT, room // 4)
         unknown = np.array([encoder.vocab.unk_id], dtype=encoder.vocab.dtype)
         items: list[Item] = []
         counts = dict.fromkeys(("words", "words_without_pieces", "words_cut", "sentences_in_windows"), 0)
@@ -143,13 +146,7 @@ class TokenTask:
 
 
 def open_ner(settings: FinetuneSettings) -> TokenTask:
-    """The task ner.
-
-    Raises:
-        ValueError: A setting makes no sense.
-    """
-    if settings.tokens.context < 0:
-        raise ValueError(f"tokens.context is {settings.tokens.context}; it is a number of pieces, at least 0")
+    """The task ner."""
     return TokenTask(settings.tokens)
 
 
