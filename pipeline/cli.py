@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.command_line.program import Command, check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
@@ -27,42 +27,43 @@ _NOT_OF_VOCAB = ("language", "near_duplicates", "exclude_documents_of", "validat
 _NOT_OF_SHARDS = (
     "input", "on_bad_document", "vocab", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
 )  # fmt: skip
+_ALL_STAGES = "Flags of the other stages are taken too, and not looked at."
 COMMANDS = {
     "build": Command(
         summary="make a dataset from raw text: vocab, tokens and shards in turn",
-        settings=_BUILD,
-        function="pipeline.cli:build",
-        takes_remainder=True,
+        settings=_BUILD, function="pipeline.cli:build", takes_remainder=True,
     ),
     "vocab": Command(
         summary="learn a vocabulary from text, or take one: vocab.txt and tokenizer.json",
-        settings=_BUILD,
-        function="pipeline.cli:vocab",
-        takes_remainder=True,
+        settings=_BUILD, function="pipeline.cli:vocab", takes_remainder=True,
         unused=(*_OF_BUILD, *_OF_INSTANCES, *_NOT_OF_VOCAB),
+        description=f"Learns a vocabulary from text, or takes one: vocab.txt and tokenizer.json. {_ALL_STAGES}",
     ),
     "tokens": Command(
         summary="encode the documents of text with a vocabulary",
-        settings=_BUILD,
-        function="pipeline.cli:tokens",
-        takes_remainder=True,
+        settings=_BUILD, function="pipeline.cli:tokens", takes_remainder=True,
         unused=(*_OF_BUILD, *_OF_INSTANCES),
+        description=f"Encodes the documents of text, with the vocabulary that is there or is made. {_ALL_STAGES}",
     ),
     "shards": Command(
         summary="make a dataset of encoded documents",
-        settings=_BUILD,
-        function="pipeline.cli:shards",
-        takes_remainder=True,
+        settings=_BUILD, function="pipeline.cli:shards", takes_remainder=True,
         unused=(*_OF_BUILD, *_NOT_OF_SHARDS),
+        description=f"Makes a dataset of documents that tokens encoded with the same settings. {_ALL_STAGES}",
     ),
     "verify": Command(
-        "read a dataset once and say what is wrong", "pipeline.cli:VerifySettings", "pipeline.cli:verify", ("data",)
+        summary="read a dataset once and say what is wrong",
+        settings="pipeline.cli:VerifySettings", function="pipeline.cli:verify", positionals=("data",),
     ),
     "inspect": Command(
-        "show instances in readable form", "pipeline.cli:InspectSettings", "pipeline.cli:inspect", ("data",)
+        summary="show instances in readable form",
+        settings="pipeline.cli:InspectSettings", function="pipeline.cli:inspect", positionals=("data",),
     ),
-    "report": Command("show what a dataset holds", "pipeline.cli:ReportSettings", "pipeline.cli:report", ("data",)),
-}
+    "report": Command(
+        summary="show what a dataset holds",
+        settings="pipeline.cli:ReportSettings", function="pipeline.cli:report", positionals=("data",),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """Shows instances in readable form, masked words as [shown>original]; or documents.
+    """Shows instances in readable form, masked words as [shown>original], or documents.
 
     Attributes:
         data: Folder or URL of the dataset.
@@ -101,7 +102,7 @@ class InspectSettings:
 
     data: str
     num_instances: int = 2
-    split: str = "train"
+    split: Literal["train", "validation"] = "train"
     seq_len: int | None = None
     dropped: bool = False
     documents: list[str] = field(default_factory=list)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import COMMANDS as PIPELINE
-from pipeline.command_line.help import describe_command, field_groups, field_help
+from pipeline.command_line.help import ANY_FLAGS, describe_class, field_default, field_groups, field_help
 from pipeline.command_line.program import Command
+from pipeline.command_line.values import is_needed
+from pipeline.machine import num_cores
 from trainer.cli import COMMANDS as TRAINER
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
@@ -37,17 +39,17 @@ def render() -> str:
 
 def _describe(title: str, command: Command, described: dict[str, str]) -> Iterator[str]:
     settings = load_class(command.settings)
-    yield "\n\n".join(describe_command(settings, command)[: 1 if command.unused else None])
+    yield command.description or "\n\n".join(describe_class(settings))
     if command.settings in described:
         unused = ", ".join(f"`{name}`" for name in command.unused)
-        yield f"\nIt takes the settings of `{described[command.settings]}` and does not look at {unused}."
+        yield f"\nIts settings are those of `{described[command.settings]}`. It does not look at {unused}."
         return
     described[command.settings] = title
     if command.positionals:
         yield f"\nWithout a flag, in order: {', '.join(f'`{name}`' for name in command.positionals)}."
     yield "\n| setting | default | meaning |\n|---|---|---|"
     for heading, names in field_groups(settings):
-        if heading != "Attributes":
+        if heading != ANY_FLAGS:
             yield f"| **{heading}** | | |"
         yield from rows(settings, names)
 
@@ -72,14 +74,12 @@ def load_class(dotted: str) -> Any:
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:
-    if field.default is not dataclasses.MISSING:
-        value = field.default
-    elif field.default_factory is dataclasses.MISSING:
+    if is_needed(field):
         return "(to be given)"
-    elif not isinstance(value := field.default_factory(), list | dict):
+    if field.default_factory is num_cores:
         return "(the machine's)"
-    shown = {None: "null", True: "true", False: "false"}.get(value, value) if isinstance(value, bool | None) else value
-    return f"`{shown}`".replace("|", r"\|") if shown not in ("", [], {}) else ""
+    shown = field_default(field)
+    return f"`{shown}`".replace("|", r"\|") if shown else ""
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from trainer.tool_settings import (
 )
 
 DESCRIPTION = """\
-Trains BERT on datasets made by `python -m pipeline build`. On several GPUs or nodes start it with DeepSpeed:
-  deepspeed --num_gpus 8 --module trainer pretrain --config configs/pretrain/bert-base.yaml --data DIR --output RUN"""
+Trains BERT on datasets made by `python -m pipeline build`. On several GPUs start it with DeepSpeed:
+  deepspeed --num_gpus 8 --module trainer pretrain \\
+      --config configs/pretrain/bert-base.yaml --data DIR --output RUN"""
 
 COMMANDS = {
     "pretrain": Command(
@@ -32,11 +33,12 @@ COMMANDS = {
     ),
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
-        function="trainer.cli:plan",
+        function="trainer.cli:plan", unused=("output",),
     ),
     "doctor": Command(
         summary="examine every rank of a job before it trains", settings="trainer.tool_settings:DoctorSettings",
-        function="trainer.cli:doctor", unwinds=False,
+        function="trainer.cli:doctor", unused=("phases",),
+        unwinds=False,
     ),
     "stream": Command(
         summary="show what every rank would read of the data, and how fast",

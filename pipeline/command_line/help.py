@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _INDENT = 22
 _SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
 _FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
-_ANY_FLAGS = "Attributes"
+ANY_FLAGS = "Attributes"
+"""Heading of the only group of a class, which has no name."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _CONFIG = "YAML file of settings that differ from the defaults. Flags win over it."
 _HELP = "Prints this."
-_ALL_STAGES = "It takes the flags of the other stages too, and does not look at them."
 
 
 def render_help(program: str, settings_class: Any, command: "Command") -> str:
@@ -37,7 +37,7 @@ def render_help(program: str, settings_class: Any, command: "Command") -> str:
     flags = [_usage(name, hints[name]) for name in needed]
     usage = " ".join(["usage:", program, *words, *flags, "[flags]"])
     lines = textwrap.wrap(usage, width, subsequent_indent="  ")
-    for paragraph in describe_command(settings_class, command):
+    for paragraph in [command.description] if command.description else describe_class(settings_class):
         lines += ["", *textwrap.wrap(paragraph, width)]
     lines += ["", "required:"] if words or needed else []
     for name in positionals:
@@ -47,7 +47,7 @@ def render_help(program: str, settings_class: Any, command: "Command") -> str:
     left_out = {*positionals, *needed, *command.unused}
     for heading, names in field_groups(settings_class):
         if shown := [name for name in names if name not in left_out]:
-            lines += ["", "flags:" if heading == _ANY_FLAGS else f"{_begin_small(heading)}:"]
+            lines += ["", "flags:" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}:"]
             lines += _rows(settings_class, shown, "--", width)
     return "\n".join(lines)
 
@@ -61,7 +61,8 @@ def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) ->
             yield from ("", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width))
             yield from _rows(section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width)
             continue
-        said = f"{meaning} {_default(fields[name])}".strip()
+        default = field_default(fields[name])
+        said = f"{meaning} (default:{_NO_BREAK}{default})" if default else meaning
         yield from _row(f"{prefix}{name} {_metavar(hint)}", said, width)
         if item := section_of(item_of(hint)):
             yield from _item_rows(item, name, hints, width)
@@ -101,20 +102,18 @@ def _metavar(hint: Any) -> str:
     return {bool: "[true|false]", int: "N", float: "NUMBER", str: "TEXT"}.get(kind, "{...}")
 
 
-def _default(field: "dataclasses.Field[Any]") -> str:
+def field_default(field: "dataclasses.Field[Any]") -> str:
+    """What a field is where it is not given, as it is written; empty for nothing."""
     if is_needed(field):
         return ""
     value = field.default_factory() if callable(field.default_factory) else field.default
-    shown = " ".join(map(str, value)) if isinstance(value, list) else value
-    words = {None: "null", True: "true", False: "false"}
-    shown = words[shown] if isinstance(shown, bool | None) else shown
-    return f"(default:{_NO_BREAK}{shown})" if shown not in ("", {}) else ""
+    if isinstance(value, list | dict):
+        return " ".join(map(str, value))
+    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else str(value)
 
 
-def describe_command(settings_class: Any, command: "Command") -> list[str]:
-    """What a command does, by paragraph."""
-    if command.unused:  # the class says what all its commands do together
-        return [f"{command.summary[0].upper()}{command.summary[1:]}.", _ALL_STAGES]
+def describe_class(settings_class: Any) -> list[str]:
+    """What the class's docstring says before its first field, by paragraph."""
     before = _SECTION.split(settings_class.__doc__ or "")[0]
     return [" ".join(paragraph.split()) for paragraph in before.split("\n\n") if paragraph.strip()]
 
@@ -135,7 +134,3 @@ def field_help(settings_class: Any, name: str) -> str:
     choices = choices_of(typing.get_type_hints(settings_class)[name])
     are_told = set(re.split(r"[^\w+-]+", meaning)).issuperset(choices)
     return meaning if are_told else f"{meaning} One of {', '.join(choices)}."
-
-
-def _begin_small(heading: str) -> str:
-    return heading[0].lower() + heading[1:]

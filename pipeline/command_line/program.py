@@ -40,6 +40,7 @@ class Command:
         positionals: Names of the fields given without a flag, in order.
         takes_remainder: Whether arguments after `--` are accepted.
         unused: Names of fields that this command does not look at; `--help` leaves them out.
+        description: What `--help` says first; by default what the docstring of its settings does.
         unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the end of the process at once.
     """
 
@@ -49,6 +50,7 @@ class Command:
     positionals: tuple[str, ...] = ()
     takes_remainder: bool = False
     unused: tuple[str, ...] = ()
+    description: str = ""
     unwinds: bool = True
 
 
@@ -194,7 +196,7 @@ def _overview(program: str, description: str, commands: dict[str, Command]) -> s
     rows = "\n".join(f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items())
     return (
         f"usage: {program} COMMAND [flags]\n\n{description}\n\ncommands:\n{rows}\n\n"
-        f"{program} COMMAND --help lists a command's flags, {program} --version says which version this is."
+        f"{program} COMMAND --help lists a command's flags.\n{program} --version says which version this is."
     )
 
 

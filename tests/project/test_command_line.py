@@ -306,7 +306,7 @@ def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_
     out = capsys.readouterr().out
     headings = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["required:", "general:", "input:", "filters (docs/input.md):", "vocabulary:", "running:"]
-    assert out.startswith("usage: program vocab --output TEXT [flags]\n\nLearn a vocabulary from text")
+    assert out.startswith("usage: program vocab --output TEXT [flags]\n\nLearns a vocabulary from text")
     assert "--seq_lens" not in out
     assert "      input, language, format, text_field, wrapping\n" in out
 
