@@ -6,7 +6,7 @@ EXTRAS_OF = {
     "mwparserfromhell": ("sources",), "fastwarc": ("sources",), "resiliparse": ("sources",),
     "py3langid": ("sources",),
     "torch": ("trainer",), "deepspeed": ("trainer",), "safetensors": ("trainer",), "tensorboard": ("trainer",),
-    "isal": ("trainer",), "google_crc32c": ("trainer",),
+    "isal": ("trainer",), "google_crc32c": ("trainer",), "webdataset": ("trainer",),
 }  # fmt: skip
 """Import name of a package -> the extras that bring it."""
 

@@ -36,9 +36,9 @@ from scripts.bench.load_peers import LOADERS, measure
 from scripts.checkout import commit
 from trainer.process.allocator import ENVIRONMENT
 from trainer.stream.packing import pad_micro_batch, to_device
+from trainer.stream.pipeline import planned_steps
 from trainer.stream.ranged_read import BlockRange, split_blocks
 from trainer.stream.rows import COMPILED
-from trainer.stream.step import StepLoader
 
 OURS = ("packed", "wide", "padded", "blocks")
 PEERS_ELSEWHERE = ("mosaicml", "litdata", "datasets")
@@ -68,10 +68,11 @@ def read_through(dataset: Dataset, seq_len: int) -> None:
 def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator[Any]:
     """Steps of one micro-batch each."""
     size, cpu = batch * seq_len, torch.device("cpu")
-    with StepLoader(
+    steps = planned_steps(
         dataset, "train", seq_len, rank=0, world_size=1, global_batch=batch, micro_tokens=size, seed=0
-    ) as steps:
-        for step in steps:
+    )
+    with iter(steps) as samples:
+        for step in samples:
             [micro_batch] = step.micro_batches
             if kind == "padded":
                 yield pad_micro_batch(micro_batch, seq_len)["input_ids"]

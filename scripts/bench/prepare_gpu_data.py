@@ -27,6 +27,7 @@ DATASETS = {
 MOST_MEGABYTES = {"bench": 40.0, "run": 45.0}
 WHEELS = (
     "hjson", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "zstandard", "isal", "tqdm",
+    "webdataset", "braceexpand",
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28", "manylinux_2_26", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1")
 

@@ -102,6 +102,7 @@ LIBRARIES = {
         " google_crc32c"
     ),
     "trainer.model": "torch numpy",
+    "trainer.stream": "torch numpy pyarrow webdataset",
 }
 
 
@@ -161,7 +162,8 @@ def test_arrows_lead_down():
         ("import trainer.cli", {"torch", "deepspeed", "apache_beam"}),
         ("import trainer.finetune.settings", {"torch", "deepspeed", "apache_beam"}),
         ("import trainer.finetune.task, trainer.finetune.tasks", {"torch", "deepspeed", "apache_beam"}),
-        ("import trainer.stream.step", {"apache_beam", "deepspeed"}),
+        ("import trainer.stream.step", {"apache_beam", "deepspeed", "webdataset"}),
+        ("import trainer.stream.pipeline", {"apache_beam", "deepspeed"}),
     ],
 )
 def test_heavy_imports_stay_out(statement, forbidden):

@@ -1,11 +1,11 @@
 """The training loop: `train_phase` is all of it; run.py puts a run together, the engine makes a step."""
 
 import contextlib
-import dataclasses
 import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from trainer.optim.engine import (
     train_step,
 )
 from trainer.pretrain.anomalies import note_gradient
-from trainer.pretrain.objectives import WITH_NSP, prepare_micro_batch
+from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left
 from trainer.pretrain.run import Position, Run, open_run
 from trainer.pretrain.validation import (
@@ -40,6 +40,7 @@ from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
+from trainer.stream.pipeline import planned_steps
 from trainer.stream.step import RankStep, StepLoader
 
 WAITING_SECONDS = 0.05
@@ -118,7 +119,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
     """This rank's share of every step that is left of the phase, the seconds it was waited for, its source."""
     phase_index, is_first = run.position.phase, True
     same_stream = run.settings.phases_of(phase.seq_len)
-    with StepLoader(
+    steps = planned_steps(
         run.mixture,
         "train",
         phase.seq_len,
@@ -133,19 +134,18 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         patience=run.patience,
         reading=run.settings.reading.with_cache(run.settings.cache_dir, run.settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",
-    ) as loader:
+    )
+    with iter(steps.map(partial(prepare_step, objective=run.settings.objective))) as samples:
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()
             run.watchdog.beat(f"step {run.position.step + 1}", FIRST_STEP_FACTOR if is_first else 1.0)
             is_first = False
-            if run.settings.follow and not _have_step(run, loader):
+            if run.settings.follow and not _have_step(run, samples.loader):
                 run.save()
                 run.must_stop = True
                 return
-            rank_step = next(loader)
-            batches = [prepare_micro_batch(batch, run.settings.objective) for batch in rank_step.micro_batches]
-            waited = time.monotonic() - run.step_started
-            yield dataclasses.replace(rank_step, micro_batches=batches), waited, loader
+            rank_step = next(samples)
+            yield rank_step, time.monotonic() - run.step_started, samples.loader
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:

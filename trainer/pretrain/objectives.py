@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from trainer.stream.packing import MicroBatch
+from trainer.stream.rank_steps import RankStep
 
 LEFT_TO_RIGHT = "left-to-right"
 WITH_NSP = "mlm+nsp"
@@ -25,6 +26,13 @@ _NSP_PREFIXES = ("bert.pooler.", "nsp_head.")
 def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
     """What the model reads and predicts of a micro-batch under an objective."""
     return as_left_to_right(batch) if objective == LEFT_TO_RIGHT else batch
+
+
+def prepare_step(step: RankStep, objective: str) -> RankStep:
+    """A step with its micro-batches prepared."""
+    return dataclasses.replace(
+        step, micro_batches=[prepare_micro_batch(batch, objective) for batch in step.micro_batches]
+    )
 
 
 def as_left_to_right(batch: MicroBatch) -> MicroBatch:

@@ -37,7 +37,7 @@ class RankStep:
         num_masked: Masked positions.
         drawn: Instances and tokens of every dataset of the mixture.
         begin: A state of the stream before this step.
-        passes: What is known of the datasets.
+        passes: What is known of the datasets; does not go to another process.
     """
 
     step: int
@@ -66,6 +66,10 @@ class RankStep:
         """Passes of every dataset that the stream has come through after this step."""
         return self.passes.epochs(self.position_after)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: all that is known of the step by now, and no datasets."""
+        return {**vars(self), "stream": self.stream, "epochs": self.epochs, "passes": None}
+
 
 @dataclass(frozen=True)
 class StepSizes:
@@ -76,12 +80,16 @@ class StepSizes:
         world_size: Ranks that share every global batch.
         global_batch: Instances of a step over all ranks, at least world_size.
         micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
+        worker: Which of num_workers processes of this rank reads; it takes steps worker, worker + num_workers, ...
+        num_workers: Processes that take the rank's steps in turn.
     """
 
     rank: int
     world_size: int
     global_batch: int
     micro_tokens: int
+    worker: int = 0
+    num_workers: int = 1
 
     def check(self, seq_len: int) -> None:
         """Refuses sizes that do not fit together."""
@@ -123,10 +131,11 @@ class RankSteps:
 
     def groups(self, first_step: int, num_steps: int | None) -> Iterator[list[RankStep]]:
         """The steps, numbered from first_step, those together that are packed together; endless without num_steps."""
-        step, state = first_step, self._begin
-        while num_steps is None or step < first_step + num_steps:
-            self._passes.wait_for(state.after(self._sizes.global_batch))
-            plan = self._plan(state, None if num_steps is None else first_step + num_steps - step)
+        sizes, end = self._sizes, None if num_steps is None else first_step + num_steps
+        step, state = first_step + sizes.worker, self._leave(self._begin, sizes.worker)
+        while end is None or step < end:
+            self._passes.wait_for(state.after(sizes.global_batch))
+            plan = self._plan(state, None if end is None else -((step - end) // sizes.num_workers))
             shards = tuple(self._passes.shards)
             window = self._window = BlockWindow(
                 self._passes.store, shards, plan, self._reading, self._min_steps(), self._memory, self.counts
@@ -136,7 +145,8 @@ class RankSteps:
                     return
                 for group in window.groups():
                     steps = self._pack(step, group, state)
-                    step, state = step + len(steps), steps[-1].stream
+                    step += len(steps) * sizes.num_workers
+                    state = self._leave(steps[-1].stream, sizes.num_workers - 1)
                     yield steps
             finally:
                 window.close()
@@ -148,20 +158,26 @@ class RankSteps:
         if (window := self._window) is not None:
             window.close()
 
+    def _leave(self, state: StreamState, num_steps: int) -> StreamState:
+        """The state after so many steps that other workers take."""
+        return replace(state, position=state.after(num_steps * self._sizes.global_batch)) if num_steps else state
+
     def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Steps]:
-        """What this rank reads of every step as far as the order is known."""
-        sizes = self._sizes
+        """What this process reads of each of its steps as far as the order is known."""
+        sizes, each = self._sizes, self._sizes.num_workers
         order = self._passes.order(state.seed, state.num_lanes, state.skipped)
-        position, most = state.position, max(1, min(PLANNED_STEPS, PLANNED_STRETCHES // state.num_lanes))
+        position, most = state.position, max(1, min(PLANNED_STEPS, PLANNED_STRETCHES // state.num_lanes) // each)
         while count := most if num_steps is None else min(most, num_steps):
-            firsts, afters = step_positions(state.skipped, position, sizes.global_batch, count)
-            count = bisect_right(afters.tolist(), False, key=lambda after: not self._passes.reaches(after))
-            if not count:
+            firsts, afters = step_positions(state.skipped, position, sizes.global_batch, count * each)
+            own = bisect_right(afters[::each].tolist(), False, key=lambda after: not self._passes.reaches(after))
+            if not own:
                 return
-            runs = rank_runs(order, position, sizes.global_batch, sizes.rank, sizes.world_size, count)
-            yield self._rows_of_steps(runs, firsts[:count], afters[:count])
-            position = int(afters[count - 1])
-            num_steps = None if num_steps is None else num_steps - count
+            runs = rank_runs(
+                order, position, sizes.global_batch, sizes.rank, sizes.world_size, (own - 1) * each + 1
+            ).of_every(each)
+            yield self._rows_of_steps(runs, firsts[::each][:own], afters[::each][:own])
+            position = int(afters[own * each - 1])
+            num_steps = None if num_steps is None else num_steps - own
 
     def _rows_of_steps(self, runs: Runs, firsts: Array, afters: Array) -> Steps:
         """The rows of steps, the place of each of which is remembered."""
@@ -194,7 +210,7 @@ class RankSteps:
         for number, (start, stop) in enumerate(shares):
             place = self._places.popleft()
             step = RankStep(
-                step=first_step + number,
+                step=first_step + number * self._sizes.num_workers,
                 first_position=place.first_position,
                 position_after=place.position_after,
                 micro_batches=list(islice(micro_batches, len(cuts[number]))),

@@ -37,6 +37,13 @@ class Runs:
     def __len__(self) -> int:
         return len(self.start)
 
+    def of_every(self, num_steps: int) -> "Runs":
+        """The runs of the first of every num_steps steps, which are counted anew."""
+        if num_steps == 1:
+            return self
+        kept = self.step % num_steps == 0
+        return Runs(self.step[kept] // num_steps, *(each[kept] for name, each in vars(self).items() if name != "step"))
+
 
 def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]:
     """Rule 5: the slots [first, stop) of a rank.

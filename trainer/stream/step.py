@@ -58,6 +58,8 @@ class StepLoader:
         reading: ReadSettings | None = None,
         pin_memory: bool = False,
         patience: Patience | None = None,
+        worker: int = 0,
+        num_workers: int = 1,
     ) -> None:
         """Starts reading.
 
@@ -72,18 +74,20 @@ class StepLoader:
             seed: Of the order of shards.
             state: `RankStep.state` of the last step taken, to continue after it; None begins at position 0.
             first_step: Steps taken before, for `RankStep.step`.
-            num_steps: Ends, and reads nothing, after so many steps.
+            num_steps: Ends, and reads nothing, after so many steps, those of other workers included.
             num_lanes: K, where the default is not wanted; a state has its own.
             skip: Stretches of positions to leave out, besides those of the state.
             reading: Memory, threads and patience.
             pin_memory: Lays steps into pinned memory, from which `to_device` copies to a GPU without waiting.
             patience: With builds that are still running.
+            worker: As in StepSizes.
+            num_workers: As in StepSizes.
 
         Raises:
             ValueError: Sizes that do not fit together, or a state of other data, another seed or number of lanes.
             FileNotFoundError: Patience ended.
         """
-        sizes = StepSizes(rank, world_size, global_batch, micro_tokens)
+        sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)
         sizes.check(seq_len)
         mixture = one_dataset(data) if isinstance(data, Dataset) else data
         patience = replace(patience or Patience(), stop=threading.Event())

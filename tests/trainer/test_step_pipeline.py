@@ -1,0 +1,193 @@
+"""The planned steps as a pipeline of webdataset: the exact order, whatever is composed on it and whoever reads."""
+
+import dataclasses
+import json
+from itertools import islice
+
+import pytest
+import torch
+import webdataset
+from torch.utils.data import DataLoader
+
+from pipeline.shards.dataset import open_dataset
+from trainer.stream.pipeline import planned_steps
+from trainer.stream.rank_steps import RankStep
+from trainer.stream.read_settings import ReadSettings
+from trainer.stream.source import open_mixture
+from trainer.stream.step import StepLoader
+
+SEQ_LEN = 8192
+NUM_STEPS = 11
+SIZES = {"rank": 0, "world_size": 1, "global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+LARGE = {"global_batch": 600}
+"""Steps of several micro-batches."""
+QUICK = ReadSettings(num_threads=2)
+FORKED = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning", "ignore:This DataLoader will create 3 worker"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, make_dataset) -> str:
+    return str(make_dataset(tmp_path_factory.mktemp("pipeline") / "data", ((60, 45), (50, 37)), validation=(30, 23)))
+
+
+@pytest.fixture(scope="module")
+def expected(folder) -> list[RankStep]:
+    with StepLoader(open_dataset(folder), "train", SEQ_LEN, **SIZES, reading=QUICK) as loader:
+        return list(islice(loader, NUM_STEPS))
+
+
+def steps_of(data, **changes):
+    return planned_steps(data, "train", SEQ_LEN, **{"num_steps": NUM_STEPS, "reading": QUICK, **SIZES, **changes})
+
+
+def tensors_of(step: RankStep) -> list[list[torch.Tensor]]:
+    return [[value for value in vars(batch).values() if torch.is_tensor(value)] for batch in step.micro_batches]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.step, one.state, one.drawn, one.epochs) == (other.step, other.state, other.drawn, other.epochs)
+        for ours, theirs in zip(tensors_of(one), tensors_of(other), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def numbered(step):
+    return {"step": step.step, "state": step.state, "tokens": sum(len(each.input_ids) for each in step.micro_batches)}
+
+
+def micro_batches(step):
+    return step.micro_batches
+
+
+def test_samples_are_the_planned_steps(folder, expected):
+    assert isinstance(steps_of(folder), webdataset.DataPipeline)
+    for data in (folder, [f"wiki={folder}:3"], open_dataset(folder)):
+        assert len(list(steps_of(data))) == NUM_STEPS
+    assert_same(list(steps_of(folder)), expected)
+
+
+def test_every_iteration_begins_at_the_same_step_and_can_be_left(folder, expected):
+    pipeline = steps_of(folder, num_steps=None)
+    for _ in range(2):
+        with iter(pipeline) as samples:
+            assert_same(list(islice(samples, 2)), expected[:2])
+    with pytest.raises(ValueError, match="the stream is closed"):
+        next(samples)
+
+
+def test_stages_compose_as_those_of_webdataset(folder):
+    large = steps_of(folder, **LARGE)
+    whole = [len(batch.input_ids) for step in large for batch in step.micro_batches]
+    assert len(whole) > NUM_STEPS, "steps of several micro-batches"
+    pipeline = large.map(micro_batches).unlisted().map(lambda batch: len(batch.input_ids))
+    assert list(pipeline) == whole
+    assert sorted(pipeline.shuffle(10)) == sorted(whole)
+    by_hand = webdataset.DataPipeline(steps_of(folder), webdataset.map(numbered), webdataset.slice(3))
+    assert [each["step"] for each in by_hand] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("num_workers", "context"), [(1, "fork"), (3, "fork"), (2, "spawn")])
+@FORKED
+@pytest.mark.slow
+def test_workers_give_the_steps_in_order(folder, expected, num_workers, context):
+    options = {"num_workers": num_workers, "multiprocessing_context": context}
+    assert_same(list(webdataset.WebLoader(steps_of(folder), batch_size=None, **options)), expected)
+
+
+@FORKED
+@pytest.mark.slow
+def test_workers_of_a_plain_dataloader_map_the_steps(folder, expected):
+    mapped = list(DataLoader(steps_of(folder).map(numbered), batch_size=None, num_workers=2))
+    assert mapped == [numbered(step) for step in expected]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, NUM_STEPS + 1])
+@pytest.mark.parametrize("changes", [{}, {"skip": [(30, 41), (50, 90)]}, {"rank": 1, "world_size": 3}], ids=str)
+def test_workers_share_the_steps_of_a_rank(tmp_path_factory, folder, make_dataset, num_workers, changes):
+    """In this process: what each of them reads, of a mixture whose epochs end in between."""
+    small = make_dataset(tmp_path_factory.mktemp("small") / "small", ((31,), (17, 9)), seed=1)
+    mixture = open_mixture([f"{folder}:2", f"{small}:1"])
+    sizes = {**SIZES, "reading": QUICK, "num_steps": NUM_STEPS, **changes}
+    with StepLoader(mixture, "train", SEQ_LEN, **sizes) as loader:
+        expected = list(loader)
+    shares = []
+    for worker in range(num_workers):
+        with StepLoader(mixture, "train", SEQ_LEN, **sizes, worker=worker, num_workers=num_workers) as loader:
+            shares.append(list(loader))
+    assert_same([shares[n % num_workers][n // num_workers] for n in range(NUM_STEPS)], expected)
+    assert sum(map(len, shares)) == NUM_STEPS
+
+
+def test_a_worker_plans_many_windows_as_one(folder, expected, monkeypatch):
+    monkeypatch.setattr("trainer.stream.rank_steps.PLANNED_STEPS", 4)
+    with StepLoader(
+        open_dataset(folder), "train", SEQ_LEN, **SIZES, num_steps=NUM_STEPS, reading=QUICK, worker=1, num_workers=2
+    ) as loader:
+        assert_same(list(loader), expected[1::2])
+
+
+@FORKED
+@pytest.mark.slow
+def test_training_goes_on_after_the_last_step_that_was_used(folder, expected):
+    """Workers have read ahead by then; the state is that of the sample, and survives JSON."""
+    loader = webdataset.WebLoader(steps_of(folder).map(numbered), batch_size=None, num_workers=2)
+    used = list(islice(loader, 5))
+    state = json.loads(json.dumps(used[-1]["state"]))
+    again = steps_of(folder, state=state, first_step=5, num_steps=NUM_STEPS - 5)
+    assert_same(list(webdataset.WebLoader(again, batch_size=None, num_workers=2)), expected[5:])
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [
+        lambda steps: steps.map(micro_batches).unlisted(),
+        lambda steps: steps.shuffle(4),
+        lambda steps: steps.select(lambda step: step.step != 4),
+        lambda steps: steps.map(lambda step: None if step.step == 10 else step),
+        lambda steps: steps.listed(2),
+    ],
+    ids=["unlisted", "shuffle", "select", "map to None", "listed"],
+)
+@FORKED
+@pytest.mark.slow
+def test_several_workers_refuse_stages_that_mix_steps_up(folder, compose):
+    steps = steps_of(folder, **LARGE)
+    with pytest.raises(ValueError, match=r"samples of \d+ steps: .* behind the loader"):
+        list(webdataset.WebLoader(compose(steps), batch_size=None, num_workers=2))
+    assert len(list(compose(webdataset.WebLoader(steps, batch_size=None, num_workers=2)))) > 1
+
+
+@FORKED
+@pytest.mark.slow
+def test_opened_datasets_do_not_go_to_workers(folder):
+    with pytest.raises(ValueError, match="give planned_steps their URLs"):
+        list(webdataset.WebLoader(steps_of(open_dataset(folder)), batch_size=None, num_workers=1))
+
+
+@pytest.mark.parametrize("repeating", [lambda steps: steps.with_epoch(3), lambda steps: steps.repeat(2)])
+def test_repeating_is_refused(folder, repeating):
+    with pytest.raises(ValueError, match="ask for num_steps"):
+        iter(repeating(steps_of(folder)))
+
+
+def test_what_does_not_fit_is_refused_at_once():
+    with pytest.raises(ValueError, match="micro_tokens is 8: one instance"):
+        steps_of("nowhere", micro_tokens=8)
+    with pytest.raises(TypeError, match="num_lames"):
+        steps_of("nowhere", num_lames=4)
+
+
+def test_workers_of_a_rank_share_its_memory(folder, monkeypatch):
+    """The buffer is that of a rank, whoever reads for it."""
+    opened = []
+    info = dataclasses.make_dataclass("Info", ["id", "num_workers"])(1, 2)
+    monkeypatch.setattr("trainer.stream.pipeline.get_worker_info", lambda: info)
+    monkeypatch.setattr("trainer.stream.pipeline.StepLoader.__init__", lambda _, *__, **options: opened.append(options))
+    monkeypatch.setattr("trainer.stream.pipeline.StepLoader.__iter__", lambda _: iter([]))
+    list(steps_of(folder, reading=ReadSettings(buffer_bytes=1000), pin_memory=True))
+    [options] = opened
+    assert (options["reading"].buffer_bytes, options["pin_memory"]) == (500, False)
+    assert (options["worker"], options["num_workers"]) == (1, 2)
