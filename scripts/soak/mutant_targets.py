@@ -43,10 +43,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "pipeline/test_publish.py",
         "pipeline/test_exchange.py",
         "pipeline/test_build.py",
+        "pipeline/test_source_builds.py",
     ),
     "pipeline/stages/publish.py": ("pipeline/test_publish.py", "pipeline/test_growing.py"),
     "pipeline/shards/block.py": ("pipeline/test_block.py", "pipeline/test_dataset.py"),
-    "pipeline/shards/verify.py": ("pipeline/test_seals.py", *_DATASET, "pipeline/test_deep_verify.py"),
+    "pipeline/shards/verify.py": (
+        "pipeline/test_seals.py",
+        *_DATASET,
+        "pipeline/test_deep_verify.py",
+        "pipeline/test_dropped_documents.py",
+    ),
     "pipeline/shards/manifest.py": _DATASET,
     "pipeline/shards/table_checks.py": ("pipeline/test_table_checks.py", *_DATASET),
     "trainer/stream/order.py": _ORDER,
@@ -145,6 +151,10 @@ MEANT: tuple[Meant, ...] = (
 )
 
 EQUIVALENT: dict[str, str] = {
+    "pipeline/shards/verify.py  1 to 2: 1 #0": "rows that are read at once",
+    "pipeline/jobs/shards_job.py ShardBuilder._write_shard Gt to GtE: self.num_sources > 1 #0": (
+        "counts what is not written"
+    ),
     "pipeline/shards/table_checks.py _are_plausible LtE to Lt: shard.tokens <= most #0": (
         "rows are looked at one by one, which takes longer and says the same"
     ),

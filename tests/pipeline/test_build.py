@@ -54,6 +54,10 @@ def test_a_finished_dataset_counts_what_it_holds(built):
     assert run("verify", built.url) == 0
 
 
+def test_tokens_of_sources_are_counted_where_there_are_several(built):
+    assert {shard.source_tokens for shard in built.all_shards} == {()}
+
+
 def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built, corpus, vocab_file, tmp_path):
     """Those without validation are older than holding out by source, which changed the others."""
     assert built.manifest.root_hash == "4bf537ce210012570970be112acd6d700050856ea6cbf9cb4173e11ab867d9c4"

@@ -12,6 +12,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.jobs import near_duplicates_job
 from pipeline.jobs.exchange import TokenFolder, cut_part, unpack_chunk
+from pipeline.shards import verify
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
 from pipeline.storage.folder import open_filesystem, write_atomic
@@ -127,6 +128,12 @@ def deduplicated(similar_corpus, vocab_file, tmp_path_factory):
     output = tmp_path_factory.mktemp("deduplicated") / "data"
     assert build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1) == 0
     return open_dataset(str(output))
+
+
+def test_documents_are_counted_some_at_a_time(deduplicated, monkeypatch):
+    for rows in (1, 7, 10**6):
+        monkeypatch.setattr(verify, "_ROWS_AT_ONCE", rows)
+        assert verify_dataset(deduplicated) == []
 
 
 def test_a_build_drops_what_the_rule_drops(deduplicated, similar_corpus, capsys):
