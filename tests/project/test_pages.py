@@ -1,9 +1,13 @@
 """Pages link what they name, every link leads somewhere, and the index has every page."""
 
+import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
+
+from scripts.pictures import MOST_BYTES, draw_loss
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs/index.md"
@@ -44,3 +48,23 @@ def test_pages_that_are_named_are_linked(page):
         return
     prose = re.sub(r"```.*?```|\[[^]]*\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
     assert re.findall(r"\bdocs/[\w-]+\.md", prose) == []
+
+
+def test_pictures_are_small_and_stand_alone():
+    pictures = {path.name: path.read_bytes() for path in (ROOT / "docs/pictures").iterdir()}
+    assert {"loss.svg", "report.png"} <= pictures.keys()
+    assert all(len(content) <= MOST_BYTES for content in pictures.values())
+    tree = ET.fromstring(pictures["loss.svg"])
+    assert tree.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not re.search(rb"(href|url\()", pictures["loss.svg"])
+
+
+def test_the_loss_curve_is_drawn_from_a_run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = [{"step": step, "split": "train", "phase": 0, "tokens": 9, "mlm_loss": 9.0 - step} for step in (1, 2, 3)]
+    rows.append({"step": 3, "split": "validation", "mlm_loss": 6.5, "unigram_entropy": 6.1})
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tree = ET.fromstring(draw_loss(run))
+    assert len(tree.findall(".//{*}polyline")) == 3
+    assert not tree.findall(".//{*}rect[@class='hover']")
