@@ -254,17 +254,17 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline report DATASET`."""
     from pipeline.inspect.page import REPORT_PAGE, write_page
     from pipeline.inspect.summary import format_report, load_report, read_report, write_report
-    from pipeline.storage.folder import open_filesystem
+    from pipeline.storage.folder import Folder
 
     dataset = _open(settings)
     found = read_report(dataset)
     print(format_report(found))
-    filesystem, path = dataset.filesystem, f"{dataset.root}/{REPORT_PAGE}"
+    folder, name = dataset.folder, REPORT_PAGE
     if settings.output is not None:
-        filesystem, path = open_filesystem(settings.output)
+        folder, name = Folder.of_file(settings.output)
     elif found != load_report(dataset):
         write_report(dataset, found)  # the page says that its numbers stand beside it
-    write_page(found, path, filesystem)
+    write_page(found, folder, name)
     print(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
 
 

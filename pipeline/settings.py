@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pipeline.documents.sources import UNIT, Source, TextFormat, Wrapping, check_sources
 from pipeline.instances.pairs import NspBalance
 from pipeline.machine import num_cores
-from pipeline.storage.folder import parse_storage_options
+from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.text.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.text.sentences import RULES
 from pipeline.tokens.buckets import NUM_PREFIXES, VALIDATION_RULES, VALIDATION_TOKENS
@@ -213,6 +213,14 @@ class BuildSettings:
             ValueError: Not a JSON object.
         """
         return parse_storage_options(self.storage_options)
+
+    def open_output(self) -> Folder:
+        """The folder of the dataset; raises as `filesystem_options`."""
+        return Folder(self.output, self.filesystem_options())
+
+    def open_tokens(self) -> Folder:
+        """The folder of the encoded documents; raises as `filesystem_options`."""
+        return Folder(self.tokens_folder, self.filesystem_options())
 
     def predictions_for(self, seq_len: int) -> int:
         """Most masked positions of an instance of one length: 20 at 128, 77 at 512."""

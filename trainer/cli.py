@@ -105,9 +105,9 @@ def plan(settings: PlanSettings, _remainder: object = None) -> None:
 
 def report(settings: ReportSettings, _remainder: object = None) -> None:
     """`python -m trainer report RUN ...`."""
+    from pipeline.storage.local import replace_file
     from trainer.report.page import render_page
     from trainer.report.read import read_runs
-    from trainer.runs.run_folder import replace_file
 
     runs = read_runs(settings.runs)
     for run in runs:
@@ -153,7 +153,7 @@ def features(settings: FeaturesSettings, _remainder: object = None) -> None:
 def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     """`python -m trainer evaluate --model DIR --data DATASET`."""
     from pipeline.shards.dataset import open_dataset
-    from pipeline.storage.folder import open_filesystem, parse_storage_options, write_atomic
+    from pipeline.storage.folder import Folder, parse_storage_options
     from trainer.inference.evaluate import evaluate as measure
     from trainer.inference.evaluate import format_evaluation
     from trainer.inference.open_model import open_model
@@ -175,5 +175,6 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     )
     facts = {"model": opened.where, "data": dataset.url, "split": settings.split, "seq_len": seq_len}
     if settings.output:
-        write_atomic(*open_filesystem(settings.output), (json.dumps(facts | found.as_json(), indent=2) + "\n").encode())
+        folder, name = Folder.of_file(settings.output)
+        folder.write(name, (json.dumps(facts | found.as_json(), indent=2) + "\n").encode())
     print(f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}")

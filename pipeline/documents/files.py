@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.documents.compression import decompress, is_compressed
-from pipeline.storage.folder import file_size, open_filesystem, read_range
+from pipeline.storage.folder import Folder
 
 BLOCK_BYTES = 8 * 2**20
 TAIL_BLOCK_BYTES = 256 * 2**10  # beyond a range's end only the rest of one document is wanted
@@ -58,24 +58,24 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
 
 def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
     """Bytes as stored, from one before the range's start to the end of the file, lazily; raises as `read_blocks`."""
-    filesystem, path = open_sized(file_range, storage_options)
-    return _read_ranges(filesystem, path, file_range)
+    folder, name = open_sized(file_range, storage_options)
+    return _read_ranges(folder, name, file_range)
 
 
-def open_sized(file_range: FileRange, storage_options: StorageOptions = None) -> tuple[Any, str]:
-    """The filesystem of a range's file and the path on it.
+def open_sized(file_range: FileRange, storage_options: StorageOptions = None) -> tuple[Folder, str]:
+    """The folder of a range's file, and its name there.
 
     Raises:
         ValueError: The file is not the size it was.
     """
-    filesystem, path = open_filesystem(file_range.url, storage_options)
-    size = file_size(filesystem, path)
+    folder, name = Folder.of_file(file_range.url, storage_options)
+    size = folder.size(name)
     if size != file_range.size:
         raise ValueError(
             f"{file_range.url}: found {size} bytes, expected {file_range.size}: the file changed since the input was "
             "listed; run again when nothing writes to it"
         )
-    return filesystem, path
+    return folder, name
 
 
 def read_head(url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES) -> bytes:
@@ -84,11 +84,11 @@ def read_head(url: str, size: int, storage_options: StorageOptions = None, num_b
     return next(filter(None, read_blocks(head, storage_options)), b"")
 
 
-def _read_ranges(filesystem: Any, path: str, file_range: FileRange) -> Iterator[bytes]:
+def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[bytes]:
     """Ranged reads with a length check: some stores cut a body short without an error."""
     start = max(0, file_range.start - 1)
     while start < file_range.size:
         stop = min(start + BLOCK_BYTES, file_range.end) if start < file_range.end else start + TAIL_BLOCK_BYTES
         stop = min(stop, file_range.size)
-        yield read_range(filesystem, path, start, stop)
+        yield folder.read_range(name, start, stop)
         start = stop

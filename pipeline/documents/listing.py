@@ -14,7 +14,8 @@ from fsspec.utils import glob_translate
 
 from pipeline.documents.compression import plain_name
 from pipeline.documents.files import StorageOptions
-from pipeline.storage.folder import ask, call_patiently, is_local, open_filesystem
+from pipeline.storage.faults import call_patiently
+from pipeline.storage.folder import Folder
 
 # What lies beside the texts of published corpora: described in docs/input.md.
 _ABOUT_THE_DATA = re.compile(
@@ -48,10 +49,11 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     Raises:
         FileNotFoundError: A link leads nowhere.
     """
-    filesystem, path = open_filesystem(pattern, storage_options)
+    place = Folder(pattern, storage_options)
+    filesystem = place.filesystem
     filesystem.invalidate_cache()
-    found: Listing = call_patiently(pattern, lambda: _list(filesystem, path), filesystem=filesystem)
-    if is_local(filesystem):
+    found: Listing = call_patiently(pattern, lambda: _list(place), filesystem=filesystem)
+    if place.is_local:
         return found
     name = filesystem.unstrip_protocol
     return Listing({name(each): size for each, size in found.sizes.items()}, [name(each) for each in found.left_out])
@@ -59,13 +61,13 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
 
 def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:
     """Whether a pattern stands for files that a build would write into a folder."""
-    filesystem, path = open_filesystem(pattern, storage_options)
-    other, below = open_filesystem(folder, storage_options)
-    if filesystem.unstrip_protocol("") != other.unstrip_protocol(""):
+    place, output = Folder(pattern, storage_options), Folder(folder, storage_options)
+    path, below = place.path, output.path
+    if place.filesystem.unstrip_protocol("") != output.filesystem.unstrip_protocol(""):
         return False
-    if is_local(filesystem):
+    if place.is_local:
         path, below = (_real(each) for each in (path, below))
-    if ask(filesystem, path, lambda: filesystem.isdir(path)):
+    if place.ask(lambda: place.filesystem.isdir(path)):
         return f"{below}/".startswith(f"{path}/")
     matches = re.compile(glob_translate(path)).match
     return bool(_MAGIC.search(path)) and any(matches(f"{below}/{name}") for name in _WRITTEN_BY_A_BUILD)
@@ -82,13 +84,14 @@ def _fixed_folder(path: str) -> str:
     return path[: found.start()].rpartition("/")[0] if found and not os.path.lexists(path) else path
 
 
-def _list(filesystem: Any, path: str) -> Listing:
+def _list(place: Folder) -> Listing:
+    filesystem, path = place.filesystem, place.path
     if filesystem.isfile(path):
         return Listing({path: int(filesystem.info(path)["size"])})
     if not filesystem.isdir(path):
-        return Listing(_sizes_of_glob(filesystem, path))
+        return Listing(_sizes_of_glob(place))
     found = Listing()
-    for name, size in sorted(_sizes_below(filesystem, path).items()):
+    for name, size in sorted(_sizes_below(place).items()):
         parts = PurePosixPath(name).relative_to(path).parts
         if any(part.startswith(".") for part in parts):
             continue
@@ -99,16 +102,17 @@ def _list(filesystem: Any, path: str) -> Listing:
     return found
 
 
-def _sizes_below(filesystem: Any, folder: str) -> dict[str, int]:
-    if is_local(filesystem):
-        return dict(_walk(folder))
-    return _sizes(filesystem.find(folder, detail=True))
+def _sizes_below(folder: Folder) -> dict[str, int]:
+    if folder.is_local:
+        return dict(_walk(folder.path))
+    return _sizes(folder.filesystem.find(folder.path, detail=True))
 
 
-def _sizes_of_glob(filesystem: Any, path: str) -> dict[str, int]:
+def _sizes_of_glob(place: Folder) -> dict[str, int]:
     """On local disks by a walk of our own, with the same meaning: fsspec's knows no links."""
-    if not is_local(filesystem):
-        return _sizes(filesystem.glob(path, detail=True))
+    path = place.path
+    if not place.is_local:
+        return _sizes(place.filesystem.glob(path, detail=True))
     if not _MAGIC.search(path):
         return {}
     folder = _fixed_folder(path)

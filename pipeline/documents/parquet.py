@@ -14,7 +14,6 @@ from pipeline.documents.compression import FREE_BYTES, MAX_RATIO
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.documents.records import BadDocumentError, Record, too_long
 from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, dictionary_bytes, read_footer
-from pipeline.storage.ranged_file import open_ranged
 
 MAGIC = b"PAR1"
 _BATCH_ROWS = 256
@@ -31,8 +30,8 @@ def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOp
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    filesystem, path = open_sized(file_range, storage_options)
-    with open_ranged(filesystem, path) as file:
+    folder, name = open_sized(file_range, storage_options)
+    with folder.open(name) as file:
         try:
             checked = _CheckedFile(file, file_range, text_field)
             table = ParquetFile(checked)

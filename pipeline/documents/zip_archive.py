@@ -17,7 +17,6 @@ from typing import Any
 from pipeline.documents.compression import check_ratio, decompress, is_compressed
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.storage.names import stays_below
-from pipeline.storage.ranged_file import open_ranged
 
 _BLOCK_BYTES = 256 * 2**10
 # What zipfile raises where lengths, offsets, names or methods lie.
@@ -65,8 +64,8 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
     Raises:
         ValueError: Not a zip archive; a name that leaves the archive's folder; members that share their bytes.
     """
-    filesystem, path = open_sized(file_range, storage_options)
-    with open_ranged(filesystem, path) as file:
+    folder, name = open_sized(file_range, storage_options)
+    with folder.open(name) as file:
         with _broken_zip(file_range.url):
             archive = zipfile.ZipFile(file)
             members = [info for info in archive.infolist() if not info.is_dir()]

@@ -16,7 +16,6 @@ from pipeline.inspect.show import describe_instance, read_block, read_vocabulary
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Group, Shard
-from pipeline.storage.folder import read_range
 from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.grouped_rows import read_bounds, read_rows
 from pipeline.tokens.provenance import EncodedDocuments
@@ -160,17 +159,17 @@ def _measure_part(
     tokens: EncodedDocuments, name: str, dtype: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Tokens of a part's first documents that are kept, and of the sentences of as many of them as one read holds."""
-    filesystem, path = tokens.filesystem, f"{tokens.folder}/{name}"
-    num_rows = min(int(read_bounds(filesystem, f"{path}.index")[-1]), _ROWS_OF_A_PART)
+    num_rows = min(int(read_bounds(tokens.folder, f"{name}.index")[-1]), _ROWS_OF_A_PART)
     if num_rows == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    rows = read_rows(filesystem, f"{path}.index", INDEX_DTYPE, 0, num_rows)
+    rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, 0, num_rows)
     ends = (rows["offset"] + rows["size"]).astype(np.int64)
     end = int(ends[max(0, int(np.searchsorted(ends, _BYTES_OF_A_PART, side="right")) - 1)])
-    documents = unpack_documents(read_range(filesystem, f"{path}.tokens", 0, end), dtype, f"{path}.tokens")
+    data = tokens.folder.read_range(f"{name}.tokens", 0, end)
+    documents = unpack_documents(data, dtype, tokens.folder.locate(f"{name}.tokens"))
     ids = [join_id(row["high"], row["low"]) for row in rows]
     is_dropped = tokens.store["totals"]["dropped"]
-    dropped = read_dropped_ids(filesystem, tokens.folder, ids[0], ids[-1]) if is_dropped else frozenset()
+    dropped = read_dropped_ids(tokens.folder, ids[0], ids[-1]) if is_dropped else frozenset()
     lengths = [document.sentence_lengths.astype(np.int64) for document in documents if document.id not in dropped]
     kept = np.array([each not in dropped for each in ids])
     return rows["tokens"][kept].astype(np.int64), np.concatenate([np.zeros(0, np.int64), *lengths])

@@ -16,7 +16,7 @@ from pipeline.inspect.summary import STAGES
 from pipeline.inspect.validation import validation_card
 from pipeline.pages.cards import card, format_bytes, pairs, small, whole_page
 from pipeline.pages.text import escape, short_number
-from pipeline.storage.folder import write_atomic
+from pipeline.storage.folder import Folder
 
 REPORT_PAGE = "report.html"
 LIKELY = 0.001
@@ -47,9 +47,9 @@ def render_page(report: Mapping[str, Any]) -> str:
     return whole_page(f"{dataset['name']} — dataset report", body)
 
 
-def write_page(report: Mapping[str, Any], path: str, filesystem: Any) -> None:
+def write_page(report: Mapping[str, Any], folder: Folder, name: str) -> None:
     """Writes the page of a report."""
-    write_atomic(filesystem, path, render_page(report).encode())
+    folder.write(name, render_page(report).encode())
 
 
 def _tiles(dataset: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
-from pipeline.storage.folder import read_range
 from pipeline.tokens.provenance import EncodedDocuments, find_documents, format_place, printable
 from tokenizer.vocab import CONTINUATION, Vocabulary, parse_vocab
 
@@ -33,7 +32,7 @@ def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
     table = dataset.blocks(shard)
     where = f"{dataset.locate(shard.name)} block {number}"
     start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
-    data = read_range(dataset.filesystem, f"{dataset.root}/{shard.name}", start, stop)
+    data = dataset.folder.read_range(shard.name, start, stop)
     if checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
     return decode_block(data, where)

@@ -18,7 +18,6 @@ from pipeline.shards.coverage import describe_coverage, find_uncovered
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import pass_folder
 from pipeline.shards.records import Group, json_bytes
-from pipeline.storage.folder import file_exists, write_atomic
 from pipeline.tokens.provenance import find_tokens
 
 REPORT = "report.json"
@@ -96,12 +95,12 @@ def read_report(dataset: Dataset) -> dict[str, Any]:
 
 def dataset_name(dataset: Dataset) -> str:
     """The last part of the dataset's path."""
-    return dataset.root.rstrip("/").rsplit("/", 1)[-1]
+    return dataset.folder.path.rsplit("/", 1)[-1]
 
 
 def load_report(dataset: Dataset) -> dict[str, Any]:
     """report.json as it stands; empty where there is none, or one of another content."""
-    if not file_exists(dataset.filesystem, f"{dataset.root}/{REPORT}"):
+    if not dataset.folder.exists(REPORT):
         return {}
     found: dict[str, Any] = json.loads(dataset.read_file(REPORT))
     return found if found.get("dataset", {}).get("root_hash") == dataset.manifest.root_hash else {}
@@ -114,7 +113,7 @@ def tokens_url(dataset: Dataset) -> str | None:
 
 def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
     """Writes report.json into the dataset."""
-    write_atomic(dataset.filesystem, f"{dataset.root}/{REPORT}", json_bytes(report))
+    dataset.folder.write(REPORT, json_bytes(report))
 
 
 def _tokens_url(report: Mapping[str, Any]) -> str | None:
@@ -155,7 +154,7 @@ def _licences(dataset: Dataset) -> dict[str, str]:
 
 def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
     """sources.parquet; None where there is none."""
-    if not file_exists(dataset.filesystem, f"{dataset.root}/{SOURCES}"):
+    if not dataset.folder.exists(SOURCES):
         return None
     rows: list[dict[str, Any]] = (
         pq.ParquetFile(io.BytesIO(dataset.read_file(SOURCES))).read(use_threads=False).to_pylist()

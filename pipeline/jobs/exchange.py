@@ -8,13 +8,13 @@ nothing pickled. What a bucket must hold travels in its tasks (pipeline.tokens.b
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import apache_beam as beam
 import numpy as np
 
 from pipeline.shards.manifest import shard_name
-from pipeline.storage.folder import open_filesystem
+from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents
 from pipeline.tokens.buckets import Bucket
 from pipeline.tokens.dropped_ids import REASONS, id_keys, read_dropped_rows, reason_numbers
@@ -45,57 +45,51 @@ class ShardTask:
 
 
 @dataclass(frozen=True)
-class TokenFolder:
+class TokenParts:
     """Token parts, as a worker reads them.
 
     Attributes:
-        url: Folder or URL.
+        folder: Where they lie.
         token_dtype: uint16 or uint32.
-        storage_options: Of its filesystem.
         has_dropped: Whether dropped.ids says which documents are left out.
         held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
     """
 
-    url: str
+    folder: Folder
     token_dtype: str
-    storage_options: Mapping[str, Any] | None = None
     has_dropped: bool = False
     held_out: bytes = b""
-
-    def open(self) -> tuple[Any, str]:
-        """The filesystem and the path on it."""
-        return open_filesystem(self.url, self.storage_options)
 
 
 class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
     """The start of a graph: pairs (tasks of one bucket, an iterable of its documents, copies included)."""
 
     def __init__(
-        self, mode: ExchangeMode, folder: TokenFolder, part_names: Sequence[str], tasks: Sequence[ShardTask]
+        self, mode: ExchangeMode, tokens: TokenParts, part_names: Sequence[str], tasks: Sequence[ShardTask]
     ) -> None:
         """Keeps what the graph is made of.
 
         Args:
             mode: files gives each task an element of its own, shuffle all tasks of a bucket one.
-            folder: Of the token parts.
+            tokens: The token parts.
             part_names: No other part there is looked at.
             tasks: Shards to build.
         """
         super().__init__()
-        self._mode, self._folder, self._part_names, self._tasks = mode, folder, list(part_names), list(tasks)
+        self._mode, self._tokens, self._part_names, self._tasks = mode, tokens, list(part_names), list(tasks)
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> beam.Create(self._tasks, reshuffle=True)
-            return tasks | beam.Map(find_documents, self._folder, tuple(self._part_names))
+            return tasks | beam.Map(find_documents, self._tokens, tuple(self._part_names))
         by_bucket = group_tasks(self._tasks)
         buckets = [found[0].bucket for found in by_bucket.values()]
         return (
             pipeline
             | "TokenParts" >> beam.Create(self._part_names, reshuffle=True)
-            | beam.FlatMap(cut_part, self._folder, buckets).with_output_types(tuple[bytes, bytes])
+            | beam.FlatMap(cut_part, self._tokens, buckets).with_output_types(tuple[bytes, bytes])
             | beam.GroupByKey()
-            | beam.Map(unpack_group, self._folder.token_dtype, by_bucket)
+            | beam.Map(unpack_group, self._tokens.token_dtype, by_bucket)
         )
 
 
@@ -170,14 +164,14 @@ def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, list[ShardTask]]:
 class StoredDocuments:
     """The documents of one bucket, read from token parts whenever it is iterated."""
 
-    folder: TokenFolder
+    tokens: TokenParts
     part_names: tuple[str, ...]
     bucket: Bucket
 
     @property
     def origin(self) -> str:
         """Begins the sentence that says what came."""
-        return f"the token parts in {self.folder.url} hold"
+        return f"the token parts in {self.tokens.folder.url} hold"
 
     @property
     def advice(self) -> str:
@@ -185,15 +179,13 @@ class StoredDocuments:
         return "they and their index are of different runs, or damaged: delete that folder and run again"
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
-        filesystem, path = self.folder.open()
         return read_bucket(
-            filesystem,
-            path,
+            self.tokens.folder,
             self.part_names,
             self.bucket,
-            np.dtype(self.folder.token_dtype),
-            has_dropped=self.folder.has_dropped,
-            held_out=self.folder.held_out,
+            np.dtype(self.tokens.token_dtype),
+            has_dropped=self.tokens.has_dropped,
+            held_out=self.tokens.held_out,
         )
 
 
@@ -229,37 +221,36 @@ class GroupedDocuments:
 
 
 def find_documents(
-    task: ShardTask, folder: TokenFolder, part_names: tuple[str, ...]
+    task: ShardTask, tokens: TokenParts, part_names: tuple[str, ...]
 ) -> tuple[list[ShardTask], StoredDocuments]:
     """A task and its bucket's documents; nothing is read yet."""
-    return [task], StoredDocuments(folder, part_names, task.bucket)
+    return [task], StoredDocuments(tokens, part_names, task.bucket)
 
 
-def cut_part(name: str, folder: TokenFolder, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
+def cut_part(name: str, tokens: TokenParts, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
     """The bytes of the documents that a token part holds of each bucket, by the bucket's name; reads one at a time.
 
     Documents that are left out are cut out, so the shuffle does not move them.
     """
-    filesystem, path = folder.open()
-    rows = read_part_rows(filesystem, f"{path}/{name}.index")
-    keys, held_out = id_keys(rows), is_held_out(rows, folder.held_out)
+    rows = read_part_rows(tokens.folder, f"{name}.index")
+    keys, held_out = id_keys(rows), is_held_out(rows, tokens.held_out)
     for bucket in buckets:
         start = int(np.searchsorted(keys, np.bytes_(bucket.first_id)))
         stop = int(np.searchsorted(keys, np.bytes_(bucket.last_id), side="right"))
         chosen = rows[start:stop][held_out[start:stop] == (bucket.split == "validation")]
-        if folder.has_dropped and len(chosen) and bucket.split == "train":  # what is held out is not dropped
-            dropped = read_dropped_rows(filesystem, path, bucket.first_id, bucket.last_id)
+        if tokens.has_dropped and len(chosen) and bucket.split == "train":  # what is held out is not dropped
+            dropped = read_dropped_rows(tokens.folder, bucket.first_id, bucket.last_id)
             chosen = chosen[reason_numbers(chosen, dropped) == len(REASONS)]
         if len(chosen):
-            data = _read_documents(filesystem, f"{path}/{name}.tokens", chosen)
+            data = _read_documents(tokens.folder, f"{name}.tokens", chosen)
             yield bucket.name.encode(), pack_chunk(name, data)
 
 
-def _read_documents(filesystem: Any, path: str, rows: Rows) -> bytes:
+def _read_documents(folder: Folder, name: str, rows: Rows) -> bytes:
     """The bytes of some documents of a part, read from the first of them to the last."""
     ranges = join_ranges(rows)
     first, last = ranges[0][0], ranges[-1][1]
-    data = read_tokens(filesystem, path, first, last)
+    data = read_tokens(folder, name, first, last)
     return data if len(ranges) == 1 else b"".join(data[start - first : stop - first] for start, stop in ranges)
 
 

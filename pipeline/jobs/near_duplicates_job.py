@@ -9,13 +9,12 @@ memory is that of one range of keys. Every task leaves a whole file or none; run
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import apache_beam as beam
 import numpy as np
 
 from pipeline.jobs import worker_guard
-from pipeline.storage.folder import file_exists, open_filesystem, read_range, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups
 from pipeline.tokens.near_duplicates import (
     BANDED_DTYPE,
@@ -54,11 +53,11 @@ class KeyRange:
 
 
 class BandRuns(beam.PTransform):  # type: ignore[misc]
-    """Writes the bands of each run below a folder or URL and yields the names of the files."""
+    """Writes the bands of each run below a folder and yields the names of the files."""
 
-    def __init__(self, rule: SimilarityRule, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, rule: SimilarityRule, folder: Folder) -> None:
         super().__init__()
-        self._arguments = (rule, folder, storage_options)
+        self._arguments = (rule, folder)
 
     def expand(self, runs: beam.PCollection) -> beam.PCollection:
         return runs | beam.Map(write_bands, *self._arguments)
@@ -71,12 +70,11 @@ class FindNearDuplicates(beam.PTransform):  # type: ignore[misc]
         self,
         written: beam.PCollection,
         rule: SimilarityRule,
-        folder: str,
-        storage_options: Mapping[str, Any] | None = None,
+        folder: Folder,
     ) -> None:
         super().__init__()
         self._written = beam.pvalue.AsList(written)
-        self._arguments = (rule, folder, storage_options)
+        self._arguments = (rule, folder)
 
     def expand(self, ranges: beam.PCollection) -> beam.PCollection:
         return ranges | beam.Map(write_found, self._written, *self._arguments)
@@ -115,19 +113,15 @@ def plan_ranges(runs: Sequence[Run], rule: SimilarityRule) -> list[KeyRange]:
     ]
 
 
-def write_bands(
-    run: Run, rule: SimilarityRule, folder_url: str, storage_options: Mapping[str, Any] | None = None
-) -> str:
+def write_bands(run: Run, rule: SimilarityRule, folder: Folder) -> str:
     """Writes a run's bands, unless they are there, and returns the file's name."""
-    filesystem, folder = open_filesystem(folder_url, storage_options)
     name = run.file_name(rule)
-    if not file_exists(filesystem, f"{folder}/{name}"):
+    if not folder.exists(name):
         size = SIGNED_DTYPE.itemsize
         signed = [
-            read_range(filesystem, f"{folder}/{part}.signatures", first * size, last * size)
-            for part, first, last in run.slices
+            folder.read_range(f"{part}.signatures", first * size, last * size) for part, first, last in run.slices
         ]
-        write_atomic(filesystem, f"{folder}/{name}", pack_bands(np.frombuffer(b"".join(signed), SIGNED_DTYPE), rule))
+        folder.write(name, pack_bands(np.frombuffer(b"".join(signed), SIGNED_DTYPE), rule))
     return name
 
 
@@ -135,16 +129,13 @@ def write_found(
     keys: KeyRange,
     written: Sequence[str],
     rule: SimilarityRule,
-    folder_url: str,
-    storage_options: Mapping[str, Any] | None = None,
+    folder: Folder,
 ) -> str:
     """Writes what is found in a range of keys, unless it is there, and returns the file's name."""
-    filesystem, folder = open_filesystem(folder_url, storage_options)
-    path = f"{folder}/{keys.file_name}"
-    if not file_exists(filesystem, path):
-        read = (read_groups(filesystem, f"{folder}/{name}", BANDED_DTYPE, keys.first, keys.last) for name in written)
+    if not folder.exists(keys.file_name):
+        read = (read_groups(folder, name, BANDED_DTYPE, keys.first, keys.last) for name in written)
         found = find_near_duplicates(np.concatenate([np.zeros(0, BANDED_DTYPE), *read]), rule.matches)
-        write_atomic(filesystem, path, pack_rows(found, found["high"] >> np.uint64(56)))
+        folder.write(keys.file_name, pack_rows(found, found["high"] >> np.uint64(56)))
     return keys.file_name
 
 
@@ -153,16 +144,11 @@ def add_near_duplicates_graph(
     runs: Sequence[Run],
     ranges: Sequence[KeyRange],
     rule: SimilarityRule,
-    folder: str,
-    storage_options: Mapping[str, Any] | None = None,
+    folder: Folder,
 ) -> None:
     """The whole job."""
-    written = pipeline | "Runs" >> beam.Create(runs, reshuffle=True) | BandRuns(rule, folder, storage_options)
-    _ = (
-        pipeline
-        | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
-        | FindNearDuplicates(written, rule, folder, storage_options)
-    )
+    written = pipeline | "Runs" >> beam.Create(runs, reshuffle=True) | BandRuns(rule, folder)
+    _ = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True) | FindNearDuplicates(written, rule, folder)
 
 
 def output_names(runs: Sequence[Run], ranges: Sequence[KeyRange], rule: SimilarityRule) -> Iterator[str]:

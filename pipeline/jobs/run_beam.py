@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -27,7 +27,8 @@ from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.jobs import forked_workers, worker_guard
 from pipeline.jobs.exchange import ExchangeMode
 from pipeline.machine import num_cores, this_machine
-from pipeline.storage.folder import find_temporaries, is_local, list_files, remove_files
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
@@ -48,8 +49,7 @@ class Outputs:
         total: How many there will be.
         num_found: How many are there from an earlier run.
         count: Counts those that are finished; called from a thread of its own.
-        filesystem: Where they are written.
-        folder: On it.
+        folder: Where they are written.
         are_kept: Whether another run goes on from those that are finished.
     """
 
@@ -57,8 +57,7 @@ class Outputs:
     total: int
     num_found: int
     count: Callable[[], int]
-    filesystem: Any
-    folder: str
+    folder: Folder
     are_kept: bool = True
 
     def describe_kept(self) -> str:
@@ -69,9 +68,8 @@ class Outputs:
 
     def remove_partial(self) -> None:
         """Removes what a killed worker had begun to write; stores hold no such files."""
-        if is_local(self.filesystem):
-            names = find_temporaries(list_files(self.filesystem, self.folder))
-            remove_files(self.filesystem, self.folder, names)
+        if self.folder.is_local:
+            self.folder.remove(find_temporaries(self.folder.list()))
 
 
 def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int) -> PipelineOptions:

@@ -6,7 +6,6 @@ A record counts for a task only where it is of the same settings and of the very
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from pipeline.jobs.exchange import ShardTask
 from pipeline.shards.growing import RECORDS
 from pipeline.shards.manifest import parse_shard_row, shard_row
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.folder import read_file
+from pipeline.storage.folder import Folder
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,10 @@ def parse_record(data: bytes) -> ShardRecord:
     return ShardRecord(fields["settings_hash"], parse_shard_row(fields["shard"]), table)
 
 
-def read_record(filesystem: Any, root: str, task: ShardTask, settings_hash: str) -> ShardRecord | None:
+def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRecord | None:
     """The record of a task that is finished; None where there is none that counts, so that its shard is built again."""
     try:
-        record = parse_record(read_file(filesystem, f"{root}/{record_name(task.name)}"))
+        record = parse_record(folder.read(record_name(task.name)))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):  # cut short, or of an earlier version

@@ -9,7 +9,6 @@ record under _tasks/; running again skips shards that have both.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -26,7 +25,7 @@ from pipeline.jobs.exchange import ShardTask
 from pipeline.jobs.shard_records import ShardRecord, format_record, read_record, record_name
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
-from pipeline.storage.folder import file_exists, file_size, open_filesystem, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, DeliveredDocuments, refuse_others
 
 worker_guard.watch_in_workers()
@@ -37,18 +36,16 @@ class ShardBuilder:
     """Builds the shards of one bucket after the other; what a worker needs to know.
 
     Attributes:
-        output: Folder or URL of the dataset.
+        output: Folder of the dataset.
         rules: How instances are made, by length.
         num_sources: Of the corpus; the tokens of several are counted.
         settings_hash: Of the dataset.
-        storage_options: Of the output's filesystem.
     """
 
-    output: str
+    output: Folder
     rules: Mapping[int, InstanceRule]
     num_sources: int
     settings_hash: str
-    storage_options: Mapping[str, Any] | None = None
 
     def build(self, tasks: Sequence[ShardTask], documents: DeliveredDocuments) -> Iterator[tuple[str, str]]:
         """Writes those of a bucket's shards that are not finished yet; yields the names of bucket and shard of all.
@@ -70,13 +67,11 @@ class ShardBuilder:
             yield task.bucket.name, task.name
 
     def _is_finished(self, task: ShardTask) -> bool:
-        filesystem, root = open_filesystem(self.output, self.storage_options)
-        record = read_record(filesystem, root, task, self.settings_hash)
-        shard = f"{root}/{task.name}"
+        record = read_record(self.output, task, self.settings_hash)
         return (
             record is not None
-            and file_exists(filesystem, shard)
-            and file_size(filesystem, shard) == record.shard.num_bytes
+            and self.output.exists(task.name)
+            and self.output.size(task.name) == record.shard.num_bytes
         )
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
@@ -91,10 +86,9 @@ class ShardBuilder:
         tar, shard, table = pack_shard(blocks, *place, rule.masking.mask_id, task.contents.seal)
         if self.num_sources > 1:
             shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
-        filesystem, root = open_filesystem(self.output, self.storage_options)
-        write_atomic(filesystem, f"{root}/{task.name}", tar)
+        self.output.write(task.name, tar)
         record = format_record(ShardRecord(self.settings_hash, shard, table))
-        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)
+        self.output.write(record_name(task.name), record)
 
 
 class BuildShards(beam.PTransform):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.jobs import document_coder, worker_guard
-from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter, FilterRule
 from pipeline.tokens.document_lists import (
     DocumentList,
@@ -118,11 +118,11 @@ class EncodeDocuments(beam.PTransform):  # type: ignore[misc]
 
 
 class WriteTokenParts(beam.PTransform):  # type: ignore[misc]
-    """Writes each list as a token part below a folder or URL and yields the name of its record."""
+    """Writes each list as a token part below a folder and yields the name of its record."""
 
-    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None, *, signs: bool = False) -> None:
+    def __init__(self, folder: Folder, *, signs: bool = False) -> None:
         super().__init__()
-        self._arguments = (folder, storage_options, signs)
+        self._arguments = (folder, signs)
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.Map(write_token_part, *self._arguments)
@@ -174,21 +174,15 @@ def read_lists(
     return group_documents(part, documents, malformed, max_characters, examples, without_text)
 
 
-def write_token_part(
-    documents: DocumentList[TokenizedDocument],
-    folder_url: str,
-    storage_options: Mapping[str, Any] | None = None,
-    signs: bool = False,
-) -> str:
+def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder, signs: bool = False) -> str:
     """Writes a list's files, then the record that says they are whole; returns the record's name."""
-    filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
-    write_atomic(filesystem, f"{folder}/{name}.tokens", tokens)
-    write_atomic(filesystem, f"{folder}/{name}.index", index)
-    write_atomic(filesystem, f"{folder}/{name}.places", pack_places(documents.documents))
+    folder.write(f"{name}.tokens", tokens)
+    folder.write(f"{name}.index", index)
+    folder.write(f"{name}.places", pack_places(documents.documents))
     if signs:
-        write_atomic(filesystem, f"{folder}/{name}.signatures", pack_signatures(documents.documents))
+        folder.write(f"{name}.signatures", pack_signatures(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
-    write_atomic(filesystem, f"{folder}/{record}", format_record(documents))
+    folder.write(record, format_record(documents))
     return record

@@ -6,14 +6,13 @@ Words are counted list by list and added up by bucket; each bucket leaves one fi
 file is sorted, so neither the order nor the grouping in which a runner adds changes a byte.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
 from pipeline.documents import Document
 from pipeline.jobs import worker_guard
-from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.token_records import format_record
 from pipeline.tokens.word_counts import (
@@ -41,7 +40,7 @@ class SampleDocuments(beam.PTransform):  # type: ignore[misc]
 
 
 class CountWords(beam.PTransform):  # type: ignore[misc]
-    """Lists of cleaned documents to (bucket, counts); a record of each list below a folder or URL shows progress.
+    """Lists of cleaned documents to (bucket, counts); a record of each list below a folder shows progress.
 
     Counts are multiplied by the factor of the list's source.
     """
@@ -49,12 +48,11 @@ class CountWords(beam.PTransform):  # type: ignore[misc]
     def __init__(
         self,
         lower_case: bool,
-        folder: str,
-        storage_options: Mapping[str, Any] | None = None,
+        folder: Folder,
         factors: Sequence[int] = (1,),
     ) -> None:
         super().__init__()
-        self._arguments = (lower_case, folder, storage_options, tuple(factors))
+        self._arguments = (lower_case, folder, tuple(factors))
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents | beam.FlatMap(count_and_record, *self._arguments)
@@ -68,11 +66,11 @@ class AddCounts(beam.PTransform):  # type: ignore[misc]
 
 
 class WriteCounts(beam.PTransform):  # type: ignore[misc]
-    """Writes each bucket as a table below a folder or URL and yields its name."""
+    """Writes each bucket as a table below a folder and yields its name."""
 
-    def __init__(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Folder) -> None:
         super().__init__()
-        self._arguments = (folder, storage_options)
+        self._arguments = (folder,)
 
     def expand(self, counts: beam.PCollection) -> beam.PCollection:
         return counts | beam.Map(write_bucket, *self._arguments)
@@ -98,25 +96,20 @@ class _AddCounts(beam.CombineFn):  # type: ignore[misc]
 def count_and_record(
     documents: DocumentList[Document],
     lower_case: bool,
-    folder_url: str,
-    storage_options: Mapping[str, Any] | None = None,
+    folder: Folder,
     factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, PackedCounts]]:
     """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
     counts = list(count_list(documents, lower_case, factors))
     counted = documents.replace(documents.documents, {"documents_counted": len(documents.documents)})
-    filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
-    write_atomic(filesystem, f"{folder}/{name}.json", format_record(counted))
+    folder.write(f"{name}.json", format_record(counted))
     yield from counts
 
 
-def write_bucket(
-    bucket_counts: tuple[int, PackedCounts], folder_url: str, storage_options: Mapping[str, Any] | None = None
-) -> str:
+def write_bucket(bucket_counts: tuple[int, PackedCounts], folder: Folder) -> str:
     """Writes a bucket's table and returns its name."""
     bucket, counts = bucket_counts
-    filesystem, folder = open_filesystem(folder_url, storage_options)
     name = f"words-{bucket:05d}.parquet"
-    write_atomic(filesystem, f"{folder}/{name}", counts_table(counts))
+    folder.write(name, counts_table(counts))
     return name

@@ -9,17 +9,8 @@ from typing import Any
 from pipeline.shards.block_tables import BlockTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.storage.folder import (
-    ATTEMPTS,
-    ask,
-    file_exists,
-    file_size,
-    is_local,
-    open_filesystem,
-    read_file,
-    read_range,
-    reread_damaged,
-)
+from pipeline.storage.faults import ATTEMPTS, reread_damaged
+from pipeline.storage.folder import Folder
 from pipeline.storage.range_readers import RangeReader, range_reader
 
 
@@ -27,15 +18,13 @@ class Dataset:
     """Shards at a URL. Made by `open_dataset`; safe to use from several threads.
 
     Attributes:
-        url: Where it was opened.
+        folder: Where it lies.
         manifest: Its manifest.json.
         all_shards: Every row of shards.parquet, in order.
     """
 
-    def __init__(self, url: str, filesystem: Any, root: str, manifest: Manifest, shards: list[Shard]) -> None:
-        self.url = url
-        self.filesystem = filesystem
-        self.root = root
+    def __init__(self, folder: Folder, manifest: Manifest, shards: list[Shard]) -> None:
+        self.folder = folder
         self.manifest = manifest
         self.all_shards = tuple(shards)
         self._rows = {shard.name: row for row, shard in enumerate(shards)}
@@ -49,6 +38,11 @@ class Dataset:
         self._making_reader = threading.Lock()
 
     @property
+    def url(self) -> str:
+        """Where it was opened."""
+        return self.folder.url
+
+    @property
     def vocab_size(self) -> int:
         """Entries of its vocabulary."""
         return self.manifest.vocab_size
@@ -56,7 +50,7 @@ class Dataset:
     @property
     def is_local(self) -> bool:
         """Whether its files are on this machine's own disks."""
-        return is_local(self.filesystem)
+        return self.folder.is_local
 
     def num_passes(self, split: str, seq_len: int) -> int:
         """Passes of one split and length.
@@ -92,15 +86,15 @@ class Dataset:
             StorageError: The store failed in every attempt.
             ValueError: The table is damaged, or does not describe the shard.
         """
-        row, path = self._rows[shard.name], f"{self.root}/{BLOCKS_TABLE}"
-        return ask(self.filesystem, path, lambda: self._tables.table(row), attempts)
+        row = self._rows[shard.name]
+        return self.folder.ask(lambda: self._tables.table(row), BLOCKS_TABLE, attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
         with self._making_reader:
             if self._reader is None:
-                self._reader = (range_reader(self.filesystem),)
-        return read_range(self.filesystem, f"{self.root}/{name}", start, stop, attempts=1, reader=self._reader[0])
+                self._reader = (range_reader(self.folder.filesystem),)
+        return self.folder.read_range(name, start, stop, attempts=1, reader=self._reader[0])
 
     def read_file(self, name: str) -> bytes:
         """A small file of the dataset, such as vocab.txt; the very bytes that the manifest speaks of, where it does.
@@ -110,7 +104,7 @@ class Dataset:
             ValueError: Its sha256 is not the manifest's: it was changed, or is of another build.
         """
         with self._named_absence(name):
-            data = read_file(self.filesystem, f"{self.root}/{name}")
+            data = self.folder.read(name)
         expected = self.manifest.sha256_of(name)
         if expected is not None and (found := hashlib.sha256(data).hexdigest()) != expected:
             raise ValueError(
@@ -121,7 +115,7 @@ class Dataset:
 
     def _size_of(self, name: str) -> int:
         with self._named_absence(name):
-            return file_size(self.filesystem, f"{self.root}/{name}", attempts=1)
+            return self.folder.size(name, attempts=1)
 
     @contextlib.contextmanager
     def _named_absence(self, name: str) -> Iterator[None]:
@@ -142,24 +136,24 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         FileNotFoundError: There is no manifest (an unfinished build, or another folder) or no shard table.
         ValueError: A file is damaged or belongs to another dataset.
     """
-    filesystem, root = open_filesystem(url, storage_options)
-    if not file_exists(filesystem, f"{root}/{MANIFEST}"):
+    folder = Folder(url, storage_options)
+    if not folder.exists(MANIFEST):
         raise FileNotFoundError(
             f"{url} holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
             " settings to finish it, or give the folder that was its --output"
         )
-    return reread_damaged(filesystem, lambda: _read_dataset(url, filesystem, root))
+    return reread_damaged(lambda: _read_dataset(folder), is_local=folder.is_local)
 
 
-def _read_dataset(url: str, filesystem: Any, root: str) -> Dataset:
-    manifest = parse_manifest(read_file(filesystem, f"{root}/{MANIFEST}"), f"{url}/{MANIFEST}")
+def _read_dataset(folder: Folder) -> Dataset:
+    manifest = parse_manifest(folder.read(MANIFEST), f"{folder.url}/{MANIFEST}")
     if unpinned := [name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256]:
-        raise ValueError(f"{url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset")
-    dataset = Dataset(url, filesystem, root, manifest, [])
+        raise ValueError(f"{folder.url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset")
+    dataset = Dataset(folder, manifest, [])
     shards = parse_shards_table(dataset.read_file(SHARDS_TABLE), dataset.locate(SHARDS_TABLE))
     if root_hash(shards) != manifest.root_hash:
         raise ValueError(
             f"{dataset.locate(SHARDS_TABLE)} does not belong to {MANIFEST}: its root hash is {root_hash(shards)},"
             f" the manifest says {manifest.root_hash}; restore or rebuild the dataset"
         )
-    return Dataset(url, filesystem, root, manifest, shards)
+    return Dataset(folder, manifest, shards)

@@ -25,20 +25,8 @@ from pipeline.shards.manifest import (
     pass_json,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
-from pipeline.storage.folder import (
-    ATTEMPTS,
-    SizeError,
-    StorageError,
-    ask,
-    file_exists,
-    file_size,
-    list_files,
-    open_filesystem,
-    read_file,
-    remove_files,
-    reread_damaged,
-    write_atomic,
-)
+from pipeline.storage.faults import ATTEMPTS, SizeError, StorageError, reread_damaged
+from pipeline.storage.folder import Folder
 from pipeline.storage.patience import Patience
 
 RECORDS = "_tasks"
@@ -56,20 +44,20 @@ FindBlocks = Callable[[Shard, int], BlockTable]
 """`Dataset.blocks` for the shards of a pass."""
 
 
-def publish_pass(filesystem: Any, root: str, rows: Sequence[ShardBlocks], settings_hash: str) -> None:
+def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str) -> None:
     """Makes a complete pass readable before the manifest is there; pass.json comes last and says so."""
     ordered = sorted(rows, key=lambda row: row[0].name)
-    folder = _folder(ordered[0][0])
-    write_atomic(filesystem, f"{root}/{_blocks_name(folder)}", blocks_table([table for _, table in ordered]))
+    name = _folder(ordered[0][0])
+    folder.write(_blocks_name(name), blocks_table([table for _, table in ordered]))
     data = pass_json([shard for shard, _ in ordered], settings_hash)
-    write_atomic(filesystem, f"{root}/{folder}/pass.json", data)
+    folder.write(f"{name}/pass.json", data)
 
 
-def withdraw_passes(filesystem: Any, root: str, folders: Sequence[str]) -> None:
+def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
     """Takes back what `publish_pass` wrote, where a shard of the pass was lost and is built again."""
-    files = list_files(filesystem, root)
-    names = [f"{folder}/pass.json" for folder in folders] + [_blocks_name(folder) for folder in folders]
-    remove_files(filesystem, root, [name for name in names if name in files])
+    files = folder.list()
+    names = [f"{each}/pass.json" for each in passes] + [_blocks_name(each) for each in passes]
+    folder.remove([name for name in names if name in files])
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +80,8 @@ class _Published:
 class GrowingDataset(Dataset):
     """A dataset whose passes appear one after another. Its manifest is the plan of the build: totals are 0."""
 
-    def __init__(
-        self, url: str, filesystem: Any, root: str, plan: Manifest, storage_options: Mapping[str, Any] | None
-    ) -> None:
-        super().__init__(url, filesystem, root, plan, [])
-        self._storage_options = storage_options
+    def __init__(self, folder: Folder, plan: Manifest) -> None:
+        super().__init__(folder, plan, [])
         self._find_blocks: dict[str, FindBlocks] = {}  # by pass folder
         self._open_tables = lru_cache(maxsize=MAX_OPEN_TABLES)(self._new_tables)
         self._finished: Dataset | None = None
@@ -137,7 +122,7 @@ class GrowingDataset(Dataset):
 
     def count_files(self) -> int:
         """Files of the dataset: grows while the build runs."""
-        return len(list_files(self.filesystem, self.root))
+        return len(self.folder.list())
 
     def _find_again(self, shard: Shard, tried: FindBlocks) -> bool:
         """Whether the blocks of a shard's pass may be found in another way than was tried."""
@@ -160,10 +145,10 @@ class GrowingDataset(Dataset):
 
     def _look(self, split: str, seq_len: int, pass_index: int) -> tuple[list[Shard], FindBlocks] | None:
         """The shards of a complete pass, and what finds their blocks; None where it is not complete."""
-        self.filesystem.invalidate_cache()  # a listing kept from before would hide it
+        self.folder.filesystem.invalidate_cache()  # a listing kept from before would hide it
         try:
             folder = pass_folder(split, seq_len, pass_index)
-            return reread_damaged(self.filesystem, lambda: self._look_published(folder))
+            return reread_damaged(lambda: self._look_published(folder), is_local=self.is_local)
         except FileNotFoundError:
             return self._look_finished(split, seq_len, pass_index)
 
@@ -171,7 +156,7 @@ class GrowingDataset(Dataset):
         """A pass published before the manifest; FileNotFoundError where it is not."""
         where, blocks_name = self.locate(f"{folder}/pass.json"), _blocks_name(folder)
         settings_hash, shards = parse_pass_json(self.read_file(f"{folder}/pass.json"), folder, where)
-        num_bytes = file_size(self.filesystem, f"{self.root}/{blocks_name}")
+        num_bytes = self.folder.size(blocks_name)
         self._refuse_foreign(settings_hash, where)
         row = {shard.name: number for number, shard in enumerate(shards)}
         find = partial(self._published_blocks, _Published(blocks_name, num_bytes, shards, row))
@@ -180,7 +165,7 @@ class GrowingDataset(Dataset):
 
     def _published_blocks(self, published: _Published, shard: Shard, attempts: int) -> BlockTable:
         tables, row = self._open_tables(published), published.row[shard.name]
-        return ask(self.filesystem, f"{self.root}/{published.blocks_name}", lambda: tables.table(row), attempts)
+        return self.folder.ask(lambda: tables.table(row), published.blocks_name, attempts)
 
     def _new_tables(self, published: _Published) -> BlockTables:
         name = published.blocks_name
@@ -193,13 +178,13 @@ class GrowingDataset(Dataset):
 
     def _look_finished(self, split: str, seq_len: int, pass_index: int) -> tuple[list[Shard], FindBlocks] | None:
         """A pass that the finished dataset tells of; None where it does not, or there is none yet."""
-        if not file_exists(self.filesystem, f"{self.root}/{MANIFEST}"):
+        if not self.folder.exists(MANIFEST):
             return None
         finished = self._open_finished()
         self._refuse_foreign(finished.manifest.settings_hash, self.locate(MANIFEST))
         if shards := finished.shards(split, seq_len, pass_index):
             return shards, finished.blocks
-        if file_exists(self.filesystem, f"{self.root}/{PLAN}"):
+        if self.folder.exists(PLAN):
             return None  # more passes are being added to it
         raise ValueError(
             f"{self.url}: the build ended without {pass_folder(split, seq_len, pass_index)}, of"
@@ -209,9 +194,9 @@ class GrowingDataset(Dataset):
     def _open_finished(self) -> Dataset:
         """The dataset as the build left it, opened anew where that is not what it was."""
         where = self.locate(MANIFEST)
-        manifest = reread_damaged(self.filesystem, lambda: parse_manifest(self.read_file(MANIFEST), where))
+        manifest = reread_damaged(lambda: parse_manifest(self.read_file(MANIFEST), where), is_local=self.is_local)
         if self._finished is None or self._finished.manifest != manifest:
-            self._finished = open_dataset(self.url, self._storage_options)
+            self._finished = open_dataset(self.url, self.folder.options)
         return self._finished
 
     def _refuse_foreign(self, settings_hash: str, where: str) -> None:
@@ -227,23 +212,23 @@ def open_growing(
     Raises:
         FileNotFoundError: Patience ended.
     """
-    filesystem, root = open_filesystem(url, storage_options)
+    folder = Folder(url, storage_options)
 
     def read_plan() -> Manifest:
-        return parse_manifest(read_file(filesystem, f"{root}/{PLAN}"), f"{url}/{PLAN}")
+        return parse_manifest(folder.read(PLAN), f"{url}/{PLAN}")
 
     def look() -> Dataset | None:
-        filesystem.invalidate_cache()
-        if file_exists(filesystem, f"{root}/{PLAN}"):
+        folder.filesystem.invalidate_cache()
+        if folder.exists(PLAN):
             try:
-                plan = reread_damaged(filesystem, read_plan)
+                plan = reread_damaged(read_plan, is_local=folder.is_local)
             except FileNotFoundError:
                 return None  # the build ended this moment
-            return GrowingDataset(url, filesystem, root, plan, storage_options)
-        return open_dataset(url, storage_options) if file_exists(filesystem, f"{root}/{MANIFEST}") else None
+            return GrowingDataset(folder, plan)
+        return open_dataset(url, storage_options) if folder.exists(MANIFEST) else None
 
     what = f"the build of {url} to come to its shards"
-    return (patience or Patience()).wait(look, what, lambda: len(list_files(filesystem, root)))
+    return (patience or Patience()).wait(look, what, lambda: len(folder.list()))
 
 
 def wait_for_pass(dataset: Dataset, split: str, seq_len: int, pass_index: int, patience: Patience) -> None:

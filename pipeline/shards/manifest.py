@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.shards.records import MANIFEST_HASH, Group, Manifest, Shard, canonical_hash, json_bytes
 from pipeline.shards.seal import Seal
 from pipeline.shards.table_checks import check_manifest, check_parquet, check_rows, check_shards
-from pipeline.storage.folder import SizeError, StorageError
+from pipeline.storage.faults import SizeError, StorageError
 
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"

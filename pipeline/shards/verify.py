@@ -23,7 +23,6 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, document_id_bytes, group_totals, pass_folder, pass_json
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.seal import ID_BYTES
-from pipeline.storage.folder import file_exists, file_size, list_files, read_range
 
 VOCAB, TOKENIZER = "vocab.txt", "tokenizer.json"
 _ROWS_AT_ONCE = 1 << 16
@@ -113,13 +112,14 @@ def _check_counters(dataset: Dataset) -> Iterator[Finding]:
 
 def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
     """documents.ids, which may be deleted, holds the bytes that documents_hash covers and the documents of the seal."""
-    path, expected = f"{dataset.root}/{DOCUMENT_IDS}", dataset.manifest.settings.get("documents_hash")
-    if expected is None or not file_exists(dataset.filesystem, path):
+    expected = dataset.manifest.settings.get("documents_hash")
+    if expected is None or not dataset.folder.exists(DOCUMENT_IDS):
         return
     digest, row_bytes = hashlib.blake2b(digest_size=32), document_id_bytes(dataset.manifest)
-    size, ids_xor = file_size(dataset.filesystem, path), np.zeros(row_bytes, np.uint8)
+    size, ids_xor = dataset.folder.size(DOCUMENT_IDS), np.zeros(row_bytes, np.uint8)
     for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
-        data = read_range(dataset.filesystem, path, start, min(size, start + _ROWS_AT_ONCE * row_bytes))
+        stop = min(size, start + _ROWS_AT_ONCE * row_bytes)
+        data = dataset.folder.read_range(DOCUMENT_IDS, start, stop)
         digest.update(data)
         rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes).reshape(-1, row_bytes)
         ids_xor ^= np.bitwise_xor.reduce(rows, axis=0)
@@ -139,7 +139,7 @@ def _check_files(dataset: Dataset) -> Iterator[Finding]:
             yield Finding(dataset.locate(shard.name), f"its content is that of {first}: a copy; rebuild the dataset")
     known = {*names, *(f"{_folder(shard)}/pass.json" for shard in dataset.all_shards)}
     for split in sorted({shard.split for shard in dataset.all_shards}):
-        for name in list_files(dataset.filesystem, f"{dataset.root}/{split}"):
+        for name in (dataset.folder / split).list():
             if f"{split}/{name}" not in known:
                 yield Finding(dataset.locate(f"{split}/{name}"), "foreign file: no table speaks of it; remove it")
 
@@ -167,7 +167,7 @@ def _check_coverage(dataset: Dataset) -> Iterator[Finding]:
 def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Iterator[Finding]:
     where = dataset.locate(shard.name)
     try:
-        size = file_size(dataset.filesystem, f"{dataset.root}/{shard.name}")
+        size = dataset.folder.size(shard.name)
         if size != shard.num_bytes:  # not read: it may be of any size
             yield Finding(where, f"{size} bytes, expected {shard.num_bytes}: truncated or foreign")
             return

@@ -32,7 +32,6 @@ from pipeline.stages.build_vocab import VOCAB, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import format_plan, make_plan
-from pipeline.storage.folder import open_filesystem, read_file, write_atomic
 from pipeline.storage.secret_values import hide, hide_in
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import parse_vocab
@@ -96,11 +95,9 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline shards`: from finished tokens; the input is not looked at."""
     watch = stopwatch()
-    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
-    store = read_store(filesystem, folder)
-    output, root = open_filesystem(settings.output, settings.filesystem_options())
+    store = read_store(settings.open_tokens())
     where = f"{settings.output}/{VOCAB}"
-    vocabulary = parse_vocab(read_file(output, f"{root}/{VOCAB}"), where)
+    vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
         raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
     wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
@@ -202,7 +199,7 @@ def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) 
     table = pa.table(columns)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    write_atomic(dataset.filesystem, f"{dataset.root}/{SOURCES}", bytes(sink.getvalue()))
+    dataset.folder.write(SOURCES, bytes(sink.getvalue()))
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
@@ -217,7 +214,7 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     numbers = summarize_dataset(dataset, settings.tokens_folder, settings.filesystem_options())
     report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
     write_report(dataset, report)
-    write_page(report, f"{dataset.root}/{REPORT_PAGE}", dataset.filesystem)
+    write_page(report, dataset.folder, REPORT_PAGE)
 
 
 def _print_counts(settings: BuildSettings, store: TokenStore) -> None:

@@ -21,7 +21,7 @@ from pipeline.jobs.exchange import (
     ExchangeMode,
     RefuseRepeats,
     ShardTask,
-    TokenFolder,
+    TokenParts,
     plan_names,
     plan_tasks,
 )
@@ -46,14 +46,7 @@ from pipeline.stages.publish import (
     read_records,
     remove_leftovers,
 )
-from pipeline.storage.folder import (
-    file_exists,
-    list_files,
-    open_filesystem,
-    read_file,
-    remove_files,
-    write_atomic,
-)
+from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
 from pipeline.tokens.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, plan_buckets, prefix_of
 from pipeline.tokens.dataset_ids import write_document_ids
@@ -72,40 +65,40 @@ def make_shards(
         ValueError: The folder holds a dataset of other settings or documents, there are too few documents, or a runner
             or store did not deliver every document of every bucket once.
     """
-    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    folder = settings.open_output()
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
     held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
     buckets = choose_buckets(settings, store.totals, held_out)
     names = plan_names(buckets, settings.seq_lens, settings.passes)
-    built = _without_lost(filesystem, root, _claim_folder(filesystem, root, settings, content), names)
-    if file_exists(filesystem, f"{root}/{MANIFEST}") and built.keys() >= set(names):
-        if not file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
-            _seal_buckets(settings, store, buckets, held_out, filesystem, root)
-        remove_leftovers(filesystem, root)  # a kill may have come between the manifest and this
+    built = _without_lost(folder, _claim_folder(folder, settings, content), names)
+    if folder.exists(MANIFEST) and built.keys() >= set(names):
+        if not folder.exists(DOCUMENT_IDS):
+            _seal_buckets(settings, store, buckets, held_out, folder)
+        remove_leftovers(folder)  # a kill may have come between the manifest and this
         return open_dataset(settings.output, settings.filesystem_options())
-    contents = _seal_buckets(settings, store, buckets, held_out, filesystem, root)
+    contents = _seal_buckets(settings, store, buckets, held_out, folder)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
     described = describe_dataset(settings, vocabulary, store, held_out, [], total_seal(contents))
     settings_hash = described.settings_hash
     built = _without_others(built, tasks)
-    built |= read_records(filesystem, root, _not_in(built, tasks), settings_hash)
+    built |= read_records(folder, _not_in(built, tasks), settings_hash)
     missing = _not_in(built, tasks)
     plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
-    write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
-    publish_plan(filesystem, root, plan)
+    write_tokenizer(folder, vocabulary, settings.lower_case)
+    publish_plan(folder, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
-    remove_files(filesystem, root, sorted(_records_of(missing) & list_files(filesystem, root).keys()))
-    publisher = PassPublisher(filesystem, root, tasks, built, settings_hash)
+    folder.remove(sorted(_records_of(missing) & folder.list().keys()))
+    publisher = PassPublisher(folder, tasks, built, settings_hash)
     num_found = len(tasks) - len(missing)
-    outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), filesystem, root)
+    outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
     _run_job(settings, vocabulary, store, held_out, missing, settings_hash, outputs, beam_arguments)
     built |= publisher.built
-    built |= read_records(filesystem, root, _not_in(built, missing), settings_hash)
-    built = _without_lost(filesystem, root, built, names)
+    built |= read_records(folder, _not_in(built, missing), settings_hash)
+    built = _without_lost(folder, built, names)
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
     described = describe_dataset(settings, vocabulary, store, held_out, shards, total_seal(contents))
-    publish_dataset(filesystem, root, built, described)
+    publish_dataset(folder, built, described)
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -114,19 +107,18 @@ def _seal_buckets(
     store: TokenStore,
     buckets: Sequence[Bucket],
     held_out: HeldOut,
-    filesystem: Any,
-    root: str,
+    folder: Folder,
 ) -> dict[str, BucketContents]:
     """What each bucket must hold, by its name; the same walk over the index writes documents.ids where it is not there.
 
     Raises:
         ValueError: The index is not that of the documents which tokens.json counts.
     """
-    tokens, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    tokens = settings.open_tokens()
     sums, digest = BucketSums(buckets, held_out.ids), hashlib.blake2b(digest_size=32)
 
     def walk() -> Iterator[bytes]:
-        for kept in iterate_kept(tokens, folder, store.part_names, has_dropped=store.has_dropped):
+        for kept in iterate_kept(tokens, store.part_names, has_dropped=store.has_dropped):
             sums.add(*kept)
             ids = pack_ids(kept[0], len(settings.corpus))
             digest.update(ids)
@@ -139,10 +131,10 @@ def _seal_buckets(
                 " or damaged; delete that folder and run again"
             )
 
-    if file_exists(filesystem, f"{root}/{DOCUMENT_IDS}"):
+    if folder.exists(DOCUMENT_IDS):
         deque(walk(), maxlen=0)
     else:
-        write_document_ids(filesystem, root, walk())
+        write_document_ids(folder, walk())
     return sums.contents()
 
 
@@ -176,26 +168,26 @@ def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -
     return plan_buckets(number, held_out.ids)
 
 
-def _claim_folder(filesystem: Any, root: str, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
+def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
     """The shards of a finished dataset of the same content; a folder of another content is refused."""
     found: Mapping[str, Any] | None = None
     built: Built = {}
-    if file_exists(filesystem, f"{root}/{MANIFEST}"):
+    if folder.exists(MANIFEST):
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
         built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
-    elif file_exists(filesystem, f"{root}/{SETTINGS}"):
-        found = json.loads(read_file(filesystem, f"{root}/{SETTINGS}"))
+    elif folder.exists(SETTINGS):
+        found = json.loads(folder.read(SETTINGS))
     if found is not None and (changed := describe_changes(found, content)):
         raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
     if not built:
-        write_atomic(filesystem, f"{root}/{SETTINGS}", json_bytes(content))
+        folder.write(SETTINGS, json_bytes(content))
     return built
 
 
-def _without_lost(filesystem: Any, root: str, built: Built, names: Iterable[str]) -> Built:
+def _without_lost(folder: Folder, built: Built, names: Iterable[str]) -> Built:
     """Leaves out those of these shards that are gone or of another size; others are left as they are."""
-    files = list_files(filesystem, root) if built else {}
+    files = folder.list() if built else {}
     lost = {name for name in names if name in built and files.get(name) != built[name][0].num_bytes}
     return {name: rows for name, rows in built.items() if name not in lost}
 
@@ -219,16 +211,15 @@ def _run_job(
     # In the shuffle the token parts are tasks too.
     options = pipeline_options(settings.workers, beam_arguments, max(len(missing), len(store.part_names)))
     mode = choose_exchange(settings.exchange, options)
-    folder = TokenFolder(
-        settings.tokens_folder,
+    tokens = TokenParts(
+        settings.open_tokens(),
         vocabulary.dtype.name,
-        settings.filesystem_options(),
         has_dropped=store.has_dropped,
         held_out=held_out.ids,
     )
 
     def build(pipeline: beam.Pipeline) -> None:
-        add_shards_graph(pipeline, settings, vocabulary, folder, store.part_names, missing, mode, settings_hash)
+        add_shards_graph(pipeline, settings, vocabulary, tokens, store.part_names, missing, mode, settings_hash)
 
     run_graph("shards", build, options, outputs)
 
@@ -237,7 +228,7 @@ def add_shards_graph(
     pipeline: beam.Pipeline,
     settings: BuildSettings,
     vocabulary: Vocabulary,
-    folder: TokenFolder,
+    tokens: TokenParts,
     part_names: Sequence[str],
     tasks: Sequence[ShardTask],
     mode: ExchangeMode,
@@ -245,9 +236,8 @@ def add_shards_graph(
 ) -> None:
     """The whole shards job: token parts to shards."""
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    num_sources, options = len(settings.corpus), settings.filesystem_options()
-    builder = ShardBuilder(settings.output, rules, num_sources, settings_hash, options)
-    finished = pipeline | ExchangeByBucket(mode, folder, part_names, tasks) | BuildShards(builder)
+    builder = ShardBuilder(settings.open_output(), rules, len(settings.corpus), settings_hash)
+    finished = pipeline | ExchangeByBucket(mode, tokens, part_names, tasks) | BuildShards(builder)
     if mode == "shuffle":
         _ = finished | RefuseRepeats()
 

@@ -26,7 +26,7 @@ from pipeline.jobs.tokens_job import (
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
 from pipeline.stages.choose_documents import choice_content, describe_near_duplicates, drop_documents
-from pipeline.storage.folder import file_exists, list_files, open_filesystem, read_file, remove_files, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.token_index import SourceTotals, Totals, build_index
@@ -89,40 +89,40 @@ def make_tokens(
     Raises:
         ValueError: The folder holds tokens of other settings, the input is malformed, or all of it is dropped.
     """
-    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    folder = settings.open_tokens()
     content = store_settings(settings, vocabulary.sha256)
-    _claim_folder(filesystem, folder, settings.tokens_folder, content)
+    _claim_folder(folder, settings.tokens_folder, content)
     choice = choice_content(settings)
     key = _parts_key(parts, choice)
-    if file_exists(filesystem, f"{folder}/{STORE}"):
-        store = read_store(filesystem, folder)
+    if folder.exists(STORE):
+        store = read_store(folder)
         if store.parts_key == key:
-            _remove_other_files(filesystem, folder, store)  # a kill may have come before it
+            _remove_other_files(folder, store)  # a kill may have come before it
             return store
         # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those of others.
-        remove_files(filesystem, folder, [STORE])
+        folder.remove([STORE])
     _run_job(settings, vocabulary, parts, beam_arguments)
-    records = [record for found in finished_parts(list_files(filesystem, folder), parts).values() for record in found]
+    records = [record for found in finished_parts(folder.list(), parts).values() for record in found]
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
     found = drop_documents(settings, names, beam_arguments)
-    totals, index = build_index(filesystem, folder, names, num_sources, found.reasons, settings.validation_tokens)
-    told = read_records(filesystem, folder, records)
+    totals, index = build_index(folder, names, num_sources, found.reasons, settings.validation_tokens)
+    told = read_records(folder, records)
     silent = find_files_without_text(told, parts)
     by_source = _count(told, silent)
     _refuse_empty(sum_counters(by_source), totals)
-    write_atomic(filesystem, f"{folder}/{INDEX}", index)
+    folder.write(INDEX, index)
     examples = choose_examples(told)
-    examples += describe_near_duplicates(filesystem, folder, names, found.near_duplicates)
+    examples += describe_near_duplicates(folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
     named = [url for url, _ in silent[:_NUM_NAMED]]
     store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice, named)
-    write_atomic(filesystem, f"{folder}/{STORE}", json_bytes(asdict(store)))
-    _remove_other_files(filesystem, folder, store)
+    folder.write(STORE, json_bytes(asdict(store)))
+    _remove_other_files(folder, store)
     return store
 
 
-def read_store(filesystem: Any, folder: str) -> TokenStore:
+def read_store(folder: Folder) -> TokenStore:
     """Reads tokens.json.
 
     Raises:
@@ -130,7 +130,7 @@ def read_store(filesystem: Any, folder: str) -> TokenStore:
         ValueError: It is of an earlier version, or has names that lead elsewhere.
     """
     try:
-        fields = json.loads(read_file(filesystem, f"{folder}/{STORE}"))
+        fields = json.loads(folder.read(STORE))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder} holds no {STORE}: run `python -m pipeline tokens` first") from error
     if fields["settings"].get("layout") != LAYOUT:
@@ -172,13 +172,12 @@ def _parts_key(parts: Sequence[Part], choice: Mapping[str, Any]) -> str:
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
-def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, Any]) -> None:
+def _claim_folder(folder: Folder, url: str, content: Mapping[str, Any]) -> None:
     """Writes settings.json, or compares it: a folder of token parts belongs to one set of settings."""
-    path = f"{folder}/{SETTINGS}"
-    if not file_exists(filesystem, path):
-        write_atomic(filesystem, path, json_bytes(content))
+    if not folder.exists(SETTINGS):
+        folder.write(SETTINGS, json_bytes(content))
         return
-    found = json.loads(read_file(filesystem, path))
+    found = json.loads(folder.read(SETTINGS))
     if changed := describe_changes(found, content):
         raise ValueError(f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder")
 
@@ -186,8 +185,8 @@ def _claim_folder(filesystem: Any, folder: str, url: str, content: Mapping[str, 
 def _run_job(
     settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part], beam_arguments: Sequence[str]
 ) -> None:
-    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
-    finished = finished_parts(list_files(filesystem, folder), parts)
+    folder = settings.open_tokens()
+    finished = finished_parts(folder.list(), parts)
     # Largest first: runners deal parts out in turn, so the workers end together.
     missing = sorted((part for part in parts if part.key not in finished), key=lambda part: -part.text_bytes)
     if not missing:
@@ -197,9 +196,9 @@ def _run_job(
         add_tokens_graph(pipeline, settings, vocabulary, missing)
 
     def count() -> int:
-        return len(finished_parts(list_files(filesystem, folder), parts))
+        return len(finished_parts(folder.list(), parts))
 
-    outputs = Outputs("parts of the input", len(parts), len(finished), count, filesystem, folder)
+    outputs = Outputs("parts of the input", len(parts), len(finished), count, folder)
     run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments, len(missing)), outputs)
 
 
@@ -219,13 +218,13 @@ def add_tokens_graph(
         | SplitSentences([source.language for source in settings.corpus])
         | SignDocuments(signs=settings.signs)
         | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
-        | WriteTokenParts(settings.tokens_folder, options, signs=settings.signs)
+        | WriteTokenParts(settings.open_tokens(), signs=settings.signs)
     )
 
 
-def _remove_other_files(filesystem: Any, folder: str, store: TokenStore) -> None:
+def _remove_other_files(folder: Folder, store: TokenStore) -> None:
     """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
     endings = (".tokens", ".index", ".places", ".signatures", ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
-    remove_files(filesystem, folder, [name for name in list_files(filesystem, folder) if name not in kept])
+    folder.remove([name for name in folder.list() if name not in kept])

@@ -20,15 +20,7 @@ from pipeline.jobs.tokens_job import CleanDocuments, FilterDocuments, ReadDocume
 from pipeline.jobs.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
-from pipeline.storage.folder import (
-    file_exists,
-    is_file,
-    list_files,
-    open_filesystem,
-    read_file,
-    remove_files,
-    write_atomic,
-)
+from pipeline.storage.folder import Folder
 from pipeline.tokens.token_records import (
     count_by_source,
     find_files_without_text,
@@ -58,29 +50,29 @@ def prepare_vocabulary(
         ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT vocabulary, the input is
             malformed or without words, or vocab_size does not hold its alphabet.
     """
-    filesystem, root = open_filesystem(settings.output, settings.filesystem_options())
+    folder = settings.open_output()
     origin = _origin(settings, files)
-    if file_exists(filesystem, f"{root}/{ORIGIN}"):
-        found = json.loads(read_file(filesystem, f"{root}/{ORIGIN}"))
+    if folder.exists(ORIGIN):
+        found = json.loads(folder.read(ORIGIN))
         if found != origin:
             raise ValueError(
                 f"{settings.output} holds a vocabulary made otherwise: {describe_changes(found, origin)};"
                 " give the same settings and input, or another --output"
             )
-        return parse_vocab(read_file(filesystem, f"{root}/{VOCAB}"), f"{settings.output}/{VOCAB}")
-    _remove_counting(filesystem, root)  # a killed build may have left some
-    vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, filesystem, root, beam_arguments)
-    write_atomic(filesystem, f"{root}/{VOCAB}", vocabulary.to_text().encode())
-    write_tokenizer(filesystem, root, vocabulary, settings.lower_case)
-    write_atomic(filesystem, f"{root}/{ORIGIN}", json_bytes(origin))
+        return parse_vocab(folder.read(VOCAB), f"{settings.output}/{VOCAB}")
+    _remove_counting(folder)  # a killed build may have left some
+    vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, folder, beam_arguments)
+    folder.write(VOCAB, vocabulary.to_text().encode())
+    write_tokenizer(folder, vocabulary, settings.lower_case)
+    folder.write(ORIGIN, json_bytes(origin))
     return vocabulary
 
 
-def write_tokenizer(filesystem: Any, root: str, vocabulary: Vocabulary, lower_case: bool) -> None:
+def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) -> None:
     """Writes tokenizer.json, unless the very bytes are there: of another version of the library they may differ."""
-    data, path = tokenizer_json(vocabulary, lower_case).encode(), f"{root}/{TOKENIZER}"
-    if not file_exists(filesystem, path) or read_file(filesystem, path) != data:
-        write_atomic(filesystem, path, data)
+    data = tokenizer_json(vocabulary, lower_case).encode()
+    if not folder.exists(TOKENIZER) or folder.read(TOKENIZER) != data:
+        folder.write(TOKENIZER, data)
 
 
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
@@ -119,17 +111,15 @@ def _reading(source: Source) -> dict[str, Any]:
 
 def _read_given(settings: BuildSettings) -> Vocabulary:
     assert settings.vocab is not None
-    filesystem, path = open_filesystem(settings.vocab, settings.filesystem_options())
-    if not is_file(filesystem, path):
+    folder, name = Folder.of_file(settings.vocab, settings.filesystem_options())
+    if not folder.is_file(name):
         raise FileNotFoundError(f"--vocab {settings.vocab}: no such file")
-    return parse_vocab(read_file(filesystem, path), settings.vocab)
+    return parse_vocab(folder.read(name), settings.vocab)
 
 
-def _learn(
-    settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
-) -> Vocabulary:
-    counters, table, silent = _count_words(settings, parts, filesystem, root, beam_arguments)
-    write_atomic(filesystem, f"{root}/{WORD_COUNTS}", table)
+def _learn(settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_arguments: Sequence[str]) -> Vocabulary:
+    counters, table, silent = _count_words(settings, parts, folder, beam_arguments)
+    folder.write(WORD_COUNTS, table)
     words, counts = read_commonest(table)
     sampled = f"{counters.get('documents_counted', 0):,} of {counters.get('documents_read', 0):,} documents"
     if not words:
@@ -143,11 +133,10 @@ def _learn(
 
 
 def _count_words(
-    settings: BuildSettings, parts: Sequence[Part], filesystem: Any, root: str, beam_arguments: Sequence[str]
+    settings: BuildSettings, parts: Sequence[Part], output: Folder, beam_arguments: Sequence[str]
 ) -> tuple[Mapping[str, int], bytes, list[str]]:
     """Runs the job from its beginning: what was read and counted, the table of all words, files without text."""
-    folder, folder_url = f"{root}/{_COUNTING}", f"{settings.output.rstrip('/')}/{_COUNTING}"
-    options = settings.filesystem_options()
+    folder, options = output / _COUNTING, settings.filesystem_options()
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     factors = count_factors([source.millionths for source in settings.corpus])
     largest_first = sorted(parts, key=lambda part: -part.text_bytes)  # runners deal parts out in turn
@@ -165,24 +154,24 @@ def _count_words(
             | CleanDocuments()
             | SampleDocuments(num_bits)
             | FilterDocuments(settings.filter_rule)
-            | CountWords(settings.lower_case, folder_url, options, factors)
+            | CountWords(settings.lower_case, folder, factors)
             | AddCounts()
-            | WriteCounts(folder_url, options)
+            | WriteCounts(folder)
         )
 
     def count() -> int:
-        return len(finished_parts(list_files(filesystem, folder), parts))
+        return len(finished_parts(folder.list(), parts))
 
-    outputs = Outputs("word counts", len(parts), 0, count, filesystem, root, are_kept=False)
+    outputs = Outputs("word counts", len(parts), 0, count, output, are_kept=False)
     run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments, len(parts)), outputs)
-    names = list_files(filesystem, folder)
+    names = folder.list()
     records = [record for found in finished_parts(names, parts).values() for record in found]
-    told = read_records(filesystem, folder, records)
-    table = join_tables(filesystem, [f"{folder}/{name}" for name in names if name.endswith(".parquet")])
-    _remove_counting(filesystem, root)
+    told = read_records(folder, records)
+    table = join_tables(folder, [name for name in names if name.endswith(".parquet")])
+    _remove_counting(output)
     silent = [url for url, _ in find_files_without_text(told, parts)]
     return sum_counters(count_by_source(told)), table, silent
 
 
-def _remove_counting(filesystem: Any, root: str) -> None:
-    remove_files(filesystem, root, [f"{_COUNTING}/{name}" for name in list_files(filesystem, f"{root}/{_COUNTING}")])
+def _remove_counting(folder: Folder) -> None:
+    folder.remove([f"{_COUNTING}/{name}" for name in (folder / _COUNTING).list()])

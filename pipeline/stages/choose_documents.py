@@ -23,7 +23,7 @@ from pipeline.jobs.near_duplicates_job import (
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
-from pipeline.storage.folder import list_files, open_filesystem
+from pipeline.storage.folder import Folder
 from pipeline.text.minhash import similarity_of
 from pipeline.tokens.buckets import VALIDATION_TOKENS
 from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
@@ -84,26 +84,26 @@ def drop_documents(settings: BuildSettings, names: Sequence[str], beam_arguments
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
         ValueError: It is damaged.
     """
-    filesystem, folder = open_filesystem(settings.tokens_folder, settings.filesystem_options())
+    folder = settings.open_tokens()
     found = Found()
     sources: dict[str, Iterator[npt.NDArray[np.bytes_]]] = {}
     if settings.exclude_documents_of:
         sources[EXCLUDED] = _join_groups([iterate_ids(each) for each in _open_excluded(settings)])
     if settings.near_duplicates is not None:
-        ranges = _find_near_duplicates(settings, filesystem, folder, names, beam_arguments)
-        sources[NEAR_DUPLICATE] = _read_found(filesystem, folder, ranges, found)
+        ranges = _find_near_duplicates(settings, folder, names, beam_arguments)
+        sources[NEAR_DUPLICATE] = _read_found(folder, ranges, found)
     if sources:
         found.reasons = tuple(sources)
-        rows = (distinct_rows(rows) for rows, *_ in iterate_index(filesystem, folder, names))
-        write_groups(filesystem, f"{folder}/{DROPPED}", _choose_groups(rows, sources))
+        rows = (distinct_rows(rows) for rows, *_ in iterate_index(folder, names))
+        write_groups(folder, DROPPED, _choose_groups(rows, sources))
     return found
 
 
 def describe_near_duplicates(
-    filesystem: Any, folder: str, names: Sequence[str], found: Sequence[NearDuplicate]
+    folder: Folder, names: Sequence[str], found: Sequence[NearDuplicate]
 ) -> list[dict[str, str]]:
     """Examples for people, once the index of the folder is there: where both documents are in the input."""
-    tokens = EncodedDocuments(filesystem, folder, {"part_names": list(names)})
+    tokens = EncodedDocuments(folder, {"part_names": list(names)})
     pairs = [(each.document.hex(), each.other.hex(), each.similarity) for each in found]
     places = find_documents(tokens, [each for *pair, _ in pairs for each in pair]) if pairs else {}
     return [
@@ -126,9 +126,9 @@ def _choose_groups(rows: Iterator[Rows], sources: Mapping[str, Iterator[npt.NDAr
 
 def _open_excluded(settings: BuildSettings) -> list[Dataset]:
     options = settings.filesystem_options()
-    own = open_filesystem(settings.output, options)[1]
+    own = settings.open_output().path
     datasets = [open_excluded(url, options) for url in settings.exclude_documents_of]
-    if any(dataset.root == own for dataset in datasets):
+    if any(dataset.folder.path == own for dataset in datasets):
         raise ValueError(f"exclude_documents_of: {settings.output} is the dataset being built; give another --output")
     return datasets
 
@@ -139,41 +139,38 @@ def _join_groups(streams: Sequence[Iterator[npt.NDArray[np.bytes_]]]) -> Iterato
 
 
 def _find_near_duplicates(
-    settings: BuildSettings, filesystem: Any, folder: str, names: Sequence[str], beam_arguments: Sequence[str]
+    settings: BuildSettings, folder: Folder, names: Sequence[str], beam_arguments: Sequence[str]
 ) -> list[KeyRange]:
     """Runs the near-duplicates job over what is not finished; returns where its results are."""
     assert settings.near_duplicates is not None
     rule = similarity_rule(settings.near_duplicates)
-    sizes = list_files(filesystem, folder)
+    sizes = folder.list()
     runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
     ranges = plan_ranges(runs, rule)
     names_of_all = set(output_names(runs, ranges, rule))
 
     def count() -> int:
-        return len(names_of_all & list_files(filesystem, folder).keys())
+        return len(names_of_all & folder.list().keys())
 
     def build(pipeline: beam.Pipeline) -> None:
-        options = settings.filesystem_options()
-        add_near_duplicates_graph(pipeline, runs, ranges, rule, settings.tokens_folder, options)
+        add_near_duplicates_graph(pipeline, runs, ranges, rule, folder)
 
     if not {keys.file_name for keys in ranges} <= sizes.keys():
         found = len(names_of_all & sizes.keys())
-        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, filesystem, folder)
+        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, folder)
         options = pipeline_options(settings.workers, beam_arguments, len(names_of_all) - found)
         run_graph("near-duplicates", build, options, outputs)
     return ranges
 
 
-def _read_found(
-    filesystem: Any, folder: str, ranges: Sequence[KeyRange], found: Found
-) -> Iterator[npt.NDArray[np.bytes_]]:
+def _read_found(folder: Folder, ranges: Sequence[KeyRange], found: Found) -> Iterator[npt.NDArray[np.bytes_]]:
     """The ids that the job found, in 256 groups; the first of them become examples."""
-    paths = [f"{folder}/{keys.file_name}" for keys in ranges]
-    bounds = [read_bounds(filesystem, path) for path in paths]
+    names = [keys.file_name for keys in ranges]
+    bounds = [read_bounds(folder, name) for name in names]
     for group in range(NUM_GROUPS):
         read = (
-            read_rows(filesystem, path, FOUND_DTYPE, int(bound[group]), int(bound[group + 1]))
-            for path, bound in zip(paths, bounds, strict=True)
+            read_rows(folder, name, FOUND_DTYPE, int(bound[group]), int(bound[group + 1]))
+            for name, bound in zip(names, bounds, strict=True)
         )
         rows = keep_smallest(np.concatenate([np.zeros(0, FOUND_DTYPE), *read]))
         for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:

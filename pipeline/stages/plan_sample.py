@@ -12,7 +12,7 @@ from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sources import Source, count_factors
 from pipeline.settings import BuildSettings
-from pipeline.storage.folder import file_exists, open_filesystem, read_file
+from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter
 from pipeline.tokens.document_lists import (
     DocumentList,
@@ -125,9 +125,9 @@ def _choose_places(
 
 def _find_vocabulary(settings: BuildSettings, lists: Sequence[DocumentList[Document]]) -> Vocabulary:
     for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
-        filesystem, path = open_filesystem(url, settings.filesystem_options())
-        if file_exists(filesystem, path):
-            return parse_vocab(read_file(filesystem, path), url)
+        folder, name = Folder.of_file(url, settings.filesystem_options())
+        if folder.exists(name):
+            return parse_vocab(folder.read(name), url)
     factors = count_factors([source.millionths for source in settings.corpus])
     counts: Counter[str] = Counter()
     for each in lists:

@@ -15,20 +15,20 @@ import numpy.typing as npt
 
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import DOCUMENT_IDS, document_id_bytes
-from pipeline.storage.folder import file_exists, file_size, read_range, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS
 
 _ID_BYTES = 16
 _ROWS_AT_ONCE = 1 << 16
 
 
-def write_document_ids(filesystem: Any, root: str, chunks: Iterable[bytes]) -> None:
+def write_document_ids(folder: Folder, chunks: Iterable[bytes]) -> None:
     """Writes documents.ids into a dataset from its pieces in order; through a local file, never held whole."""
     with tempfile.NamedTemporaryFile(prefix="beambert-ids-") as file:
         for chunk in chunks:
             file.write(chunk)
         file.flush()
-        write_atomic(filesystem, f"{root}/{DOCUMENT_IDS}", Path(file.name))
+        folder.write(DOCUMENT_IDS, Path(file.name))
 
 
 def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
@@ -39,7 +39,7 @@ def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) ->
         ValueError: Its manifest does not say which documents it holds.
     """
     dataset = open_dataset(url, storage_options)
-    if not file_exists(dataset.filesystem, f"{dataset.root}/{DOCUMENT_IDS}"):
+    if not dataset.folder.exists(DOCUMENT_IDS):
         raise FileNotFoundError(
             f"{dataset.locate(DOCUMENT_IDS)} is missing, so which documents {url} holds is not known: run the command"
             " that built it once more, which writes the file and leaves its shards alone"
@@ -56,13 +56,12 @@ def iterate_ids(dataset: Dataset) -> Iterator[npt.NDArray[np.bytes_]]:
         ValueError: They are not the documents of its manifest; known once all groups were read.
     """
     where, row_bytes = dataset.locate(DOCUMENT_IDS), document_id_bytes(dataset.manifest)
-    path = f"{dataset.root}/{DOCUMENT_IDS}"
-    size = file_size(dataset.filesystem, path)
+    size = dataset.folder.size(DOCUMENT_IDS)
     digest, held, position = blake2b(digest_size=32), b"", 0
     for group in range(NUM_GROUPS):
         while position < size and (not held or held[-row_bytes] <= group):
             stop = min(size, position + _ROWS_AT_ONCE * row_bytes)
-            chunk = read_range(dataset.filesystem, path, position, stop)
+            chunk = dataset.folder.read_range(DOCUMENT_IDS, position, stop)
             digest.update(chunk)
             held, position = held + chunk, stop
         if len(held) % row_bytes:

@@ -4,11 +4,11 @@ Rows sorted by id, read a range at a time.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_groups, read_rows
 from pipeline.tokens.token_parts import join_id
 
@@ -20,24 +20,23 @@ REASONS = (EXCLUDED, NEAR_DUPLICATE)
 DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
 
-def read_dropped_ids(filesystem: Any, folder: str, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
+def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
     """The ids in [first_id, last_id] that are left out."""
-    rows = read_dropped_rows(filesystem, folder, first_id, last_id)
+    rows = read_dropped_rows(folder, first_id, last_id)
     ids = (join_id(row["high"], row["low"]) for row in rows)
     return frozenset(each for each in ids if first_id <= each <= last_id)
 
 
-def read_dropped_rows(filesystem: Any, folder: str, first_id: bytes, last_id: bytes) -> Rows:
+def read_dropped_rows(folder: Folder, first_id: bytes, last_id: bytes) -> Rows:
     """The rows of the documents in [first_id, last_id], and some around them."""
-    return read_groups(filesystem, f"{folder}/{DROPPED}", DROPPED_DTYPE, first_id[0], last_id[0])
+    return read_groups(folder, DROPPED, DROPPED_DTYPE, first_id[0], last_id[0])
 
 
-def iterate_dropped(filesystem: Any, folder: str) -> Iterator[Rows]:
+def iterate_dropped(folder: Folder) -> Iterator[Rows]:
     """The rows of each of the 256 groups of ids, one after the other."""
-    path = f"{folder}/{DROPPED}"
-    bounds = read_bounds(filesystem, path)
+    bounds = read_bounds(folder, DROPPED)
     for group in range(NUM_GROUPS):
-        yield read_rows(filesystem, path, DROPPED_DTYPE, int(bounds[group]), int(bounds[group + 1]))
+        yield read_rows(folder, DROPPED, DROPPED_DTYPE, int(bounds[group]), int(bounds[group + 1]))
 
 
 def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Rows:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.storage.folder import read_range, write_atomic
+from pipeline.storage.folder import Folder
 
 NUM_GROUPS = 256
 _STARTS_DTYPE = np.dtype("<u4")
@@ -27,7 +27,7 @@ def pack_rows(rows: Rows, groups: npt.NDArray[Any]) -> bytes:
     return bounds.astype(_STARTS_DTYPE).tobytes() + rows.tobytes()
 
 
-def write_groups(filesystem: Any, path: str, groups: Iterable[Rows]) -> int:
+def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> int:
     """Writes a file from its 256 groups as they come, through a local file; memory is the largest group.
 
     Returns:
@@ -39,17 +39,17 @@ def write_groups(filesystem: Any, path: str, groups: Iterable[Rows]) -> int:
         for rows in groups:
             file.write(rows.tobytes())
             bounds.append(bounds[-1] + len(rows))
-        assert len(bounds) == NUM_GROUPS + 1, f"{path}: {len(bounds) - 1} groups"
+        assert len(bounds) == NUM_GROUPS + 1, f"{name}: {len(bounds) - 1} groups"
         file.seek(0)
         file.write(np.array(bounds, _STARTS_DTYPE).tobytes())
         file.flush()
-        write_atomic(filesystem, path, Path(file.name))
+        folder.write(name, Path(file.name))
     return bounds[-1]
 
 
-def read_bounds(filesystem: Any, path: str) -> npt.NDArray[np.int64]:
+def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
     """[257] first row of each group."""
-    return parse_bounds(read_range(filesystem, path, 0, HEAD_BYTES))
+    return parse_bounds(folder.read_range(name, 0, HEAD_BYTES))
 
 
 def parse_bounds(head: bytes) -> npt.NDArray[np.int64]:
@@ -57,15 +57,15 @@ def parse_bounds(head: bytes) -> npt.NDArray[np.int64]:
     return np.frombuffer(head, _STARTS_DTYPE, NUM_GROUPS + 1).astype(np.int64)
 
 
-def read_rows(filesystem: Any, path: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
+def read_rows(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
     """Rows `first` to `last` - 1, by one request; none where the range is empty."""
     if first == last:
         return np.zeros(0, dtype)
     start, stop = (HEAD_BYTES + row * dtype.itemsize for row in (first, last))
-    return np.frombuffer(read_range(filesystem, path, start, stop), dtype)
+    return np.frombuffer(folder.read_range(name, start, stop), dtype)
 
 
-def read_groups(filesystem: Any, path: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
+def read_groups(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
     """All rows of the groups `first` to `last`, inclusive."""
-    bounds = read_bounds(filesystem, path)
-    return read_rows(filesystem, path, dtype, int(bounds[first]), int(bounds[last + 1]))
+    bounds = read_bounds(folder, name)
+    return read_rows(folder, name, dtype, int(bounds[first]), int(bounds[last + 1]))

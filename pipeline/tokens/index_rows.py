@@ -1,12 +1,11 @@
 """The rows of all `.index` files together, a 256th of the ids at a time, so memory is not that of the corpus."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.storage.folder import read_file
+from pipeline.storage.folder import Folder
 from pipeline.tokens.dropped_ids import DROPPED_DTYPE, REASONS, iterate_dropped, reason_numbers
 from pipeline.tokens.grouped_rows import HEAD_BYTES, NUM_GROUPS, Rows, read_bounds, read_rows
 from pipeline.tokens.token_parts import INDEX_DTYPE
@@ -15,18 +14,18 @@ _ROWS_AT_ONCE = 1 << 18  # read of all parts together: some 10 MB, and few reque
 
 
 def iterate_index(
-    filesystem: Any, folder: str, names: Sequence[str]
+    folder: Folder, part_names: Sequence[str]
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
     """Index rows of all parts in 256 groups by the first byte of their ids; with its part and number in it.
 
     The rows of a group, which may have none, are sorted by id, then by source.
     """
-    paths = [f"{folder}/{name}.index" for name in names]
-    bounds = np.array([read_bounds(filesystem, path) for path in paths], np.int64).reshape(len(paths), NUM_GROUPS + 1)
+    names = [f"{part}.index" for part in part_names]
+    bounds = np.array([read_bounds(folder, name) for name in names], np.int64).reshape(len(names), NUM_GROUPS + 1)
     for first, last in _plan_reads(bounds.sum(axis=0)):
         starts, stops = bounds[:, first].tolist(), bounds[:, last].tolist()
-        places = zip(paths, starts, stops, strict=True)
-        read = [read_rows(filesystem, path, INDEX_DTYPE, start, stop) for path, start, stop in places]
+        places = zip(names, starts, stops, strict=True)
+        read = [read_rows(folder, name, INDEX_DTYPE, start, stop) for name, start, stop in places]
         for group in range(first, last):
             ranges = (bounds[:, group : group + 2] - bounds[:, first : first + 1]).tolist()
             found = [rows[start:stop] for rows, (start, stop) in zip(read, ranges, strict=True)]
@@ -58,17 +57,17 @@ def _first_rows(rows: Rows) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.concatenate([[True], ~is_copy])[: len(rows)])
 
 
-def iterate_reasons(filesystem: Any, folder: str, *, has_dropped: bool) -> Iterator[Rows]:
+def iterate_reasons(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
     """The rows of dropped.ids in 256 groups; empty ones where there is no such file."""
-    return iterate_dropped(filesystem, folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
+    return iterate_dropped(folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
 
 
 def iterate_kept(
-    filesystem: Any, folder: str, names: Sequence[str], *, has_dropped: bool
+    folder: Folder, names: Sequence[str], *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
     """In 256 groups the first row of each kept document, how many rows hold it or a copy, the sum of their crc32."""
-    dropped = iterate_reasons(filesystem, folder, has_dropped=has_dropped)
-    for rows, *_ in iterate_index(filesystem, folder, names):
+    dropped = iterate_reasons(folder, has_dropped=has_dropped)
+    for rows, *_ in iterate_index(folder, names):
         starts = _first_rows(rows)
         documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
         sums = np.add.reduceat(rows["crc32"].astype(np.uint64), starts) if len(rows) else np.zeros(0, np.uint64)
@@ -76,9 +75,9 @@ def iterate_kept(
         yield documents[is_kept], num_rows[is_kept], sums[is_kept]
 
 
-def read_part_rows(filesystem: Any, path: str) -> Rows:
+def read_part_rows(folder: Folder, name: str) -> Rows:
     """All rows of a part's `.index` file, in the order of the ids."""
-    return np.frombuffer(read_file(filesystem, path)[HEAD_BYTES:], INDEX_DTYPE)
+    return np.frombuffer(folder.read(name)[HEAD_BYTES:], INDEX_DTYPE)
 
 
 def pack_ids(rows: Rows, num_sources: int) -> bytes:

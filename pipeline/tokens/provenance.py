@@ -19,9 +19,8 @@ from pipeline.documents.sources import UNIT, count_uses
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import named_damage
 from pipeline.shards.records import Manifest
-from pipeline.storage.folder import file_exists, open_filesystem, read_file
+from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
-from pipeline.storage.ranged_file import open_ranged
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.buckets import PREFIX_BITS, VALIDATION_TOKENS
 from pipeline.tokens.dropped_ids import read_dropped_ids
@@ -62,12 +61,11 @@ class EncodedDocuments:
     """The encoded documents of a dataset, still there.
 
     Attributes:
-        filesystem, folder: Where they lie.
+        folder: Where they lie.
         store: tokens.json.
     """
 
-    filesystem: Any
-    folder: str
+    folder: Folder
     store: Mapping[str, Any]
 
 
@@ -97,22 +95,22 @@ def find_tokens(
         url: Folder or URL of the encoded documents; by default below the dataset.
         options: Of the filesystem of `url`.
     """
-    filesystem, folder = dataset.filesystem, f"{dataset.root}/{TOKENS_FOLDER}"
+    folder = dataset.folder / TOKENS_FOLDER
     if url is not None:
-        filesystem, folder = open_filesystem(url, options)
-    return open_tokens(filesystem, folder, dataset.manifest)
+        folder = Folder(url, options)
+    return open_tokens(folder, dataset.manifest)
 
 
-def open_tokens(filesystem: Any, folder: str, manifest: Manifest) -> EncodedDocuments | None:
+def open_tokens(folder: Folder, manifest: Manifest) -> EncodedDocuments | None:
     """The encoded documents in a folder; None where there are none, others, or those of an earlier version."""
-    if not file_exists(filesystem, f"{folder}/tokens.json"):
+    if not folder.exists("tokens.json"):
         return None
-    store = json.loads(read_file(filesystem, f"{folder}/tokens.json"))
+    store = json.loads(folder.read("tokens.json"))
     is_own = store["totals"]["documents_hash"] == manifest.settings.get("documents_hash")
     if not is_own or store["settings"].get("layout") != LAYOUT:
         return None
     require_plain(store["part_names"], f"{folder}/tokens.json")
-    return EncodedDocuments(filesystem, folder, store)
+    return EncodedDocuments(folder, store)
 
 
 def find_documents(tokens: EncodedDocuments, id_starts: Sequence[str]) -> dict[str, list[FoundDocument]]:
@@ -136,7 +134,7 @@ def find_documents(tokens: EncodedDocuments, id_starts: Sequence[str]) -> dict[s
     names = tokens.store["part_names"]
     found: list[tuple[str, FoundDocument]] = []
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        ranges = find_prefix_rows(tokens.filesystem, tokens.folder, names, prefixes)
+        ranges = find_prefix_rows(tokens.folder, names, prefixes)
         for rows in threads.map(lambda each: _find_in_range(tokens, wanted, *each), ranges):
             found += rows
     found.sort(key=lambda each: (each[1].id, each[1].source, each[0]))
@@ -184,7 +182,7 @@ def _find_in_range(
     tokens: EncodedDocuments, wanted: tuple[str, ...], name: str, start: int, stop: int
 ) -> list[tuple[str, FoundDocument]]:
     """The wanted documents among rows of a part's index, with the part's name."""
-    rows = read_rows(tokens.filesystem, f"{tokens.folder}/{name}.index", INDEX_DTYPE, start, stop)
+    rows = read_rows(tokens.folder, f"{name}.index", INDEX_DTYPE, start, stop)
     matches = [
         (number, row)
         for number, row in enumerate(rows, start)
@@ -192,9 +190,9 @@ def _find_in_range(
     ]
     if not matches:
         return []
-    path = f"{tokens.folder}/{name}.places"
+    path = tokens.folder.locate(f"{name}.places")
     found = []
-    with open_ranged(tokens.filesystem, path) as file:
+    with tokens.folder.open(f"{name}.places") as file:
         with named_damage(path, _REMEDY):
             places = pq.ParquetFile(file)
         for number, row in matches:
@@ -211,7 +209,7 @@ def _find_in_range(
 
 def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: FoundDocument) -> str:
     totals, settings = tokens.store["totals"], manifest.settings
-    if totals["dropped"] and read_dropped_ids(tokens.filesystem, tokens.folder, document.id, document.id):
+    if totals["dropped"] and read_dropped_ids(tokens.folder, document.id, document.id):
         return f"never: dropped, as {' or '.join(totals['dropped'])} (docs/input.md, Filters)"
     source = manifest.sources[document.source]
     if _is_held_out(source, settings, document):

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from pipeline.shards.manifest import named_damage
 from pipeline.shards.table_checks import check_range
-from pipeline.storage.folder import SizeError, read_range
+from pipeline.storage.faults import SizeError
+from pipeline.storage.folder import Folder
 from pipeline.storage.parquet_footer import RowGroup, read_file_footer
-from pipeline.storage.ranged_file import open_ranged
 from pipeline.tokens.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket, prefix_of
 from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
 from pipeline.tokens.grouped_rows import Rows, read_rows
@@ -96,8 +96,7 @@ class Totals:
 
 
 def build_index(
-    filesystem: Any,
-    folder: str,
+    folder: Folder,
     names: Sequence[str],
     num_sources: int = 1,
     reasons: Sequence[str] = (),
@@ -106,7 +105,6 @@ def build_index(
     """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix).
 
     Args:
-        filesystem: Of the folder.
         folder: Of the token parts.
         names: Of the parts.
         num_sources: Of the input.
@@ -121,8 +119,8 @@ def build_index(
     sink = io.BytesIO()
     ranges: list[pa.Table] = []
     with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
-        dropped = iterate_reasons(filesystem, folder, has_dropped=bool(reasons))
-        for rows, parts, numbers in iterate_index(filesystem, folder, names):
+        dropped = iterate_reasons(folder, has_dropped=bool(reasons))
+        for rows, parts, numbers in iterate_index(folder, names):
             ranges.append(_find_ranges(rows, parts, numbers))
             if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
                 writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
@@ -165,8 +163,7 @@ def build_index(
 
 
 def read_bucket(
-    filesystem: Any,
-    folder: str,
+    folder: Folder,
     names: Sequence[str],
     bucket: Bucket,
     token_dtype: Any,
@@ -177,7 +174,6 @@ def read_bucket(
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read.
 
     Args:
-        filesystem: Of the folder.
         folder: Of the token parts.
         names: Of the parts.
         bucket: Of train or validation.
@@ -186,34 +182,34 @@ def read_bucket(
         held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
     """
     if bucket.split == "validation":
-        yield from _read_held_out(filesystem, folder, names, held_out, token_dtype)
+        yield from _read_held_out(folder, names, held_out, token_dtype)
         return
     ends = bucket.first_id, bucket.last_id
     left_out = frozenset(split_ids(held_out))
-    left_out |= read_dropped_ids(filesystem, folder, *ends) if has_dropped else frozenset()
-    part, offset, size = _read_ranges(filesystem, folder, bucket.prefixes, ("part", "offset", "size"), len(names))
+    left_out |= read_dropped_ids(folder, *ends) if has_dropped else frozenset()
+    part, offset, size = _read_ranges(folder, bucket.prefixes, ("part", "offset", "size"), len(names))
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
-        path = f"{folder}/{names[index]}.tokens"
-        for document in unpack_documents(read_tokens(filesystem, path, start, stop), token_dtype, path):
+        name = f"{names[index]}.tokens"
+        for document in unpack_documents(read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)):
             if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
 
 
 def _read_held_out(
-    filesystem: Any, folder: str, names: Sequence[str], held_out: bytes, token_dtype: Any
+    folder: Folder, names: Sequence[str], held_out: bytes, token_dtype: Any
 ) -> Iterator[TokenizedDocument]:
     """The validation documents: runs of documents next to each other in a part, found by its index."""
     prefixes = sorted({prefix_of(each) for each in split_ids(held_out)})
-    part, row, num_rows = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"), len(names))
+    part, row, num_rows = _read_ranges(folder, prefixes, ("part", "row", "rows"), len(names))
     for index in np.unique(part):
         chosen = part == index
         ends = int(row[chosen].min()), int((row + num_rows)[chosen].max())
-        rows = read_rows(filesystem, f"{folder}/{names[index]}.index", INDEX_DTYPE, *ends)
-        path = f"{folder}/{names[index]}.tokens"
+        rows = read_rows(folder, f"{names[index]}.index", INDEX_DTYPE, *ends)
+        name = f"{names[index]}.tokens"
         for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
-            yield from unpack_documents(read_tokens(filesystem, path, start, stop), token_dtype, path)
+            yield from unpack_documents(read_tokens(folder, name, start, stop), token_dtype, folder.locate(name))
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
@@ -225,14 +221,14 @@ def join_ranges(rows: Rows) -> list[tuple[int, int]]:
     return list(zip(starts[firsts].tolist(), stops[lasts[: len(rows)]].tolist(), strict=True))
 
 
-def read_tokens(filesystem: Any, path: str, start: int, stop: int) -> bytes:
+def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
     """Bytes start to stop - 1 of a part's tokens.
 
     Raises:
         ValueError: The file ends before them, or is not there.
     """
-    with _named_loss(path):
-        return read_range(filesystem, path, start, stop)
+    with _named_loss(folder.locate(name)):
+        return folder.read_range(name, start, stop)
 
 
 @contextlib.contextmanager
@@ -248,11 +244,9 @@ def _named_loss(path: str) -> Iterator[None]:
         raise ValueError(f"{path} is missing; delete the folder of token parts, run again") from error
 
 
-def find_prefix_rows(
-    filesystem: Any, folder: str, names: Sequence[str], prefixes: Sequence[int]
-) -> list[tuple[str, int, int]]:
+def find_prefix_rows(folder: Folder, names: Sequence[str], prefixes: Sequence[int]) -> list[tuple[str, int, int]]:
     """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
-    columns = _read_ranges(filesystem, folder, prefixes, ("part", "row", "rows"), len(names))
+    columns = _read_ranges(folder, prefixes, ("part", "row", "rows"), len(names))
     found = zip(*(column.tolist() for column in columns), strict=True)
     return [(names[part], row, row + rows) for part, row, rows in found]
 
@@ -269,15 +263,15 @@ def _prefixes(rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def _read_ranges(
-    filesystem: Any, folder: str, prefixes: Sequence[int], names: Sequence[str], num_parts: int
+    folder: Folder, prefixes: Sequence[int], names: Sequence[str], num_parts: int
 ) -> list[npt.NDArray[np.integer]]:
     """Columns of index.parquet for ascending id prefixes, out of the row groups that may hold them.
 
     Raises:
         ValueError: It is damaged, or a row points to no part, or before the beginning of one.
     """
-    path = f"{folder}/index.parquet"
-    with _named_loss(path), open_ranged(filesystem, path) as file, named_damage(path, _REMEDY):
+    path = folder.locate("index.parquet")
+    with _named_loss(path), folder.open("index.parquet") as file, named_damage(path, _REMEDY):
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start. Arrow is not
         # asked for statistics, as its answer ends the process where a column's description is damaged.
         groups = [number for number, group in enumerate(read_file_footer(file)) if _may_hold(group, prefixes)]

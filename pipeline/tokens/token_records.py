@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.documents import EXAMPLES_PER_REASON
 from pipeline.documents.parts import Part
 from pipeline.shards.records import json_bytes
-from pipeline.storage.ranged_file import read_files
+from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide, hide_in
 from pipeline.tokens.document_lists import DocumentList
 
@@ -42,9 +42,9 @@ def record_stem(record: str) -> str:
     return record.removesuffix(".json").removesuffix("-last")
 
 
-def read_records(filesystem: Any, folder: str, records: Sequence[str]) -> list[dict[str, Any]]:
+def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]:
     """What the records say, in the order of their names."""
-    return [json.loads(data) for _, data in sorted(read_files(filesystem, folder, records).items())]
+    return [json.loads(data) for _, data in sorted(folder.read_many(records).items())]
 
 
 def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:

@@ -6,14 +6,13 @@ Nothing is pruned before all lists are added up.
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.documents import Document
-from pipeline.storage.folder import read_file
+from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import document_id
 from pipeline.tokens.document_lists import DocumentList
 from tokenizer.words import count_words
@@ -85,9 +84,9 @@ def counts_table(packed: PackedCounts) -> bytes:
     return _write_table(pa.table(columns, schema=_SCHEMA))
 
 
-def join_tables(filesystem: Any, paths: Sequence[str]) -> bytes:
+def join_tables(folder: Folder, names: Sequence[str]) -> bytes:
     """All words of tables that share none, ascending by code points, as one Parquet file."""
-    tables = [_read_table(read_file(filesystem, path)) for path in sorted(paths)]
+    tables = [_read_table(folder.read(name)) for name in sorted(names)]
     return _write_table(pa.concat_tables([_SCHEMA.empty_table(), *tables]).sort_by("word"))
 
 

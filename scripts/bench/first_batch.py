@@ -36,6 +36,7 @@ from pipeline.shards.manifest import (
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.shard_file import pack_shard
+from pipeline.storage.folder import Folder
 from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import default_num_lanes, rank_runs
@@ -105,7 +106,7 @@ def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
     digest = root_hash(shards)
     manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, group_totals(shards), {}, digest, NOTHING)
     blocks = os.open(folder / BLOCKS_TABLE, os.O_RDONLY)  # not mapped: its pages would count as ours
-    dataset = Dataset(str(folder), None, str(folder), manifest, shards)
+    dataset = Dataset(Folder(str(folder)), manifest, shards)
     tables = BlockTables(read, lambda: os.fstat(blocks).st_size, shards, BLOCKS_TABLE)
     dataset.__dict__["_tables"] = tables
     dataset.__dict__["read_bytes"] = read_copy

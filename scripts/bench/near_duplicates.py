@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.jobs.near_duplicates_job import plan_ranges, plan_runs, write_bands, write_found
-from pipeline.storage.folder import open_filesystem
+from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import document_id
 from pipeline.text.minhash import NUM_HASHES, SHINGLE_WORDS, sign_texts
 from pipeline.text.sentences import split_sentences
@@ -100,15 +100,12 @@ def measure_grouping(number: int, rule: SimilarityRule) -> dict[str, Any]:
         runs = plan_runs(sizes)
         ranges = plan_ranges(runs, rule)
         start = time.process_time()
-        written = [write_bands(run, rule, folder) for run in runs]
+        written = [write_bands(run, rule, Folder(folder)) for run in runs]
         banding = time.process_time() - start
-        found = [write_found(keys, written, rule, folder) for keys in ranges]
+        found = [write_found(keys, written, rule, Folder(folder)) for keys in ranges]
         seconds, peak = time.process_time() - start, peak_mb()
         num_bytes = sum(Path(folder, name).stat().st_size for name in written)
-        filesystem, root = open_filesystem(folder)
-        rows = keep_smallest(
-            np.concatenate([read_groups(filesystem, f"{root}/{each}", FOUND_DTYPE, 0, 255) for each in found])
-        )
+        rows = keep_smallest(np.concatenate([read_groups(Folder(folder), each, FOUND_DTYPE, 0, 255) for each in found]))
     return {
         "documents": number,
         "ranges": len(ranges),

@@ -17,13 +17,14 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import fsspec
 import numpy as np
 
 from pipeline.shards.block import checksum
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.manifest import FORMAT_VERSION
+from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import NOTHING
+from pipeline.storage.folder import Folder
 from trainer.process.allocator import keep_freed_memory
 from trainer.stream.ranged_read import BlockRange
 from trainer.stream.read_settings import ReadSettings
@@ -90,9 +91,8 @@ def read_stream(client: Any, num_shards: int) -> int:
 
 def open_store(options: dict[str, Any]) -> Dataset:
     """The store as the loader sees it; clients are made and their first request is over."""
-    filesystem = fsspec.filesystem("s3", **options)
-    dataset = object.__new__(Dataset)
-    dataset.filesystem, dataset.root, dataset.url = filesystem, "bucket", "s3://bucket"
+    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, (), {}, "", NOTHING)
+    dataset = Dataset(Folder("s3://bucket", options), manifest, [])
     dataset.read_bytes("shard-0.tar", 0, 1)
     return dataset
 

@@ -31,17 +31,16 @@ import apache_beam as beam
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.jobs import shards_job
-from pipeline.jobs.exchange import TokenFolder, cut_part
+from pipeline.jobs.exchange import TokenParts, cut_part
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import publish
 from pipeline.stages.build_shards import choose_buckets
 from pipeline.stages.build_tokens import read_store
-from pipeline.storage.folder import open_filesystem
+from pipeline.storage.folder import Folder
 from pipeline.tokens.held_out import choose_held_out
 from scripts.checkout import commit
-from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie, WriteLie
+from scripts.soak.lies import RUNNER_LIES, STORE_LIES, WRITE_LIES, Group, Lie, RunnerLie, StoreLie
 from scripts.soak.root_hashes import make_documents
 
 NUM_DOCUMENTS = 240
@@ -209,15 +208,15 @@ def _told(lie: Lie, folder: Path, other: Path, others: dict[bytes, list[bytes]])
         with _replaced(beam, "GroupByKey", partial(LyingGroupByKey, lie, others)):
             yield
     else:
-        write = vars(shards_job)["write_atomic"]
-        with _replaced(shards_job, "write_atomic", partial(_write, lie, write)):
+        write = Folder.write
+
+        def write_some(output: Folder, name: str, data: bytes | Path) -> None:
+            assert isinstance(data, bytes), f"{name}: a file on a disk"
+            if (kept := lie.keep(name, data)) is not None:
+                write(output, name, kept)
+
+        with _replaced(Folder, "write", write_some):
             yield
-
-
-def _write(lie: WriteLie, write: Any, filesystem: Any, path: str, data: bytes) -> None:
-    kept = lie.keep(path, data)
-    if kept is not None:
-        write(filesystem, path, kept)
 
 
 @contextlib.contextmanager
@@ -232,14 +231,14 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _group(folder: Path) -> dict[bytes, list[bytes]]:
     """What an honest shuffle brings together."""
-    filesystem, root = open_filesystem(str(folder / "tokens"))
-    store = read_store(filesystem, root)
+    tokens = Folder(str(folder / "tokens"))
+    store = read_store(tokens)
     settings = BuildSettings(output=str(folder), num_buckets=4)
     held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
     buckets = choose_buckets(settings, store.totals, held_out)
     found: dict[bytes, list[bytes]] = {}
     for part in store.part_names:
-        for key, chunk in cut_part(part, TokenFolder(root, "uint16", held_out=held_out.ids), buckets):
+        for key, chunk in cut_part(part, TokenParts(tokens, "uint16", held_out=held_out.ids), buckets):
             found.setdefault(key, []).append(chunk)
     return found
 

@@ -134,12 +134,12 @@ MEANT: tuple[Meant, ...] = (
     ),
     Meant(
         "pipeline/jobs/shards_job.py",
-        '        write_atomic(filesystem, f"{root}/{task.name}", tar)\n'
+        "        self.output.write(task.name, tar)\n"
         "        record = format_record(ShardRecord(self.settings_hash, shard, table))\n"
-        '        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)\n',
+        "        self.output.write(record_name(task.name), record)\n",
         "        record = format_record(ShardRecord(self.settings_hash, shard, table))\n"
-        '        write_atomic(filesystem, f"{root}/{record_name(task.name)}", record)\n'
-        '        write_atomic(filesystem, f"{root}/{task.name}", tar)\n',
+        "        self.output.write(record_name(task.name), record)\n"
+        "        self.output.write(task.name, tar)\n",
         "a shard's record is written before the shard",
     ),
     Meant(

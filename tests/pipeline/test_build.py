@@ -217,8 +217,8 @@ def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_pa
 
 def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
     def changed():
-        paths = (f"{built.root}/{shard.name}" for shard in built.all_shards)
-        return [Path(path).stat().st_mtime_ns for path in (*paths, f"{built.root}/manifest.json")]
+        paths = (f"{built.folder.path}/{shard.name}" for shard in built.all_shards)
+        return [Path(path).stat().st_mtime_ns for path in (*paths, f"{built.folder.path}/manifest.json")]
 
     before = changed()
     assert build(corpus, vocab_file, built.url) == 0
@@ -260,7 +260,7 @@ def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_pat
 
 def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
-    shutil.copytree(built.root, output)
+    shutil.copytree(built.folder.path, output)
     assert build(corpus, vocab_file, output, "--passes", 3, "--seq_lens", 64, 128) == 0
     dataset = open_dataset(str(output))
     assert [(group.seq_len, group.split, group.passes) for group in dataset.manifest.groups] == [
@@ -273,7 +273,7 @@ def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files for the collector
 def test_a_plain_webdataset_reads_the_shards(built):
-    urls = [f"{built.root}/{shard.name}" for shard in built.shards("train", 64, 0)]
+    urls = [f"{built.folder.path}/{shard.name}" for shard in built.shards("train", 64, 0)]
     samples = list(webdataset.WebDataset(urls, shardshuffle=False))
     blocks = [decode_block(sample["arrow"], sample["__key__"]) for sample in samples]
     assert sum(block.num_instances for block in blocks) == sum(

@@ -15,7 +15,7 @@ from apache_beam.runners.pipeline_context import PipelineContext
 
 from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part
-from pipeline.jobs.exchange import TokenFolder, plan_tasks
+from pipeline.jobs.exchange import TokenParts, plan_tasks
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.settings import BuildSettings
 from pipeline.shards.seal import Seal
@@ -72,8 +72,8 @@ def translated(request, client, vocab_file, monkeypatch):
         names = [
             f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
         ]
-        folder = TokenFolder(settings.tokens_folder, "uint16", held_out=bytes(16))
-        add_shards_graph(pipeline, settings, vocabulary, folder, names, tasks, mode, "0" * 64)
+        tokens = TokenParts(settings.open_tokens(), "uint16", held_out=bytes(16))
+        add_shards_graph(pipeline, settings, vocabulary, tokens, names, tasks, mode, "0" * 64)
     result = runner.DataflowRunner().run_pipeline(pipeline, options)
     return pipeline, result.job.proto_pipeline
 

@@ -14,11 +14,11 @@ from apache_beam.runners.pipeline_context import PipelineContext
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
-from pipeline.jobs.exchange import ExchangeByBucket, TokenFolder, cut_part, group_tasks, plan_tasks, unpack_chunk
+from pipeline.jobs.exchange import ExchangeByBucket, TokenParts, cut_part, group_tasks, plan_tasks, unpack_chunk
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
-from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums
 from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.index_rows import iterate_kept
@@ -35,13 +35,13 @@ def make_document(number):
 @pytest.fixture
 def folder(tmp_path):
     """Three parts, one without a document; document n's id begins with byte n; 200 to 209 are in two parts."""
-    filesystem, root = open_filesystem(str(tmp_path))
+    folder = Folder(str(tmp_path))
     parts = {"one": range(210), "two": range(200, 256), "none": range(0)}
     for name, numbers in parts.items():
         for kind, data in zip(("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True):
-            write_atomic(filesystem, f"{root}/{name}.{kind}", data)
-    write_atomic(filesystem, f"{root}/index.parquet", build_index(filesystem, root, list(parts))[1])
-    return TokenFolder(str(tmp_path), "uint16")
+            folder.write(f"{name}.{kind}", data)
+    folder.write("index.parquet", build_index(folder, list(parts))[1])
+    return TokenParts(folder, "uint16")
 
 
 def numbers_in(chunk):
@@ -49,9 +49,8 @@ def numbers_in(chunk):
 
 
 def contents_of(folder, buckets, names=("one", "two", "none")):
-    filesystem, root = folder.open()
     sums = BucketSums(buckets, folder.held_out)
-    for kept in iterate_kept(filesystem, root, names, has_dropped=folder.has_dropped):
+    for kept in iterate_kept(folder.folder, names, has_dropped=folder.has_dropped):
         sums.add(*kept)
     return sums.contents()
 
@@ -103,16 +102,13 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
         tasks, documents = work
         once, again = ([document.id.hex() for document in documents] for _ in range(2))
         assert once == again
-        write_atomic(
-            *open_filesystem(str(tmp_path / f"{tasks[0].bucket.name}.found")), "\n".join(sorted(once)).encode()
-        )
+        Folder(str(tmp_path)).write(f"{tasks[0].bucket.name}.found", "\n".join(sorted(once)).encode())
 
     with beam.Pipeline(options=pipeline_options(1, [], 4)) as pipeline:
         _ = pipeline | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks) | beam.Map(write)
-    filesystem, root = folder.open()
     names = ["one", "two", "none"]
     for task in tasks:
-        expected = read_bucket(filesystem, root, names, task.bucket, np.uint16, held_out=HELD_OUT)
+        expected = read_bucket(folder.folder, names, task.bucket, np.uint16, held_out=HELD_OUT)
         found = (tmp_path / f"{task.bucket.name}.found").read_text().split()
         assert found == sorted(document.id.hex() for document in expected)
     numbers = [int(each[:2], 16) for each in (tmp_path / "validation-00000-of-00001.found").read_text().split()]

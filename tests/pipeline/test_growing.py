@@ -24,7 +24,7 @@ from pipeline.shards.growing import (
 from pipeline.shards.manifest import group_totals, root_hash
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.stages.publish import planned_groups, publish_dataset, publish_plan
-from pipeline.storage.folder import open_filesystem
+from pipeline.storage.folder import Folder
 
 NUM_PASSES = 6
 FIRST = "train/L8192/pass-00"
@@ -35,7 +35,7 @@ class Build:
 
     def __init__(self, whole: Dataset, folder: Path) -> None:
         self.whole, self.folder = whole, folder
-        self.place = open_filesystem(str(folder))
+        self.place = Folder(str(folder))
 
     def rows(self, passes: Sequence[int]) -> list[ShardBlocks]:
         return [(shard, self.whole.blocks(shard)) for number in passes for shard in self.shards(number)]
@@ -45,11 +45,11 @@ class Build:
 
     def plan(self) -> None:
         groups = planned_groups([], {shard.name: (shard, table) for shard, table in self.rows(range(NUM_PASSES))})
-        publish_plan(*self.place, dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH))
+        publish_plan(self.place, dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH))
 
     def publish(self, *passes: int) -> None:
         for number in passes:
-            publish_pass(*self.place, self.rows([number]), self.whole.manifest.settings_hash)
+            publish_pass(self.place, self.rows([number]), self.whole.manifest.settings_hash)
 
     def end(self, *passes: int) -> None:
         """As the last step of a build does, of these passes and what is held out."""
@@ -58,7 +58,7 @@ class Build:
         shards = [shard for shard, _ in rows]
         totals = {"groups": group_totals(shards), "root_hash": root_hash(shards)}
         built = {shard.name: (shard, table) for shard, table in rows}
-        publish_dataset(*self.place, built, dataclasses.replace(self.whole.manifest, **totals))
+        publish_dataset(self.place, built, dataclasses.replace(self.whole.manifest, **totals))
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_blocks_of_a_pass_withdrawn_are_missing_until_it_is_published_again(buil
     monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)  # so that something is read for each shard
     build.publish(0)
     followed = follow(build, 0)
-    withdraw_passes(*build.place, [FIRST])
+    withdraw_passes(build.place, [FIRST])
     with pytest.raises(FileNotFoundError, match=r"blocks\.parquet"):
         followed.blocks(build.shards(0)[2])
     build.publish(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.shards.dataset import open_dataset
-from pipeline.storage.folder import find_temporaries
+from pipeline.storage.local import find_temporaries
 from tests.datasets import write_corpus
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.shards.manifest import parse_pass_json, pass_json
 from pipeline.shards.records import Manifest
 from pipeline.stages.build_tokens import read_store
-from pipeline.storage.folder import list_files, open_filesystem, remove_files
+from pipeline.storage.folder import Folder
 from pipeline.storage.names import is_plain, require_plain, stays_below
 from pipeline.tokens import token_index
 from pipeline.tokens.buckets import plan_buckets
@@ -53,9 +53,9 @@ def test_a_key_that_leads_out_ends_a_listing_and_is_not_removed(key):
     store.store[f"/bucket/data/{key}"] = store.store["/bucket/data/fine"]  # as S3 takes any key
     try:
         with pytest.raises(ValueError, match=r"memory:///bucket/data: found the key .*leads out of the folder; remove"):
-            list_files(store, "/bucket/data")
+            Folder.on(store, "/bucket/data").list()
         with pytest.raises(ValueError, match="leads out of the folder"):
-            remove_files(store, "/bucket/data", ["fine", key])
+            Folder.on(store, "/bucket/data").remove(["fine", key])
         assert len(store.store) == 2
     finally:
         store.store.clear()
@@ -66,18 +66,18 @@ def make_tokens(folder, names):
     (folder / "tokens.json").write_text(
         json.dumps({"part_names": names, "totals": totals, "settings": {"layout": LAYOUT}})
     )
-    return open_filesystem(str(folder))
+    return Folder(str(folder))
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", 7])
 def test_token_parts_with_other_names_are_refused(tmp_path, name):
     place = make_tokens(tmp_path, ["a-00000", name])
     with pytest.raises(ValueError, match=r"tokens\.json: found the name"):
-        read_store(*place)
+        read_store(place)
     settings = {"settings": {"documents_hash": "abc"}}
     manifest = Manifest(**{name: settings.get(name) for name in Manifest.__dataclass_fields__})
     with pytest.raises(ValueError, match=r"tokens\.json: found the name"):
-        open_tokens(*place, manifest)
+        open_tokens(place, manifest)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_token_parts_with_other_names_are_refused(tmp_path, name):
 def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
     pq.write_table(pa.Table.from_pylist([row], token_index.INDEX_SCHEMA), tmp_path / "index.parquet")
-    place, names = open_filesystem(str(tmp_path)), ["a-00000"]
+    place, names = Folder(str(tmp_path)), ["a-00000"]
     bucket = plan_buckets(1, None)[0]
     read = {
-        "row": lambda: find_prefix_rows(*place, names, [5]),
-        "bucket": lambda: list(read_bucket(*place, names, bucket, np.uint16)),
+        "row": lambda: find_prefix_rows(place, names, [5]),
+        "bucket": lambda: list(read_bucket(place, names, bucket, np.uint16)),
     }[how]
     with pytest.raises(ValueError, match=rf"index\.parquet: {column}: found '\[{value}\]'.*delete the folder of token"):
         read()
@@ -120,7 +120,7 @@ def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp
     rows = [{"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1} for each in range(60)]
     whole = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA), whole, row_group_size=20, compression="zstd")
-    whole, place = whole.getvalue(), open_filesystem(str(tmp_path))
+    whole, place = whole.getvalue(), Folder(str(tmp_path))
     begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     found = {"fine": 0, "damaged": 0}
     for position in range(begin, len(whole), 3):
@@ -128,7 +128,7 @@ def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp
         (tmp_path / "index.parquet").write_bytes(spoilt)
         said = ""
         try:
-            find_prefix_rows(*place, ["a"], [5, 30])
+            find_prefix_rows(place, ["a"], [5, 30])
         except ValueError as error:
             said = str(error)
         if said:
@@ -137,4 +137,4 @@ def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp
         found["damaged" if said else "fine"] += 1
     assert min(found.values()) > 50
     (tmp_path / "index.parquet").write_bytes(whole)
-    assert find_prefix_rows(*place, ["a"], [5, 30]) == [("a", 5, 6), ("a", 30, 31)]
+    assert find_prefix_rows(place, ["a"], [5, 30]) == [("a", 5, 6), ("a", 30, 31)]

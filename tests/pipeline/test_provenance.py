@@ -10,6 +10,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
+from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.tokens.provenance import find_documents, find_tokens, pack_places
 from pipeline.tokens.token_parts import TokenizedDocument
@@ -67,14 +68,14 @@ def test_every_document_is_found_where_it_stands(built, folder, texts):
 
 def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, monkeypatch):
     tokens, read = find_tokens(built), []
-    original = tokens.filesystem.cat_file
+    original = tokens.folder.filesystem.cat_file
 
     def cat_file(path, start=None, end=None, **rest):
         read.append((path.rsplit(".", 1)[1], path, end - start))
         return original(path, start=start, end=end, **rest)
 
-    monkeypatch.setattr(tokens.filesystem, "cat_file", cat_file)
-    monkeypatch.setattr("pipeline.storage.ranged_file.is_local", lambda _: False)  # as on a store
+    monkeypatch.setattr(tokens.folder.filesystem, "cat_file", cat_file)
+    monkeypatch.setattr(Folder, "is_local", False)  # as on a store
     assert len(find_documents(tokens, [id_of(texts[3])])[id_of(texts[3])]) == 1
     assert {kind for kind, _, _ in read} == {"index", "parquet", "places"}
     assert sum(size for kind, _, size in read if kind == "index") < 500
@@ -118,7 +119,7 @@ def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
 
 
 def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
-    shutil.copytree(built.root, tmp_path / "data")
+    shutil.copytree(built.folder.path, tmp_path / "data")
     shutil.rmtree(tmp_path / "data/tokens")
     assert run("inspect", tmp_path / "data", "--num_instances", 1) == 0
     shown = capsys.readouterr().out
@@ -136,7 +137,7 @@ def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, ca
 
 
 def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, tmp_path):
-    shutil.copytree(built.root, tmp_path / "data")
+    shutil.copytree(built.folder.path, tmp_path / "data")
     tokens = tmp_path / "data/tokens"
     # As a kill leaves a part: its record is not there yet, its places are half a file of another writer's.
     lost = sorted(tokens.glob("*-last.json"))[1]
@@ -160,7 +161,7 @@ def test_places_may_have_any_name(tmp_path):
 
 
 def test_tokens_of_an_earlier_version_are_refused_and_not_shown(built, folder, vocab_file, tmp_path, capsys):
-    shutil.copytree(built.root, tmp_path / "data")
+    shutil.copytree(built.folder.path, tmp_path / "data")
     for name in ("tokens.json", "settings.json"):
         path = tmp_path / "data/tokens" / name
         fields = json.loads(path.read_text())

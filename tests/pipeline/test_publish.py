@@ -13,7 +13,7 @@ from pipeline.shards.seal import NOTHING
 from pipeline.shards.verify import verify_dataset
 from pipeline.stages import publish
 from pipeline.stages.publish import PassPublisher, planned_groups
-from pipeline.storage.folder import open_filesystem
+from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents
 from pipeline.tokens.buckets import Bucket
 from tests.pipeline.test_build import build
@@ -54,8 +54,7 @@ def published(folder: Path) -> list[str]:
 
 def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path):
     folder = tmp_path / "data"
-    filesystem, root = open_filesystem(str(folder))
-    publisher = PassPublisher(filesystem, root, tasks, {}, whole.manifest.settings_hash)
+    publisher = PassPublisher(Folder(str(folder)), tasks, {}, whole.manifest.settings_hash)
     steps = [
         ("train/L8192/pass-01/shard-00000.tar", []),
         ("train/L8192/pass-00/shard-00000.tar", []),
@@ -75,9 +74,8 @@ def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path):
 
 def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks, tmp_path):
     folder = tmp_path / "data"
-    filesystem, root = open_filesystem(str(folder))
     settings_hash = whole.manifest.settings_hash
-    first = PassPublisher(filesystem, root, tasks, {}, settings_hash)
+    first = PassPublisher(Folder(str(folder)), tasks, {}, settings_hash)
     for task in tasks:
         finish(whole, folder, task.name)
     first.look()
@@ -85,7 +83,7 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
     lost = "train/L8192/pass-01/shard-00001.tar"
     (folder / record_name(lost)).unlink()
     built = {name: rows for name, rows in first.built.items() if name != lost}
-    again = PassPublisher(filesystem, root, tasks, built, settings_hash)
+    again = PassPublisher(Folder(str(folder)), tasks, built, settings_hash)
     assert published(folder) == ["train/L8192/pass-00", "validation/L8192/pass-00"]
     assert again.look() == 0
     finish(whole, folder, lost)

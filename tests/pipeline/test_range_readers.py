@@ -14,8 +14,9 @@ import fsspec
 import pytest
 from botocore.response import StreamingBody
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.storage.folder import read_range
+from pipeline.storage.folder import Folder
 from pipeline.storage.range_readers import RangeReader, range_reader, read_local, s3_range_reader
 
 
@@ -30,7 +31,8 @@ def path(tmp_path: Path) -> str:
 def test_local_ranges_are_those_of_the_filesystem(path, start, stop):
     files = fsspec.filesystem("file")
     assert range_reader(files) is read_local
-    assert read_range(files, path, start, stop, 1, read_local) == files.cat_file(path, start=start, end=stop)
+    folder, name = Folder.of_file(path)
+    assert folder.read_range(name, start, stop, 1, read_local) == files.cat_file(path, start=start, end=stop)
 
 
 def test_a_system_that_reads_less_at_a_time_is_asked_again(path, monkeypatch):
@@ -55,8 +57,9 @@ def open_below(folder: Path) -> list[str]:
 
 
 def test_ranges_past_the_end_and_missing_files_are_errors_and_leave_no_file_open(path):
+    folder, name = Folder.of_file(path)
     with pytest.raises(OSError, match=r"asked for bytes 10000-20000, got 240 of 10000"):
-        read_range(fsspec.filesystem("file"), path, 10_000, 20_000, 1, read_local)
+        folder.read_range(name, 10_000, 20_000, 1, read_local)
     with pytest.raises(FileNotFoundError, match="missing"):
         read_local(f"{path}.missing", 0, 1)
     with pytest.raises(IsADirectoryError):
@@ -162,10 +165,10 @@ def test_ranges_of_a_store_come_over_one_connection(store, read_s3):
 def test_a_store_that_sends_everything_is_not_listened_to(store, read_s3, monkeypatch):
     read_body, bodies = StreamingBody.read, []  # which keeps them: what nobody has is closed anyway
     monkeypatch.setattr(StreamingBody, "read", lambda body, size: (bodies.append(body), read_body(body, size))[1])
-    store.knows_ranges = False
+    store.knows_ranges, bucket = False, Folder.on(MemoryFileSystem(), "bucket")
     for number in (1, 2):
         with pytest.raises(OSError, match="asked for bytes 1000-5000, got 4001 of 4000"):
-            read_range(SimpleNamespace(), "bucket/object", 1000, 5000, 1, read_s3)
+            bucket.read_range("object", 1000, 5000, 1, read_s3)
         assert store.num_sent < number * len(CONTENT) / 2
         assert store.num_connections == number, "the rest of a body is on the way there"
         assert store.left.acquire(timeout=20)

@@ -78,7 +78,7 @@ def built(tmp_path_factory, texts, vocab_file):
 
 @pytest.fixture
 def copy(built, tmp_path):
-    shutil.copytree(built.root, tmp_path / "data")
+    shutil.copytree(built.folder.path, tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -297,7 +297,7 @@ def test_without_the_encoded_documents_the_rest_is_shown(copy):
 
 def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
     before = json.loads((copy / "report.json").read_text())
-    vocab, text = Path(built.root).parent / "vocab.txt", Path(built.root).parent / "in.jsonl"
+    vocab, text = Path(built.folder.path).parent / "vocab.txt", Path(built.folder.path).parent / "in.jsonl"
     fixed = ("--vocab", vocab, "--passes", 2, "--seq_lens", 64, "--workers", 1)
     assert run("build", "--input", text, "--output", copy, *fixed) == 0
     assert json.loads((copy / "report.json").read_text()) == before

@@ -11,10 +11,9 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
-from pipeline.jobs import shards_job
 from pipeline.jobs.exchange import (
     StoredDocuments,
-    TokenFolder,
+    TokenParts,
     cut_part,
     group_tasks,
     pack_chunk,
@@ -33,7 +32,7 @@ from pipeline.shards.seal import NOTHING, Seal, add_seals, seal_documents
 from pipeline.shards.verify import verify_dataset
 from pipeline.stages.build_shards import choose_buckets, instance_rule
 from pipeline.stages.build_tokens import read_store
-from pipeline.storage.folder import open_filesystem
+from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums, find_buckets, total_seal
 from pipeline.tokens.held_out import choose_held_out, split_ids
 from pipeline.tokens.index_rows import iterate_kept
@@ -62,7 +61,7 @@ def test_a_seal_by_hand():
 class Encoded:
     """Encoded documents, with five copies, and what their buckets must hold."""
 
-    folder: TokenFolder
+    tokens: TokenParts
     part_names: tuple
     buckets: list
     contents: dict
@@ -76,7 +75,7 @@ class Encoded:
         """What a runner that keeps its promises delivers."""
         found = {}
         for part in self.part_names:
-            for key, chunk in cut_part(part, self.folder, self.buckets):
+            for key, chunk in cut_part(part, self.tokens, self.buckets):
                 found.setdefault(key, []).append(chunk)
         return found
 
@@ -84,7 +83,7 @@ class Encoded:
         """Builds a bucket of what a runner delivered."""
         tasks = group_tasks(plan_tasks(self.buckets, [64], 2, self.contents))
         found, documents = unpack_group((key, chunks), "uint16", tasks)
-        return list(ShardBuilder(str(output), self.rules, 1, HASH).build(found, documents))
+        return list(ShardBuilder(Folder(str(output)), self.rules, 1, HASH).build(found, documents))
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +93,21 @@ def encoded(corpus, texts, vocab_file, tmp_path_factory):
     words = ("--input", corpus, folder / "copies.jsonl", "--output", folder / "data", "--vocab", vocab_file, *FLAGS)
     assert run("tokens", *words) == 0
     settings = BuildSettings(output=str(folder / "data"), num_buckets=4, seq_lens=[64])
-    filesystem, root = open_filesystem(settings.tokens_folder)
-    store = read_store(filesystem, root)
+    tokens = settings.open_tokens()
+    store = read_store(tokens)
     held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
     buckets = choose_buckets(settings, store.totals, held_out)
     sums = BucketSums(buckets, held_out.ids)
-    for kept in iterate_kept(filesystem, root, store.part_names, has_dropped=False):
+    for kept in iterate_kept(tokens, store.part_names, has_dropped=False):
         sums.add(*kept)
     rules = {64: instance_rule(settings, parse_vocab(vocab_file.read_bytes(), "vocab.txt"), 64)}
-    tokens = TokenFolder(root, "uint16", held_out=held_out.ids)
-    return Encoded(tokens, store.part_names, buckets, sums.contents(), rules)
+    parts = TokenParts(tokens, "uint16", held_out=held_out.ids)
+    return Encoded(parts, store.part_names, buckets, sums.contents(), rules)
 
 
 def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
     for bucket in encoded.buckets:
-        read = list(StoredDocuments(encoded.folder, encoded.part_names, bucket))
+        read = list(StoredDocuments(encoded.tokens, encoded.part_names, bucket))
         gathered = gather_documents(read)
         seal = seal_documents(gathered.ids, len(gathered.tokens))
         found = BucketContents(seal, len(read), sum(document.crc32 for document in read))
@@ -121,9 +120,8 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
 
 
 def test_rows_find_their_bucket(encoded):
-    filesystem, root = encoded.folder.open()
-    held_out = encoded.folder.held_out
-    for documents, *_ in iterate_kept(filesystem, root, encoded.part_names, has_dropped=False):
+    held_out = encoded.tokens.held_out
+    for documents, *_ in iterate_kept(encoded.tokens.folder, encoded.part_names, has_dropped=False):
         for row, place in zip(documents, find_buckets(documents, encoded.buckets, held_out), strict=True):
             bucket = encoded.buckets[place]
             document = int(row["high"]).to_bytes(8, "big") + int(row["low"]).to_bytes(8, "big")
@@ -218,19 +216,19 @@ def test_a_document_that_another_run_encoded_to_as_many_tokens_is_missed(encoded
 
 
 def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
-    shutil.copytree(encoded.folder.url, tmp_path / "tokens")
+    shutil.copytree(encoded.tokens.folder.path, tmp_path / "tokens")
     path = tmp_path / f"tokens/{encoded.part_names[0]}.tokens"
     path.write_bytes(path.read_bytes()[:-5])
-    folder = dataclasses.replace(encoded.folder, url=str(tmp_path / "tokens"))
+    tokens = dataclasses.replace(encoded.tokens, folder=Folder(str(tmp_path / "tokens")))
     said = rf"{encoded.part_names[0]}.tokens: asked for bytes \S+, got .*: shorter than its index says; delete the"
     with pytest.raises(ValueError, match=said):
-        list(cut_part(encoded.part_names[0], folder, encoded.buckets))
+        list(cut_part(encoded.part_names[0], tokens, encoded.buckets))
     path.unlink()
     with pytest.raises(ValueError, match=rf"{encoded.part_names[0]}.tokens is missing; delete the folder of token"):
-        list(cut_part(encoded.part_names[0], folder, encoded.buckets))
+        list(cut_part(encoded.part_names[0], tokens, encoded.buckets))
     path.with_name("index.parquet").unlink()
     with pytest.raises(ValueError, match=r"index\.parquet is missing; delete the folder of token parts"):
-        list(StoredDocuments(folder, encoded.part_names, encoded.buckets[1]))
+        list(StoredDocuments(tokens, encoded.part_names, encoded.buckets[1]))
 
 
 def test_a_group_that_nothing_is_built_of_is_named(encoded, tmp_path):
@@ -247,11 +245,11 @@ def test_two_groups_of_one_bucket_are_refused():
 
 
 def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
-    shutil.copytree(encoded.folder.url, tmp_path / "tokens")
-    folder = dataclasses.replace(encoded.folder, url=str(tmp_path / "tokens"))
+    shutil.copytree(encoded.tokens.folder.path, tmp_path / "tokens")
+    tokens = dataclasses.replace(encoded.tokens, folder=Folder(str(tmp_path / "tokens")))
     task = encoded.tasks(KEY.decode())[0]
-    stored = StoredDocuments(folder, encoded.part_names, task.bucket)
-    builder = ShardBuilder(str(tmp_path / "data"), encoded.rules, 1, HASH)
+    stored = StoredDocuments(tokens, encoded.part_names, task.bucket)
+    builder = ShardBuilder(Folder(str(tmp_path / "data")), encoded.rules, 1, HASH)
     shorter = dataclasses.replace(task, contents=dataclasses.replace(task.contents, rows=task.contents.rows - 1))
     with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the token parts in \S+ hold .*, expected"):
         list(builder.build([shorter], stored))
@@ -302,15 +300,15 @@ def test_a_record_without_its_shard_and_a_shard_without_its_record_are_built_aga
 def test_the_record_comes_after_its_shard(encoded, tmp_path, monkeypatch):
     """A kill between the two leaves a shard without a record, never a record without a shard."""
     written = []
-    write = shards_job.write_atomic
+    write = Folder.write
 
-    def write_one_file(filesystem, path, data):
+    def write_one_file(folder, name, data):
         if written:
             raise OSError("the disk is full")
-        written.append(Path(path).suffix)
-        write(filesystem, path, data)
+        written.append(Path(name).suffix)
+        write(folder, name, data)
 
-    monkeypatch.setattr(shards_job, "write_atomic", write_one_file)
+    monkeypatch.setattr(Folder, "write", write_one_file)
     with pytest.raises(OSError, match="full"):
         encoded.deliver(KEY, encoded.groups()[KEY], tmp_path)
     assert written == [".tar"]
@@ -329,7 +327,7 @@ def built(corpus, vocab_file, tmp_path_factory):
 
 @pytest.fixture
 def copy(built, tmp_path):
-    shutil.copytree(built.root, tmp_path / "data")
+    shutil.copytree(built.folder.path, tmp_path / "data")
     return tmp_path / "data"
 
 

@@ -117,7 +117,7 @@ def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_
     for source in lighter["sources"]:
         source["weight"] = 1
     (tmp_path / "c.yaml").write_text(json.dumps(lighter))
-    tokens = Path(mixture.root, "tokens/tokens.json")
+    tokens = Path(mixture.folder.path, "tokens/tokens.json")
     before = tokens.stat().st_mtime_ns
     found = build(tmp_path / "c.yaml", vocab_file, tmp_path / "data", "--tokens", tokens.parent, "--workers", 1)
     assert tokens.stat().st_mtime_ns == before
@@ -171,7 +171,7 @@ def test_tokens_of_other_sources_are_refused(mixture, mixture_config, vocab_file
     changed["sources"][0]["name"] = "papers"
     (tmp_path / "c.yaml").write_text(json.dumps(changed))
     for command in ("build", "shards"):
-        flags = ("--vocab", vocab_file, "--output", mixture.root, "--workers", 1)
+        flags = ("--vocab", vocab_file, "--output", mixture.folder.path, "--workers", 1)
         assert run(command, "--config", tmp_path / "c.yaml", *flags) == 2
         assert "holds tokens of other settings: sources was" in capsys.readouterr().err
 

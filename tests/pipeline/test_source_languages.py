@@ -119,4 +119,4 @@ def test_english_and_chinese_come_together(shared_data, tmp_path):
 def encoded_documents(dataset):
     tokens = find_tokens(dataset)
     names, bucket = tokens.store["part_names"], plan_buckets(1, b"")[0]
-    return read_bucket(tokens.filesystem, tokens.folder, names, bucket, np.uint16)
+    return read_bucket(tokens.folder, names, bucket, np.uint16)

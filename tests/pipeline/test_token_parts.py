@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.storage.folder import Folder
 from pipeline.tokens import index_rows
 from pipeline.tokens.buckets import plan_buckets, prefix_of
 from pipeline.tokens.token_index import build_index, read_bucket
@@ -28,16 +28,16 @@ def as_values(document):
 
 
 def write_parts(folder, parts):
-    filesystem, root = open_filesystem(str(folder))
+    folder = Folder(str(folder))
     names = []
     for number, documents in enumerate(parts):
         names.append(f"part{number}")
         tokens, index = pack_documents(documents)
-        write_atomic(filesystem, f"{root}/{names[-1]}.tokens", tokens)
-        write_atomic(filesystem, f"{root}/{names[-1]}.index", index)
-    totals, index = build_index(filesystem, root, names)
-    write_atomic(filesystem, f"{root}/index.parquet", index)
-    return filesystem, root, names, totals
+        folder.write(f"{names[-1]}.tokens", tokens)
+        folder.write(f"{names[-1]}.index", index)
+    totals, index = build_index(folder, names)
+    folder.write("index.parquet", index)
+    return folder, names, totals
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -72,8 +72,8 @@ def test_split_ids_sort_as_ids(one, other):
 
 def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
     documents = [make_document(number) for number in range(300)]
-    one = write_parts(tmp_path / "one", [documents])[3]
-    three = write_parts(tmp_path / "three", [documents[200:], [], documents[:200]])[3]
+    one = write_parts(tmp_path / "one", [documents])[2]
+    three = write_parts(tmp_path / "three", [documents[200:], [], documents[:200]])[2]
     assert one == three
     assert (one.documents, one.duplicates) == (300, 0)
     assert one.tokens == sum(len(document.tokens) for document in documents)
@@ -82,17 +82,17 @@ def test_totals_do_not_depend_on_how_documents_are_dealt(tmp_path):
 
 def test_copies_are_counted_once(tmp_path):
     documents = [make_document(number) for number in range(50)]
-    totals = write_parts(tmp_path, [documents, documents[:7], documents[:2]])[3]
+    totals = write_parts(tmp_path, [documents, documents[:7], documents[:2]])[2]
     assert (totals.documents, totals.duplicates) == (50, 9)
-    assert totals.documents_hash == write_parts(tmp_path / "plain", [documents])[3].documents_hash
+    assert totals.documents_hash == write_parts(tmp_path / "plain", [documents])[2].documents_hash
 
 
 def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
     documents = [make_document(number) for number in range(900)]
-    filesystem, root, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
+    folder, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
 
     def read():
-        groups = index_rows.iterate_index(filesystem, root, names)
+        groups = index_rows.iterate_index(folder, names)
         return [[values.tolist() for values in group] for group in groups]
 
     expected = read()
@@ -107,11 +107,11 @@ def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("num_buckets", [1, 2, 8])
 def test_buckets_hold_every_document_once(tmp_path, num_buckets):
     documents = [make_document(number) for number in range(400)]
-    filesystem, root, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
+    folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
     held_out = bytes.fromhex("".join(totals.sources[0].lowest_ids[number] for number in (0, 1, 2, 50, 399)))
     found = {}
     for bucket in plan_buckets(num_buckets, held_out):
-        read = read_bucket(filesystem, root, names, bucket, np.uint16, held_out=held_out)
+        read = read_bucket(folder, names, bucket, np.uint16, held_out=held_out)
         found[bucket.name] = [document.id for document in read]
     assert sorted(itertools.chain(*found.values())) == sorted(document.id for document in documents)
     assert b"".join(sorted(found["validation-00000-of-00001"])) == held_out
@@ -119,9 +119,9 @@ def test_buckets_hold_every_document_once(tmp_path, num_buckets):
 
 def test_a_bucket_reads_only_its_prefixes(tmp_path):
     documents = [make_document(number) for number in range(400)]
-    filesystem, root, names, _ = write_parts(tmp_path, [documents])
+    folder, names, _ = write_parts(tmp_path, [documents])
     bucket = plan_buckets(16, b"")[3]
-    found = list(read_bucket(filesystem, root, names, bucket, np.uint16))
+    found = list(read_bucket(folder, names, bucket, np.uint16))
     assert found
     assert all(prefix_of(document.id) in bucket.prefixes for document in found)
     assert bucket.prefixes == range(3 * 256, 4 * 256)

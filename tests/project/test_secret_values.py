@@ -12,7 +12,7 @@ import yaml
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage import secret_values
-from pipeline.storage.folder import open_filesystem, parse_storage_options
+from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.secret_values import hide, hide_arguments, hide_in, hide_unparsed, learn
 from trainer.model.config import preset
 from trainer.runs.run_folder import prepare_run
@@ -111,10 +111,10 @@ def test_options_are_learned_wherever_they_come_from(tmp_path, way):
         (tmp_path / "o.json").write_text(json.dumps(OPTIONS))
         parse_storage_options(f"@{tmp_path}/o.json")
     elif way == "filesystem":
-        open_filesystem("memory://a", OPTIONS)
+        assert Folder("memory://a", OPTIONS).filesystem
     else:
         with pytest.raises(ValueError, match="cannot be opened"):
-            open_filesystem(f"nothing://me:{TOKEN}@host/a")
+            assert Folder(f"nothing://me:{TOKEN}@host/a").filesystem
         assert hide(f"no such user {TOKEN}") == "no such user (hidden)"
         return
     for secret in SECRETS:

@@ -14,18 +14,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.shards.dataset import open_dataset
-from pipeline.storage import folder as storage
-from pipeline.storage.folder import (
-    StorageError,
-    call_patiently,
-    file_size,
-    find_temporaries,
-    is_transient,
-    list_files,
-    read_range,
-    remove_files,
-    write_atomic,
-)
+from pipeline.storage import faults
+from pipeline.storage.faults import StorageError, call_patiently, is_transient
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import find_temporaries
 
 
 class FaultyMemory(MemoryFileSystem):
@@ -64,8 +56,8 @@ class HttpError(Exception):
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
+    monkeypatch.setattr(faults, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(faults, "MAX_DELAY_SECONDS", 0.002)
 
 
 BUSY = OSError(errno.EBUSY, "SlowDown")
@@ -76,7 +68,7 @@ BUSY = OSError(errno.EBUSY, "SlowDown")
 )
 def test_an_upload_that_fails_for_a_while_ends_whole(faults):
     store = FaultyMemory(faults)
-    write_atomic(store, "/bucket/a.tar", b"0123456789")
+    Folder.on(store, "/bucket").write("a.tar", b"0123456789")
     assert store.calls == len(faults) + 1
     assert store.store["/bucket/a.tar"].getvalue() == b"0123456789"
 
@@ -88,8 +80,8 @@ def test_an_upload_that_fails_for_a_while_ends_whole(faults):
 def test_an_upload_that_fails_for_good_publishes_nothing(fault, cause):
     store = FaultyMemory([fault] * 100)
     with pytest.raises(StorageError, match=rf"memory:///bucket/a.tar: gave up after 6 attempt\(s\) in .* s: .*{cause}"):
-        write_atomic(store, "/bucket/a.tar", b"0123456789")
-    assert store.calls == storage.ATTEMPTS == 6
+        Folder.on(store, "/bucket").write("a.tar", b"0123456789")
+    assert store.calls == faults.ATTEMPTS == 6
     assert store.find("/") == []
 
 
@@ -97,15 +89,15 @@ def test_an_upload_that_fails_for_good_publishes_nothing(fault, cause):
 def test_what_time_does_not_mend_is_tried_once(fault):
     store = FaultyMemory([fault] * 100)
     with pytest.raises(StorageError, match=rf"/bucket/a.tar: gave up after 1 attempt\(s\).*{fault}"):
-        write_atomic(store, "/bucket/a.tar", b"0123456789")
+        Folder.on(store, "/bucket").write("a.tar", b"0123456789")
     assert store.calls == 1
 
 
 def test_refusals_and_missing_files_keep_their_kind():
     with pytest.raises(PermissionError, match="memory:///b/a: Access Denied; check the credentials"):
-        write_atomic(FaultyMemory([PermissionError("Access Denied")]), "/b/a", b"0")
+        Folder.on(FaultyMemory([PermissionError("Access Denied")]), "/b").write("a", b"0")
     with pytest.raises(FileNotFoundError):
-        read_range(FaultyMemory([]), "/b/missing", 0, 5)
+        Folder.on(FaultyMemory([]), "/b").read_range("missing", 0, 5)
 
 
 @pytest.fixture
@@ -117,29 +109,29 @@ def clock(monkeypatch):
     def add(seconds):
         passed[0] += seconds
 
-    monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=add))
+    monkeypatch.setattr(faults, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=add))
     return lambda: passed[0]
 
 
 @pytest.mark.parametrize("refusal", [PermissionError("Access Denied"), HttpError(403), HttpError(401)], ids=repr)
 def test_a_store_that_answered_and_now_refuses_is_asked_again_for_half_a_minute(clock, refusal):
     store = FaultyMemory([])
-    write_atomic(store, "/b/a", b"0123456789")
+    Folder.on(store, "/b").write("a", b"0123456789")
     store.faults = [refusal] * 5
-    assert read_range(store, "/b/a", 0, 10) == b"0123456789"
+    assert Folder.on(store, "/b").read_range("a", 0, 10) == b"0123456789"
     assert 5 < clock() < 16
     began = clock()
     store.faults = [refusal] * 100
     with pytest.raises(PermissionError, match=rf"memory:///b/a, bytes 0-10: {refusal}; check the credentials"):
-        read_range(store, "/b/a", 0, 10)
+        Folder.on(store, "/b").read_range("a", 0, 10)
     assert clock() - began == pytest.approx(30.0)
 
 
 def test_refusals_do_not_use_up_the_attempts(clock):
     store = FaultyMemory([])
-    write_atomic(store, "/b/a", b"0")
-    store.faults = [PermissionError()] * 3 + [BUSY] * (storage.ATTEMPTS - 1)
-    write_atomic(store, "/b/a", b"1")
+    Folder.on(store, "/b").write("a", b"0")
+    store.faults = [PermissionError()] * 3 + [BUSY] * (faults.ATTEMPTS - 1)
+    Folder.on(store, "/b").write("a", b"1")
     assert store.store["/b/a"].getvalue() == b"1"
 
 
@@ -149,7 +141,7 @@ def test_a_store_that_refuses_the_first_question_is_believed(clock):
 
     store = Foreign([PermissionError("Access Denied")])
     with pytest.raises(PermissionError, match="check the credentials"):
-        write_atomic(store, "/b/a", b"0")
+        Folder.on(store, "/b").write("a", b"0")
     assert (store.calls, clock()) == (1, 0.0)
 
 
@@ -177,27 +169,27 @@ def test_a_dataset_whose_tables_come_damaged_is_opened_all_the_same(make_dataset
             return spoil[fault] if Store.left >= 0 else data
 
     Store().put(f"{folder}/", "/data/", recursive=True)
-    monkeypatch.setattr("pipeline.shards.dataset.open_filesystem", lambda *_: (Store(), "/data"))
+    monkeypatch.setattr("pipeline.shards.dataset.Folder", lambda *_: Folder.on(Store(), "/data"))
     Store.left = 2
     assert open_dataset("memory://data").manifest == whole.manifest
     Store.left, Store.asked = 100, 0
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
         open_dataset("memory://data")
-    assert Store.asked == (storage.ATTEMPTS if fault == "cut" else storage.DAMAGE_ATTEMPTS)
+    assert Store.asked == (faults.ATTEMPTS if fault == "cut" else faults.DAMAGE_ATTEMPTS)
 
 
 def test_a_short_body_is_read_again_unless_the_caller_does_so_itself():
     store = FaultyMemory([])
-    write_atomic(store, "/bucket/a", b"0123456789")
+    Folder.on(store, "/bucket").write("a", b"0123456789")
     store.faults = [3, 0]
-    assert read_range(store, "/bucket/a", 2, 8) == b"234567"
+    assert Folder.on(store, "/bucket").read_range("a", 2, 8) == b"234567"
     store.faults = [3]
     with pytest.raises(OSError, match="asked for bytes 2-8, got 3 of 6") as caught:
-        read_range(store, "/bucket/a", 2, 8, attempts=1)
+        Folder.on(store, "/bucket").read_range("a", 2, 8, attempts=1)
     assert not isinstance(caught.value, ValueError)  # the trainer tries again on an OSError, and not on a ValueError
 
 
-@pytest.mark.parametrize("ask", [partial(read_range, start=2, stop=8), file_size])
+@pytest.mark.parametrize("ask", [partial(Folder.read_range, start=2, stop=8), Folder.size])
 def test_an_answer_that_a_driver_cannot_parse_is_asked_for_again(ask):
     """And in the trainer's hands it is an OSError, as a ValueError says that data are damaged."""
 
@@ -208,19 +200,19 @@ def test_an_answer_that_a_driver_cannot_parse_is_asked_for_again(ask):
 
     unreadable = json.JSONDecodeError("Expecting value", "<html>", 0)
     store = Store([])
-    write_atomic(store, "/bucket/a", b"0123456789")
+    Folder.on(store, "/bucket").write("a", b"0123456789")
     store.faults = [unreadable, unreadable]
-    assert ask(store, "/bucket/a") in (b"234567", 10)
+    assert ask(Folder.on(store, "/bucket"), "a") in (b"234567", 10)
     store.faults = [unreadable]
     with pytest.raises(OSError, match=r"bucket/a: JSONDecodeError.'Expecting value") as caught:
-        ask(store, "/bucket/a", attempts=1)
+        ask(Folder.on(store, "/bucket"), "a", attempts=1)
     assert not isinstance(caught.value, ValueError)
 
 
 def test_pauses_grow_and_stay_within_their_bounds(monkeypatch):
     pauses = []
     monkeypatch.undo()
-    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    monkeypatch.setattr(faults.time, "sleep", pauses.append)
 
     def fail():
         raise TimeoutError
@@ -240,9 +232,9 @@ def test_which_errors_pass():
 
 def test_removing_what_is_already_gone_is_no_error():
     store = FaultyMemory([])
-    write_atomic(store, "/bucket/a", b"0")
-    remove_files(store, "/bucket", ["a", "b"])
-    assert list_files(store, "/bucket") == {}
+    Folder.on(store, "/bucket").write("a", b"0")
+    Folder.on(store, "/bucket").remove(["a", "b"])
+    assert Folder.on(store, "/bucket").list() == {}
 
 
 def test_only_the_names_of_killed_writers_are_temporary():
@@ -254,10 +246,10 @@ def test_only_the_names_of_killed_writers_are_temporary():
 def test_a_large_object_goes_up_in_parts_and_comes_back_whole(s3):
     store = fsspec.filesystem("s3", **s3)
     data = os.urandom(2**20) * 104  # the driver begins with parts at 100 MiB
-    write_atomic(store, "corpus/large.bin", data)
+    Folder.on(store, "corpus").write("large.bin", data)
     assert store.info("corpus/large.bin")["ETag"].strip('"').endswith("-3")
-    assert read_range(store, "corpus/large.bin", 0, len(data)) == data
-    remove_files(store, "corpus", ["large.bin"])
+    assert Folder.on(store, "corpus").read_range("large.bin", 0, len(data)) == data
+    Folder.on(store, "corpus").remove(["large.bin"])
 
 
 @pytest.mark.slow
@@ -284,7 +276,7 @@ def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corp
     said = capfd.readouterr().err
     assert "s3://corpus/broken/" in said
     assert ".tar: gave up after 6 attempt(s)" in said
-    assert proxy.refused >= storage.ATTEMPTS
+    assert proxy.refused >= faults.ATTEMPTS
     assert options["secret"] not in said
     store = fsspec.filesystem("s3", **s3)
     names = [Path(name).name for name in store.find("corpus/broken")]

@@ -8,9 +8,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.shards.dataset import open_dataset
-from pipeline.storage import folder as storage
-from pipeline.storage.folder import StorageError, write_atomic
-from pipeline.storage.ranged_file import open_ranged, read_files
+from pipeline.storage import faults as storage
+from pipeline.storage.faults import StorageError
+from pipeline.storage.folder import Folder
 
 REQUESTS = (
     "exists",
@@ -76,7 +76,7 @@ def flaky(monkeypatch):
 
 def test_a_build_on_a_flaky_store_ends_with_the_same_root_hash(flaky, corpus, local, pipeline):
     for path in sorted(corpus.iterdir()):
-        write_atomic(flaky, f"/text/{path.name}", path.read_bytes())
+        Folder.on(flaky, "/text").write(f"{path.name}", path.read_bytes())
     folders = ("--input", "flaky:///text/*", "--output", "flaky:///data")
     assert pipeline("build", *folders) == 0
     kinds = {kind for kind, _ in FlakyMemory.refused}
@@ -91,8 +91,8 @@ def test_a_build_on_a_flaky_store_ends_with_the_same_root_hash(flaky, corpus, lo
 
 def test_a_file_is_read_piece_by_piece_through_a_flaky_store(flaky):
     content = bytes(range(256)) * 20_000
-    write_atomic(flaky, "/a/large", content)
-    with open_ranged(flaky, "/a/large") as file:
+    Folder.on(flaky, "/a").write("large", content)
+    with Folder.on(flaky, "/a").open("large") as file:
         file.seek(-1000, 2)
         assert file.read() == content[-1000:]
         file.seek(3)
@@ -107,15 +107,15 @@ def test_a_file_is_read_piece_by_piece_through_a_flaky_store(flaky):
 
 def test_small_files_are_read_together_or_the_missing_one_is_named(flaky):
     for number in range(40):
-        write_atomic(flaky, f"/a/{number}", b"x" * number)
+        Folder.on(flaky, "/a").write(f"{number}", b"x" * number)
     names = [str(number) for number in reversed(range(40))]
-    assert read_files(flaky, "/a", names) == {name: b"x" * int(name) for name in names}
-    assert read_files(flaky, "/a", []) == {}
+    assert Folder.on(flaky, "/a").read_many(names) == {name: b"x" * int(name) for name in names}
+    assert Folder.on(flaky, "/a").read_many([]) == {}
     with pytest.raises(FileNotFoundError, match="flaky:///a: b and 0 more are missing"):
-        read_files(flaky, "/a", ["1", "b"])
+        Folder.on(flaky, "/a").read_many(["1", "b"])
 
 
 def test_a_store_that_stays_away_is_one_message_also_for_a_question(flaky, monkeypatch):
     monkeypatch.setattr(FlakyMemory, "isfile", lambda *_: (_ for _ in ()).throw(TimeoutError("away")))
     with pytest.raises(StorageError, match=r"/a/b: gave up after 6 attempt\(s\) in .* s: away"):
-        storage.is_file(flaky, "/a/b")
+        Folder.on(flaky, "/a").is_file("b")

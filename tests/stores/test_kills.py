@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from pipeline.shards.dataset import open_dataset
-from pipeline.storage.folder import TEMPORARY_MARK
+from pipeline.storage.local import TEMPORARY_MARK
 from scripts.soak.kill_build import Soak, identity
 from scripts.soak.kills import kill_session
 

@@ -106,7 +106,7 @@ def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, mon
     [fault] = faults("memory://bucket/run", storage_options=f"@{tmp_path}/gone.json")
     assert "gone.json" in fault
     monkeypatch.setattr("trainer.preflight.shared.SEEN_SECONDS", 0.0)
-    monkeypatch.setattr("trainer.preflight.shared.file_exists", lambda *_: False)
+    monkeypatch.setattr("trainer.preflight.shared.Folder.exists", lambda *_: False)
     assert faults("memory://bucket/run") == ("memory://bucket/run does not show what rank 0 writes there",)
     assert not bucket.store
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.storage import folder as storage
-from pipeline.storage.folder import open_filesystem, remove_files, write_atomic
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import TEMPORARY_MARK
 from tests.trainer.test_uploads import Trained
 from trainer.checkpoints.read import COMMITTED
 from trainer.checkpoints.store import CheckpointStore
@@ -24,13 +24,13 @@ FILES = ["fragments-00000-of-00001.safetensors", "model.safetensors"]
 def events(tmp_path, monkeypatch):
     """What happens below tmp_path, in order: ("fsync", path), ("rename", from, to), ("unlink", path), ("rmtree", path).
 
-    Temporary names of `write_atomic` are shown as TEMPORARY.
+    Temporary names of `replace_file` are shown as TEMPORARY.
     """
     happened = []
 
     def name(path):
         path = Path(path)
-        shown = "TEMPORARY" if storage.TEMPORARY_MARK in path.name else path.name
+        shown = "TEMPORARY" if TEMPORARY_MARK in path.name else path.name
         return str((path.parent / shown).relative_to(tmp_path))
 
     def noted(what, function, of=lambda *arguments: arguments):
@@ -122,7 +122,7 @@ def test_a_downloaded_checkpoint_is_on_the_disk_before_it_has_its_name(ranks, bu
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, events, is_file):
     source = tmp_path / "source"
     source.write_bytes(b"data")
-    write_atomic(*open_filesystem(str(tmp_path / "a" / "b" / "file")), source if is_file else b"data")
+    Folder(str(tmp_path)).write("a/b/file", source if is_file else b"data")
     assert (tmp_path / "a" / "b" / "file").read_bytes() == b"data"
     assert events == [
         ("fsync", "."),  # which has the new folder
@@ -143,7 +143,7 @@ def test_a_disk_that_knows_no_fsync_of_folders_is_used(tmp_path, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse_folders)
-    place = open_filesystem(str(tmp_path))
-    write_atomic(place[0], f"{place[1]}/a/file", b"data")
-    remove_files(*place, ["a/file"])
+    folder = Folder(str(tmp_path))
+    folder.write("a/file", b"data")
+    folder.remove(["a/file"])
     assert list(tmp_path.iterdir()) == []

@@ -259,15 +259,15 @@ def test_words_of_conll_files(hf, tmp_path):
 WAITING = """
 import sys, time
 from trainer.cli import main
-import trainer.inference.features.parts as parts
-write = parts.write_atomic
-def write_or_wait(filesystem, path, data):
-    if path.endswith("part-00001.parquet"):
+from pipeline.storage.folder import Folder
+write = Folder.write
+def write_or_wait(folder, name, data):
+    if name.endswith("part-00001.parquet"):
         print("waits", flush=True)
         while True:
             time.sleep(0.05)
-    write(filesystem, path, data)
-parts.write_atomic = write_or_wait
+    write(folder, name, data)
+Folder.write = write_or_wait
 sys.exit(main(sys.argv[1:]))
 """
 

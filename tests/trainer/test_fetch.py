@@ -22,6 +22,7 @@ from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.storage import folder as storage
+from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from trainer.stream import arena, attempts, fetch, ranged_read, read_ahead
 from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
@@ -125,7 +126,7 @@ def folder(tmp_path: Path, make_dataset) -> Path:
 def over_faulty_store(folder: Path, faults: Iterable[Fault], lasting: bool = False) -> tuple[Dataset, FaultyFileSystem]:
     store = FaultyFileSystem(faults, lasting)
     good = open_dataset(str(folder))
-    return Dataset(good.url, store, good.root, good.manifest, list(good.all_shards)), store
+    return Dataset(Folder.on(store, good.folder.path), good.manifest, list(good.all_shards)), store
 
 
 def each_block(sizes: list[int]) -> Iterator[np.ndarray]:
@@ -311,7 +312,7 @@ def test_patience_with_the_block_table_is_that_with_blocks(folder):
 
     store, good = Store(), open_dataset(str(folder))
     store.put(f"{folder}/", "/data/", recursive=True)
-    dataset = Dataset("memory://data", store, "/data", good.manifest, list(good.all_shards))
+    dataset = Dataset(Folder.on(store, "/data"), good.manifest, list(good.all_shards))
     assert read_all(window_over(dataset, ReadSettings(num_threads=1))) == EVERYTHING
     assert store.failures == 0
 
@@ -516,7 +517,7 @@ def test_a_request_in_a_thread_beside_is_given_up_in_time():
 
 def test_local_files_are_read_by_fewer_threads_than_stores(folder):
     dataset = open_dataset(str(folder))
-    remote, joined_up = Dataset(dataset.url, MemoryFileSystem(), "", dataset.manifest, []), JoinedShards(100)
+    remote, joined_up = Dataset(Folder.on(MemoryFileSystem(), ""), dataset.manifest, []), JoinedShards(100)
     for shard in dataset.all_shards:
         joined_up.add(dataset, shard)
     assert [ReadSettings().num_requests(each.is_local) for each in (dataset, joined_up, remote)] == [2, 2, 8]

@@ -23,6 +23,7 @@ from pipeline.shards import manifest as tables
 from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.growing import PLAN, open_growing, publish_pass
+from pipeline.storage.folder import Folder
 from pipeline.storage.patience import Patience
 from tests.datasets import with_own_hash, write_corpus
 from tests.trainer.tiny_dataset import write_tiny_dataset
@@ -72,7 +73,7 @@ class Build:
             self.write(shard.name, (self.source / shard.name).read_bytes())
         rows = [(shard, self.whole.blocks(shard)) for shard in shards]
         hashed = settings_hash or self.whole.manifest.settings_hash
-        publish_pass(growing.open_filesystem(str(self.folder))[0], str(self.folder), rows, hashed)
+        publish_pass(Folder(str(self.folder)), rows, hashed)
 
     def end(self) -> None:
         for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE, tables.MANIFEST):
@@ -255,7 +256,7 @@ def test_an_object_store_is_followed_though_it_keeps_listings(build):
     build.plan()
     upload()
     opened = open_growing("memory://growing")
-    followed = growing.GrowingDataset(opened.url, Listing(), opened.root, opened.manifest, None)
+    followed = growing.GrowingDataset(Folder.on(Listing(), opened.folder.path), opened.manifest)
     assert not followed.find_pass("train", 8192, 0)
     build.finish_pass(0)
     upload()
@@ -352,8 +353,8 @@ from pipeline.cli import main
 
 publish_pass = publish.publish_pass
 
-def publish_and_die(filesystem, root, rows, settings_hash):
-    publish_pass(filesystem, root, rows, settings_hash)
+def publish_and_die(folder, rows, settings_hash):
+    publish_pass(folder, rows, settings_hash)
     if rows[0][0].split == "train":
         os.killpg(0, signal.SIGKILL)
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from trainer.stream.order import own_position
 from trainer.stream.read_settings import ReadSettings
@@ -247,8 +248,8 @@ def large(tmp_path_factory, make_dataset) -> Path:
 
 def counted(folder: Path) -> tuple[Dataset, CountingFiles]:
     dataset = open_dataset(str(folder))
-    files = CountingFiles(dataset.filesystem)
-    return Dataset(dataset.url, files, dataset.root, dataset.manifest, list(dataset.all_shards)), files
+    files = CountingFiles(dataset.folder.filesystem)
+    return Dataset(Folder.on(files, dataset.folder.path), dataset.manifest, list(dataset.all_shards)), files
 
 
 def large_loader(dataset: Dataset, **changes) -> StepLoader:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import Linear
 
-from pipeline.storage import folder as storage
-from pipeline.storage.folder import StorageError
+from pipeline.storage import faults
+from pipeline.storage.faults import StorageError
+from pipeline.storage.folder import Folder
 from trainer.checkpoints.read import find_checkpoints, load_checkpoint, newest_checkpoint, read_state
 from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
@@ -26,8 +27,8 @@ URL = "memory://bucket/run"
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(storage, "MAX_DELAY_SECONDS", 0.002)
+    monkeypatch.setattr(faults, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(faults, "MAX_DELAY_SECONDS", 0.002)
 
 
 FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
@@ -130,15 +131,15 @@ def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_
 def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
-    order, write = [], storage.write_atomic
+    order, write = [], Folder.write
 
-    def write_or_crash(filesystem, path, data):
-        order.append(path.rsplit("/", 1)[1])
-        if path.endswith("step-00000002/COMMITTED"):
+    def write_or_crash(folder, name, data):
+        order.append(name.rpartition("/")[2])
+        if name.endswith("step-00000002/COMMITTED"):
             raise KeyboardInterrupt  # as a kill: nothing that follows is done
-        write(filesystem, path, data)
+        write(folder, name, data)
 
-    monkeypatch.setattr("trainer.checkpoints.store.write_atomic", write_or_crash)
+    monkeypatch.setattr(Folder, "write", write_or_crash)
     with pytest.raises(KeyboardInterrupt):
         trained.save(2)
     assert order[-1] == "COMMITTED"
@@ -223,11 +224,11 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     gates = {name: Event() for name in ("step-00000002", "step-00000003")}
-    write = storage.write_atomic
+    write = Folder.write
 
-    def write_when_open(filesystem, path, data):
-        assert all(gate.wait(60) for name, gate in gates.items() if name in path), "training waits for it"
-        write(filesystem, path, data)
+    def write_when_open(folder, name, data):
+        assert all(gate.wait(60) for step, gate in gates.items() if step in name), "training waits for it"
+        write(folder, name, data)
 
     def open_and_join():
         """In place of the upload's `join`: nothing is written before training waits."""
@@ -235,7 +236,7 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
         gates["step-00000002"].set()
         upload_join()
 
-    monkeypatch.setattr("trainer.checkpoints.store.write_atomic", write_when_open)
+    monkeypatch.setattr(Folder, "write", write_when_open)
     monkeypatch.setattr("trainer.checkpoints.saver.WORTH_SAYING_SECONDS", 0.1)
     trained.train(2)
     trained.saver.save({"step": 2}, trained.engine, trained.optimizer)

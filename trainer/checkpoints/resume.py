@@ -14,11 +14,12 @@ from typing import Any
 
 import torch.distributed
 
+from pipeline.storage.local import replace_file
 from trainer.checkpoints.read import COMMITTED, find_checkpoints, verify_checkpoint
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import remove_folders
 from trainer.process.ranks import Ranks, together
-from trainer.runs.run_folder import RUN_FACTS, RunFolder, replace_file
+from trainer.runs.run_folder import RUN_FACTS, RunFolder
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:

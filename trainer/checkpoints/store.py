@@ -11,18 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.folder import (
-    StorageError,
-    call_patiently,
-    file_size,
-    list_files,
-    locate,
-    make_durable,
-    open_filesystem,
-    read_file,
-    remove_files,
-    write_atomic,
-)
+from pipeline.storage.faults import StorageError
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import make_durable, replace_file
 from trainer.checkpoints.read import COMMITTED, read_marker
 from trainer.checkpoints.write import remove_folders, superseded
 from trainer.runs.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
@@ -43,15 +34,15 @@ class CheckpointStore:
             storage_options: Of its filesystem.
         """
         self.url = url.rstrip("/")
-        self._filesystem, self._path = open_filesystem(url, storage_options)
+        self._folder = Folder(url, storage_options)
 
     def locate(self, name: str) -> str:
         """The URL of a file."""
-        return str(locate(self._filesystem, f"{self._path}/{name}"))
+        return self._folder.locate(name)
 
     def list_checkpoints(self) -> tuple[list[str], list[str]]:
         """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
-        found = list_files(self._filesystem, f"{self._path}/{CHECKPOINTS}")
+        found = (self._folder / CHECKPOINTS).list()
         names = sorted({name.partition("/")[0] for name in found})
         names = [name for name in names if re.fullmatch("step-[0-9]{8,}", name)]  # anything else is not ours to remove
         finished = [name for name in names if f"{name}/{COMMITTED}" in found]
@@ -71,7 +62,7 @@ class CheckpointStore:
         """
         for name in names:
             try:
-                write_atomic(self._filesystem, f"{self._path}/{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
+                self._folder.write(f"{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
             except StorageError as error:
                 raise StorageError(
                     f"{error}; the checkpoint {checkpoint} was not uploaded, those before it are untouched"
@@ -80,10 +71,10 @@ class CheckpointStore:
     def upload_run(self, run: RunFolder) -> None:
         """Uploads the files a wiped node needs besides a checkpoint: what the run is, and its rows up to now."""
         for name in RUN_FILES:
-            write_atomic(self._filesystem, f"{self._path}/{name}", (run.path / name).read_bytes())
+            self._folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
             rows = run.metrics.read_bytes()  # the loop may be adding to it
-            write_atomic(self._filesystem, f"{self._path}/{METRICS}", rows[: rows.rfind(b"\n") + 1])
+            self._folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
 
     def read_facts(self) -> dict[str, Any] | None:
         """run.json; None where the URL holds no run.
@@ -92,7 +83,7 @@ class CheckpointStore:
             ValueError: It is damaged.
         """
         try:
-            data = read_file(self._filesystem, f"{self._path}/{RUN_FACTS}")
+            data = self._folder.read(RUN_FACTS)
         except FileNotFoundError:
             return None
         return parse_facts(data, self.locate(RUN_FACTS))
@@ -100,7 +91,7 @@ class CheckpointStore:
     def fetch_files(self, names: Sequence[str], folder: Path) -> None:
         """Downloads files of the run, named relative to it, to a folder."""
         for name in names:
-            write_atomic(*open_filesystem(str(folder / name)), read_file(self._filesystem, f"{self._path}/{name}"))
+            replace_file(folder / name, self._folder.read(name))
 
     def fetch_checkpoint(self, name: str, checkpoints: Path, files: Iterable[str] | None = None) -> Path:
         """Downloads a committed checkpoint, or some of its files; its folder appears when all of them are there.
@@ -113,9 +104,9 @@ class CheckpointStore:
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)
         try:
-            self._fetch(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
+            self._folder.download(f"{CHECKPOINTS}/{name}/{COMMITTED}", folder / COMMITTED)
             for file in self._described(name, folder) if files is None else files:
-                self._fetch(f"{CHECKPOINTS}/{name}/{file}", folder / file)
+                self._folder.download(f"{CHECKPOINTS}/{name}/{file}", folder / file)
         except FileNotFoundError as error:
             raise ValueError(
                 f"{self.locate(f'{CHECKPOINTS}/{name}')} is damaged, a file is missing: {error}; restore it, or give "
@@ -129,9 +120,9 @@ class CheckpointStore:
     def remove_checkpoints(self, names: Iterable[str]) -> None:
         """Deletes checkpoints, the marker of each first."""
         for name in names:
-            folder = f"{self._path}/{CHECKPOINTS}/{name}"
-            remove_files(self._filesystem, folder, [COMMITTED])
-            remove_files(self._filesystem, folder, list(list_files(self._filesystem, folder)))
+            folder = self._folder / f"{CHECKPOINTS}/{name}"
+            folder.remove([COMMITTED])
+            folder.remove(folder.list())
 
     def remove_old(self, keep: int, keep_every: int) -> None:
         """Deletes superseded checkpoints and uploads that never ended."""
@@ -141,7 +132,7 @@ class CheckpointStore:
 
     def disown(self, name: str) -> None:
         """Takes a damaged checkpoint's marker away, so that it does not count any more."""
-        remove_files(self._filesystem, f"{self._path}/{CHECKPOINTS}/{name}", [COMMITTED])
+        (self._folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
 
     def _described(self, name: str, folder: Path) -> Iterable[str]:
         """The files of a checkpoint of which the marker is here; errors name the marker at the URL."""
@@ -149,14 +140,3 @@ class CheckpointStore:
             return read_marker(folder)
         except ValueError as error:
             raise ValueError(str(error).replace(str(folder), self.locate(f"{CHECKPOINTS}/{name}"))) from error
-
-    def _fetch(self, name: str, target: Path) -> None:
-        path = f"{self._path}/{name}"
-
-        def attempt() -> None:
-            expected = file_size(self._filesystem, path)
-            self._filesystem.get_file(path, str(target))
-            if (found := target.stat().st_size) != expected:
-                raise ConnectionError(f"got {found} of {expected} bytes")
-
-        call_patiently(self.locate(name), attempt, filesystem=self._filesystem)

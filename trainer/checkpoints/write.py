@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipeline.storage.folder import StorageError, make_durable
+from pipeline.storage.faults import StorageError
+from pipeline.storage.local import make_durable
 from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
 from trainer.optim.fragment import Fragment
 from trainer.optim.partitions import iterate_weights

@@ -16,16 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pipeline.storage.folder import (
-    file_exists,
-    is_file,
-    is_local,
-    list_files,
-    open_filesystem,
-    read_file,
-    remove_files,
-    write_atomic,
-)
+from pipeline.storage.folder import Folder
 from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.conversion.google import to_google_config, to_google_tensors
@@ -162,15 +153,15 @@ def read_export_file(folder: str, name: str) -> bytes:
     Raises:
         FileNotFoundError: it is not there; names what is.
     """
-    filesystem, path = open_filesystem(folder)
-    found = list_files(filesystem, path)
+    files = Folder(folder)
+    found = files.list()
     if name not in found:
         listing = ", ".join(sorted(found)[:10]) or "nothing"
         raise FileNotFoundError(
             f"{folder}: no {name}, found {listing}; expected a folder written by export, or by transformers' "
             "save_pretrained (safetensors only, in one file)"
         )
-    return read_file(filesystem, f"{path}/{name}")
+    return files.read(name)
 
 
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
@@ -181,16 +172,14 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
     Raises:
         ValueError: the folder holds something that is not an earlier export of the same form.
     """
-    filesystem, path = open_filesystem(folder)
-    names = list(files)
-    _refuse_foreign_folder(filesystem, path, folder, names)
-    if is_local(filesystem):
-        _replace_local_folder(Path(path), files)
+    target, names = Folder(folder), list(files)
+    _refuse_foreign_folder(target, names)
+    if target.is_local:
+        _replace_local_folder(target.local_path(), files)
         return
-    if file_exists(filesystem, f"{path}/{names[-1]}"):
-        remove_files(filesystem, path, names[-1:])
+    target.remove(names[-1:])
     for name, data in files.items():
-        write_atomic(filesystem, f"{path}/{name}", data)
+        target.write(name, data)
 
 
 def _read_tensors(folder: str) -> dict[str, Tensor]:
@@ -220,16 +209,16 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
-def _refuse_foreign_folder(filesystem: Any, path: str, folder: str, names: Sequence[str]) -> None:
+def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
     """An existing folder may be replaced if it is empty or holds an export of ours and nothing else."""
-    if is_file(filesystem, path):
-        raise ValueError(f"{folder}: is a file; name a folder to export to")
-    found = list_files(filesystem, path)
+    if folder.is_file():
+        raise ValueError(f"{folder.url}: is a file; name a folder to export to")
+    found = folder.list()
     foreign = sorted(set(found) - set(names))
-    is_export = names[-1] in found and PROVENANCE_KEY in read_json(folder, names[-1])
+    is_export = names[-1] in found and PROVENANCE_KEY in read_json(folder.url, names[-1])
     if found and (foreign or not is_export):
         what = ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"
-        raise ValueError(f"{folder}: holds {what}, which no export wrote; empty it or name another folder")
+        raise ValueError(f"{folder.url}: holds {what}, which no export wrote; empty it or name another folder")
 
 
 def _replace_local_folder(target: Path, files: Mapping[str, bytes]) -> None:

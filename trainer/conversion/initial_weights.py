@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.storage.folder import file_size, list_files, open_filesystem, read_file, read_range
+from pipeline.storage.folder import Folder
 from trainer.conversion.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
 from trainer.conversion.google import from_google_tensors, google_names
 from trainer.conversion.huggingface import from_hf_config, from_hf_state
@@ -46,9 +46,9 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
         FileNotFoundError: It holds no model that is known; says what it holds.
         ValueError: Damaged, not a BERT as pretrained here, or a pickle without permission.
     """
-    filesystem, path = open_filesystem(folder)
-    names = set(list_files(filesystem, path))
-    vocab = read_file(filesystem, f"{path}/{VOCAB}") if VOCAB in names else None
+    files = Folder(folder)
+    names = set(files.list())
+    vocab = files.read(VOCAB) if VOCAB in names else None
     if CONFIG in names and WEIGHTS in names:
         return InitialWeights(*load_hf(folder), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
@@ -89,14 +89,16 @@ def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str
 
 def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
     config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
-    filesystem, path = open_filesystem(folder)
-    size_of = lru_cache(maxsize=None)(lambda file: file_size(filesystem, file))
+    files = Folder(folder)
+    size_of = lru_cache(maxsize=None)(files.size)
 
     def read(suffix: str, span: tuple[int, int] | None) -> bytes:
-        file = f"{path}/{name}{suffix}"
+        file = name + suffix
         if span is not None and span[1] > size_of(file):
-            raise ValueError(f"{file}: ends before byte {span[1]}, where a tensor of the index ends; copy it again")
-        return read_file(filesystem, file) if span is None else read_range(filesystem, file, *span)
+            raise ValueError(
+                f"{files.locate(file)}: ends before byte {span[1]}, where a tensor of the index ends; copy it again"
+            )
+        return files.read(file) if span is None else files.read_range(file, *span)
 
     bundle = TensorBundle(f"{folder}/{name}", read)
     known = google_names(config)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
-from trainer.runs.run_folder import LOCK, parse_object, replace_file
+from trainer.runs.run_folder import LOCK, parse_object
 from trainer.runs.settings_changes import changes
 
 FORMAT = 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.storage.folder import open_filesystem, read_file
+from pipeline.storage.folder import Folder
 from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.start import choose_head, read_vocabulary, start_model
@@ -156,4 +156,5 @@ def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig
 
 
 def _sha256(path: str) -> str:
-    return hashlib.sha256(read_file(*open_filesystem(path))).hexdigest()
+    folder, name = Folder.of_file(path)
+    return hashlib.sha256(folder.read(name)).hexdigest()

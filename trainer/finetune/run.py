@@ -18,6 +18,7 @@ import torch.distributed
 from tqdm import tqdm
 
 from pipeline.interrupts import INTERRUPTED, Interrupted
+from pipeline.storage.local import replace_file
 from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
 from trainer.finetune.output import OutputFolder, open_output, to_json
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
@@ -33,7 +34,6 @@ from trainer.optim.partitions import iterate_weights
 from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, StopRequest, Told, stops_requested
-from trainer.runs.run_folder import replace_file
 from trainer.runs.run_lock import locked
 
 STOPPING = "stopping after this step, finished runs are kept; again leaves at once"

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 import zstandard
 
-from pipeline.storage.folder import open_filesystem, read_file
+from pipeline.storage.folder import Folder
 
 
 def read_text(path: str) -> str:
@@ -20,7 +20,8 @@ def read_text(path: str) -> str:
         FileNotFoundError: No such file.
         ValueError: Damaged, or not UTF-8; says at which line.
     """
-    data = read_file(*open_filesystem(path))
+    folder, name = Folder.of_file(path)
+    data = folder.read(name)
     try:
         if path.endswith(".zst"):
             data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()

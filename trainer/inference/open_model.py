@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pipeline.storage.folder import file_exists, is_local, list_files, open_filesystem, read_file
+from pipeline.storage.folder import Folder
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
 from trainer.checkpoints.read import (
@@ -112,8 +112,7 @@ def open_model(name: str) -> OpenedModel:
         ValueError: It is damaged, or not a BERT as pretrained here.
     """
     folder, step = _split_step(name)
-    filesystem, path = open_filesystem(folder)
-    if step is not None or file_exists(filesystem, f"{path}/{RUN_FACTS}"):
+    if step is not None or Folder(folder).exists(RUN_FACTS):
         return open_run(name)
     return _open_folder(folder)
 
@@ -130,9 +129,9 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
         ValueError: It is damaged.
     """
     folder, step = _split_step(name)
-    filesystem, path = open_filesystem(folder, storage_options)
-    if is_local(filesystem):
-        run = RunFolder(Path(path))
+    place = Folder(folder, storage_options)
+    if place.is_local:
+        run = RunFolder(place.local_path())
         run.read_facts()  # first: whether it is a run at all
         return _read_run(run, _choose_checkpoint(run, step))
     return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
@@ -230,17 +229,17 @@ def _open_remote_run(store: CheckpointStore, url: str, step: int | None) -> Open
 
 
 def _open_folder(folder: str) -> OpenedModel:
-    filesystem, path = open_filesystem(folder)
-    names = list_files(filesystem, path)
+    files = Folder(folder)
+    names = files.list()
     fine_tuned = load_hf_task(folder) if {CONFIG, WEIGHTS} <= set(names) else None
     if fine_tuned is None:
         weights, head = read_initial_weights(folder), None
     else:
         config, state, head = fine_tuned
-        weights = InitialWeights(config, state, read_file(filesystem, f"{path}/{VOCAB}") if VOCAB in names else None)
-    tokenizer = read_file(filesystem, f"{path}/{TOKENIZER}") if TOKENIZER in names else None
-    settings = _read_json(filesystem, f"{path}/{CONFIG}") if CONFIG in names else {}
-    asked = _read_json(filesystem, f"{path}/{TOKENIZER_CONFIG}") if TOKENIZER_CONFIG in names else {}
+        weights = InitialWeights(config, state, files.read(VOCAB) if VOCAB in names else None)
+    tokenizer = files.read(TOKENIZER) if TOKENIZER in names else None
+    settings = json.loads(files.read(CONFIG)) if CONFIG in names else {}
+    asked = json.loads(files.read(TOKENIZER_CONFIG)) if TOKENIZER_CONFIG in names else {}
     return OpenedModel(
         where=folder,
         config=weights.config,
@@ -261,11 +260,6 @@ def _reads_lower_case(tokenizer: bytes | None, settings: dict[str, Any], vocab: 
         return bool(settings["do_lower_case"])
     tokens = (vocab or b"").decode().split("\n")
     return not any(token != token.lower() for token in tokens if not token.startswith("["))
-
-
-def _read_json(filesystem: Any, path: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(read_file(filesystem, path))
-    return data
 
 
 def _build_tokenizer(opened: OpenedModel) -> Tokenizer:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.storage.folder import file_exists, open_filesystem, parse_storage_options, remove_files, write_atomic
+from pipeline.storage.folder import Folder, parse_storage_options
 from trainer.preflight.facts import SharedFacts
 from trainer.preflight.local import existing_folder
 from trainer.process.ranks import Ranks
@@ -125,29 +125,21 @@ def _sees_output(ranks: Ranks, output: str) -> bool:
 def _try_url(ranks: Ranks, settings: DoctorSettings) -> str:
     """Why this rank cannot write, see rank 0's object or delete at the URL for checkpoints; empty where it can."""
     mine = f".beambert-doctor-{secrets.token_hex(8)}"
-    fault = _fault_of(lambda: write_atomic(*_object(settings, mine), b"doctor"))
+    fault = _fault_of(lambda: _store(settings).write(mine, b"doctor"))
     first = _gather(ranks, None if fault else mine)[0]
     unseen = _fault_of(lambda: _expect_object(settings, first)) if first and not fault else ""
     dist.barrier(group=ranks.counts_group)
-    return fault or _fault_of(lambda: _remove_object(settings, mine)) or unseen
+    return fault or _fault_of(lambda: _store(settings).remove([mine])) or unseen
 
 
-def _object(settings: DoctorSettings, name: str) -> tuple[Any, str]:
-    """The filesystem of the URL for checkpoints, and the path of an object on it."""
+def _store(settings: DoctorSettings) -> Folder:
     assert settings.checkpoint.url is not None
-    filesystem, path = open_filesystem(settings.checkpoint.url, parse_storage_options(settings.storage_options))
-    return filesystem, f"{path}/{name}"
+    return Folder(settings.checkpoint.url, parse_storage_options(settings.storage_options))
 
 
 def _expect_object(settings: DoctorSettings, name: str) -> None:
-    filesystem, path = _object(settings, name)
-    if not _appears(lambda: file_exists(filesystem, path)):
+    if not _appears(lambda: _store(settings).exists(name)):
         raise FileNotFoundError(f"{settings.checkpoint.url} does not show what rank 0 writes there")
-
-
-def _remove_object(settings: DoctorSettings, name: str) -> None:
-    filesystem, path = _object(settings, name)
-    remove_files(filesystem, path.rpartition("/")[0], [name])
 
 
 def _fault_of(action: Callable[[], object]) -> str:

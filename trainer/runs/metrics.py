@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.runs.run_folder import replace_file
+from pipeline.storage.local import replace_file
 
 # Order of the sums that `trainer.optim.engine.train_step` returns.
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)

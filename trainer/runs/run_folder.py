@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from pipeline.shards.growing import UNKNOWN_HASH
-from pipeline.storage.folder import replace_local
+from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_arguments, hide_in
 from trainer.model.config import BertConfig
 from trainer.runs.settings_changes import changes
@@ -275,11 +275,6 @@ def _check_unchanged(
             f"{run.path} holds a run with other settings: {'; '.join(found)}. Give the settings it was started with to "
             "continue it, or another --output for a new run"
         )
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file at once, or makes it; a loss of power leaves the old one or the new one."""
-    replace_local(str(path), data)
 
 
 def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:

@@ -1,15 +1,13 @@
 """Patience with a store: how often, how long and with what pauses one thing is asked for."""
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from random import SystemRandom
 from typing import Protocol, TypeVar
 
-from pipeline.storage.folder import DAMAGE_ATTEMPTS, REFUSAL_SECONDS, CutFileError, is_refusal
+from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
@@ -57,9 +55,8 @@ class Attempts:
         self._what, self._stop = what, stop
         self._timeout_seconds, self._budget_seconds = timeout_seconds, budget_seconds
         self._began = time.monotonic()
-        self._delay = FIRST_DELAY_SECONDS
+        self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._number = self._num_damaged = 0
-        self._refused = math.inf
         self._overdue: TimeoutError | None = None
 
     def begin(self) -> float:
@@ -92,22 +89,14 @@ class Attempts:
         if isinstance(error, CutFileError):
             advice = "the file is cut short; restore it, or rebuild the dataset"
             raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
-        pause = SystemRandom().uniform(0.5, 1.0) * self._delay
-        now = time.monotonic()
-        seconds = now - self._began
+        pause, seconds = self._pauses.after(error), time.monotonic() - self._began
         self._num_damaged += isinstance(error, DamageError)
-        self._refused = min(self._refused, now if is_refusal(error) else math.inf)
-        is_spent = self._num_damaged >= DAMAGE_ATTEMPTS
-        if is_refusal(error):
-            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last attempt is at the end of patience
-            is_spent |= pause <= 0
-        is_spent |= seconds + pause > self._budget_seconds
+        is_spent = self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or seconds + pause > self._budget_seconds
         if is_spent or self._stop.wait(pause):
             raise ShardReadError(
                 f"{self._what()}: gave up after {self._number} attempts in {seconds:.1f} s: {error or repr(error)};"
                 " check the store, or verify the dataset and restore the file"
             ) from error
-        self._delay = min(2 * self._delay, MAX_DELAY_SECONDS)
 
 
 def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:

@@ -13,7 +13,7 @@ from pipeline.shards.arrow_stream import RecordBatch
 from pipeline.shards.block import Array, Block, block_of_batch, checksum, read_batch
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.folder import StorageError
+from pipeline.storage.faults import StorageError
 from trainer.stream.attempts import Attempts, Caller, DamageError, retry
 from trainer.stream.source import ShardStore
 

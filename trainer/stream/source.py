@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import open_growing
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.folder import ATTEMPTS
+from pipeline.storage.faults import ATTEMPTS
 from pipeline.storage.patience import Patience
 from trainer.stream.order import check_weights
 from trainer.stream.state import MAX_DATASETS

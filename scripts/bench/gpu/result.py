@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.storage.folder import write_atomic
+from pipeline.storage.local import replace_file
 from scripts.checkout import commit
 from trainer.process.ranks import device_name
 
@@ -55,7 +54,7 @@ class ResultFile:
         self.content |= found
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(finite(self.content), indent=1, allow_nan=False)
-        write_atomic(LocalFileSystem(), str(self.path), (text + "\n").encode())
+        replace_file(self.path, (text + "\n").encode())
 
 
 def finite(value: Any) -> Any:

@@ -17,7 +17,7 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.storage.local import replace_file
 from trainer.conll.read import Sentence
 from trainer.conversion.export import CONFIG, PROVENANCE_KEY, WEIGHTS, read_export_file
 from trainer.conversion.initial_weights import hash_state
@@ -118,7 +118,7 @@ class FeatureTask(TokenTask):
             self._cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="beambert-") as temporary:
                 self._compute(sentences, Path(temporary, "vectors.npy"), num_words)
-                write_atomic(*open_filesystem(str(path)), Path(temporary, "vectors.npy"))
+                replace_file(path, Path(temporary, "vectors.npy"))
         vectors: NDArray[np.float32] = np.load(path, mmap_mode="r")
         return vectors
 

@@ -15,15 +15,8 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.interrupts import INTERRUPTED, Interrupted
-from pipeline.storage.folder import (
-    file_exists,
-    find_temporaries,
-    list_files,
-    open_filesystem,
-    read_file,
-    remove_files,
-    write_atomic,
-)
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.inference.features.extract import EncodedText, FeatureExtractor
@@ -93,15 +86,16 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         device=choose_device(settings.device),
     )
     plan = describe_plan(settings, opened)
-    finished = _start(settings.output, plan)
+    output = Folder(settings.output)
+    finished = _start(output, plan)
     if finished:
         return finished
     layout = Layout.of(settings, extractor.columns, extractor.width)
     with tqdm(
         total=sum(file.size for file in files), unit="B", unit_scale=True, mininterval=1.0, disable=None
     ) as progress:
-        parts = _write_or_say_how_many(settings.output, _write_parts(files, settings, extractor, layout, progress))
-    return _finish(settings.output, plan, extractor, layout, parts)
+        parts = _write_or_say_how_many(output, _write_parts(files, settings, extractor, layout, progress))
+    return _finish(output, plan, extractor, layout, parts)
 
 
 def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
@@ -114,35 +108,35 @@ def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, 
     }
 
 
-def _start(output: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+def _start(output: Folder, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     """Claims the folder; features.json where it is complete already."""
-    filesystem, path = open_filesystem(output)
-    found = list_files(filesystem, path)
+    found = output.list()
     if found and STARTED not in found:
-        raise ValueError(f"{output} holds {', '.join(sorted(found)[:5])} and no {STARTED}; give another --output")
+        raise ValueError(f"{output.url} holds {', '.join(sorted(found)[:5])} and no {STARTED}; give another --output")
     if found:
-        then = json.loads(read_file(filesystem, f"{path}/{STARTED}"))
+        then = json.loads(output.read(STARTED))
         old, new = ({**facts["settings"], "model": facts["model_sha256"][:12]} for facts in (then, plan))
         changed = [
             f"{name} was {old.get(name)!r} and is now {new[name]!r}" for name in new if new[name] != old.get(name)
         ]
         if changed:
-            raise ValueError(f"{output} holds features of other settings: {'; '.join(changed)}; give another --output")
-        remove_files(filesystem, path, find_temporaries(found))
+            raise ValueError(
+                f"{output.url} holds features of other settings: {'; '.join(changed)}; give another --output"
+            )
+        output.remove(find_temporaries(found))
     else:
-        write_atomic(filesystem, f"{path}/{STARTED}", _to_json(plan))
-    return json.loads(read_file(filesystem, f"{path}/{FINISHED}")) if FINISHED in found else None
+        output.write(STARTED, _to_json(plan))
+    return json.loads(output.read(FINISHED)) if FINISHED in found else None
 
 
-def _write_or_say_how_many(output: str, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+def _write_or_say_how_many(output: Folder, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     try:
         return list(parts)
     except KeyboardInterrupt as error:
-        filesystem, path = open_filesystem(output)
-        names = list_files(filesystem, path)
+        names = output.list()
         kept = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
         half = [name for name in names if name.endswith(".npy") and name.removesuffix(".npy") not in kept]
-        remove_files(filesystem, path, half)
+        output.remove(half)
         parts_are = "1 part is" if len(kept) == 1 else f"{len(kept)} parts are"
         raise Interrupted(f"{INTERRUPTED}; {parts_are} kept, the same command continues") from error
 
@@ -155,19 +149,19 @@ def _write_parts(
     def report(num_bytes: int) -> None:
         progress.update(num_bytes - progress.n)
 
-    filesystem, path = open_filesystem(settings.output)
+    output = Folder(settings.output)
     texts = iterate_texts(files, settings, report)
     for first in texts:  # each turn is a part
         number = first.number // settings.texts_per_part
         name = f"part-{number:05d}"
         counter = PartCounter()
         digested = counter.digest(chain([first], islice(texts, settings.texts_per_part - 1)))
-        if file_exists(filesystem, f"{path}/{name}.parquet"):
-            facts = read_part_facts(filesystem, f"{path}/{name}.parquet")
+        if output.exists(f"{name}.parquet"):
+            facts = read_part_facts(output, f"{name}.parquet")
             _check_same_texts(digested, counter, facts, f"{settings.output}/{name}.parquet")
         else:
             rows = extractor.iterate(counter.count(map(extractor.encode, digested)))
-            facts = write_part(settings.output, name, layout, rows, counter.facts)
+            facts = write_part(output, name, layout, rows, counter.facts)
         yield {"name": name, **facts}
 
 
@@ -181,7 +175,7 @@ def _check_same_texts(
 
 
 def _finish(
-    output: str, plan: Mapping[str, Any], extractor: FeatureExtractor, layout: Layout, parts: list[dict[str, Any]]
+    output: Folder, plan: Mapping[str, Any], extractor: FeatureExtractor, layout: Layout, parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     if not parts:
         raise ValueError("the input holds no text; give files that hold one a line")
@@ -194,8 +188,7 @@ def _finish(
         **{name: sum(part[name] for part in parts) for name in names},
         "parts": parts,
     }
-    filesystem, path = open_filesystem(output)
-    write_atomic(filesystem, f"{path}/{FINISHED}", _to_json(finished))
+    output.write(FINISHED, _to_json(finished))
     return finished
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.storage.folder import open_filesystem, write_atomic
+from pipeline.storage.folder import Folder
 from trainer.inference.features.extract import FeatureRows
 from trainer.inference.features.settings import FeaturesSettings, Rows
 
@@ -110,12 +110,12 @@ class Layout:
 
 
 def write_part(
-    folder: str, name: str, layout: Layout, batches: Iterable[FeatureRows], counted: Callable[[], dict[str, Any]]
+    folder: Folder, name: str, layout: Layout, batches: Iterable[FeatureRows], counted: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Writes a part, batch by batch, to a temporary file and then whole to its place.
 
     Args:
-        folder: Path or URL.
+        folder: Of all parts.
         name: Of the part, without a suffix.
         layout: Of its columns.
         batches: Its rows.
@@ -138,13 +138,13 @@ def write_part(
             writer.add_key_value_metadata({METADATA: json.dumps(facts).encode()})
             _write_npy_header(arrays, layout, num_rows)
         for file in [array_file] * layout.as_npy + [table_file]:
-            write_atomic(*open_filesystem(f"{folder}/{file.name}"), file)
+            folder.write(file.name, file)
     return facts
 
 
-def read_part_facts(filesystem: Any, path: str) -> dict[str, Any]:
+def read_part_facts(folder: Folder, name: str) -> dict[str, Any]:
     """What a part's metadata says."""
-    with filesystem.open(path, "rb") as file:
+    with folder.open(name) as file:
         metadata = pq.read_metadata(file).metadata or {}
     facts: dict[str, Any] = json.loads(metadata[METADATA])
     return facts

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec.compression
 import fsspec.utils
 
-from pipeline.storage.folder import is_file, list_files, locate, open_filesystem
+from pipeline.storage.folder import Folder
 from trainer.inference.features.settings import FeaturesSettings
 
 CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
@@ -49,8 +49,6 @@ class InputFile:
         size: Bytes as stored.
     """
 
-    filesystem: Any
-    path: str
     url: str
     size: int
 
@@ -69,17 +67,25 @@ def find_files(inputs: Sequence[str]) -> list[InputFile]:
     """
     found = []
     for name in inputs:
-        filesystem, path = open_filesystem(name)
-        if any(character in path for character in "*?["):
-            paths = sorted(each for each in filesystem.glob(path) if is_file(filesystem, each))
-        elif is_file(filesystem, path):
-            paths = [path]
-        else:
-            paths = [f"{path}/{each}" for each in list_files(filesystem, path)]
-        if not paths:
+        if not (files := sorted(_find_files(Folder(name)), key=lambda file: file.url)):
             raise FileNotFoundError(f"{name} names no file; give files, folders or quoted globs")
-        found += [InputFile(filesystem, each, locate(filesystem, each), filesystem.size(each)) for each in paths]
+        found += files
     return found
+
+
+def _find_files(place: Folder) -> Iterator[InputFile]:
+    """What a place stands for: a file, those below a folder, or what matches a glob."""
+    if any(character in place.path for character in "*?["):
+        matches = place.ask(lambda: place.filesystem.glob(place.path, detail=True))
+        for path, info in matches.items():
+            if info["type"] == "file":
+                url = path if place.is_local else place.filesystem.unstrip_protocol(path)
+                yield InputFile(url, info["size"])
+    elif place.is_file():
+        folder, name = Folder.of_file(place.url)
+        yield InputFile(place.locate(), folder.size(name))
+    else:
+        yield from (InputFile(place.locate(name), size) for name, size in place.list().items())
 
 
 def iterate_texts(
@@ -97,7 +103,8 @@ def iterate_texts(
     """
     number, finished = 0, 0
     for file in files:
-        with file.filesystem.open(file.path, "rb") as stored:
+        folder, name = Folder.of_file(file.url)
+        with folder.open(name) as stored:
             for read in _read_file(file, stored, settings):
                 yield InputText(number, file.url, *read)
                 number += 1
@@ -112,7 +119,7 @@ _Read = tuple[int, str, tuple[str, ...] | None, str | None]
 
 
 def _read_file(file: InputFile, stored: Any, settings: FeaturesSettings) -> Iterator[_Read]:
-    plain_name, compression = _split_compression(file.path)
+    plain_name, compression = _split_compression(file.url)
     content = fsspec.compression.compr[compression](stored, mode="rb") if compression else stored
     chosen = settings.format if settings.format != "auto" else _format_of(plain_name)
     if chosen == "conll":

@@ -1,0 +1,157 @@
+"""What passes and what does not: the errors of stores, how often a request is tried, and with what pauses.
+
+Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`), with growing random
+pauses of at most 16 s in all, besides what the store's own driver tries. A store that has answered before and now
+refuses is asked again for REFUSAL_SECONDS: a key may be in renewal. Local disks are asked once.
+"""
+
+import contextlib
+import errno
+import math
+import time
+from collections.abc import Callable, Iterator
+from random import SystemRandom
+from typing import Any, TypeVar
+
+ATTEMPTS = 6
+FIRST_DELAY_SECONDS = 0.5
+MAX_DELAY_SECONDS = 8.0
+REFUSAL_SECONDS = 30.0
+DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
+
+_REFUSED_STATUS = {401, 403}
+_TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
+_TRANSIENT_ERRNO = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH}
+# By name, because drivers are optional: botocore's, aiohttp's, requests', urllib3's and gcsfs' errors of transport.
+_TRANSIENT_CLASSES = {
+    "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
+    "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError",
+}  # fmt: skip
+
+_answered: set[int] = set()
+"""Filesystems, by their hash, of which a request was not refused: what they refuse later may pass."""
+
+Result = TypeVar("Result")
+
+
+class StorageError(OSError, ValueError):
+    """A file was not read or written; the message names URL, cause and what to do. A ValueError: no fault of ours."""
+
+
+class SizeError(OSError):
+    """A store returned or kept another number of bytes than it should."""
+
+
+class CutFileError(SizeError):
+    """A file on a local disk ends before the bytes that were asked for; asking again does not help."""
+
+
+class _DriverError(OSError):
+    """A driver raised a ValueError, such as over an answer that is no JSON; ours say what a user did."""
+
+
+class Pauses:
+    """The pauses between attempts at one thing: random, and growing to a limit."""
+
+    def __init__(self, first_seconds: float, max_seconds: float) -> None:
+        self._seconds, self._max_seconds, self._refused = first_seconds, max_seconds, math.inf
+
+    def after(self, error: Exception) -> float:
+        """Seconds to wait after an attempt failed; 0 or less where a store has refused for REFUSAL_SECONDS."""
+        pause = SystemRandom().uniform(0.5, 1.0) * self._seconds
+        self._seconds = min(2 * self._seconds, self._max_seconds)
+        if is_refusal(error):
+            now = time.monotonic()
+            self._refused = min(self._refused, now)
+            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last attempt is at the end of patience
+        return pause
+
+
+def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None) -> Result:
+    """Calls a function until it returns, as long as its error is one that passes.
+
+    Args:
+        what: Names the request, for messages.
+        call: Makes it.
+        attempts: That may fail, refusals not counted.
+        filesystem: That is asked; without one a refusal is believed at once.
+
+    Raises:
+        FileNotFoundError, FileExistsError, ValueError: At once, as they came.
+        PermissionError: With the URL; at once where the store has answered nothing yet, else after REFUSAL_SECONDS.
+        StorageError: The attempts are used up, or the error will not pass.
+    """
+    began, failures, pauses = time.monotonic(), 0, Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
+    while True:
+        try:
+            result = call()
+        except (FileNotFoundError, FileExistsError, ValueError):
+            raise
+        except Exception as error:
+            pause = pauses.after(error)
+            if is_refusal(error):
+                if hash(filesystem) not in _answered or pause <= 0:
+                    raise PermissionError(f"{what}: {error or 'refused'}; check the credentials and the URL") from error
+            else:
+                failures += 1
+                _raise_unless_passing(what, error, failures, attempts, time.monotonic() - began)
+        else:
+            if filesystem is not None:
+                _answered.add(hash(filesystem))
+            return result
+        time.sleep(pause)
+
+
+def _raise_unless_passing(what: str, error: Exception, failures: int, attempts: int, seconds: float) -> None:
+    passes, cause = is_transient(error), str(error) or repr(error)
+    if not passes or failures == attempts:
+        advice = "run the same command again when the store answers" if passes else "check the URL and settings"
+        spent = f"gave up after {failures} attempt(s) in {seconds:.1f} s"
+        raise StorageError(f"{what}: {spent}: {cause}; {advice}") from error
+
+
+def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
+    """Calls a function that reads and checks files, DAMAGE_ATTEMPTS times where it finds a store's bytes damaged.
+
+    Raises:
+        ValueError: They are every time; or on a local disk, which is read once. As the function raised it.
+    """
+    for left in reversed(range(1 if is_local else DAMAGE_ATTEMPTS)):
+        try:
+            return read()
+        except ValueError as error:
+            if isinstance(error, OSError) or not left:  # an OSError: the store did not answer
+                raise
+        time.sleep(SystemRandom().uniform(0.5, 1.0) * FIRST_DELAY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a store said that a request is not allowed."""
+    return isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
+    if (status := _status(error)) is not None:
+        return status in _TRANSIENT_STATUS
+    if isinstance(error, TimeoutError | ConnectionError | SizeError | _DriverError):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return True
+    return any(each.__name__ in _TRANSIENT_CLASSES for each in type(error).__mro__)
+
+
+def _status(error: BaseException) -> int | None:
+    """What the store's answer has as its status, where the error tells."""
+    status = str(getattr(error, "code", None) or getattr(error, "status", None))
+    return int(status) if status.isdigit() else None
+
+
+@contextlib.contextmanager
+def driver_errors(path: str) -> Iterator[None]:
+    """Takes a driver's ValueError, such as over an answer that is no JSON, for an error that passes."""
+    try:
+        yield
+    except ValueError as error:
+        raise _DriverError(f"{path}: {error!r}") from error

@@ -1,0 +1,87 @@
+"""Files of this machine's disks: written whole or not at all, and there after a loss of power."""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.storage.faults import StorageError
+
+TEMPORARY_MARK = ".partial-"
+_TEMPORARY_NAME = re.compile(r"\..+\.partial-\d+-[0-9a-f]{8}")
+_DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def replace_file(path: Path, data: bytes | Path) -> None:
+    """Writes a file whole or not at all; when it returns, a loss of power does not undo it.
+
+    Args:
+        path: Of the file; folders that are missing are made.
+        data: Its bytes, or a file that holds them, which is copied without being held in memory.
+
+    Raises:
+        StorageError: The disk is full; what was there before still is.
+    """
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            if isinstance(data, Path):
+                with data.open("rb") as source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+            else:
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        make_durable(path.parent)
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL:
+            raise
+        advice = "free some space and run the same command again; what is finished is kept"
+        raise StorageError(f"{path}: no room for its {size_of(data)} bytes: {error.strerror}; {advice}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def size_of(data: bytes | Path) -> int:
+    """How many bytes data are, or the local file that holds them has."""
+    return data.stat().st_size if isinstance(data, Path) else len(data)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder on a local disk and those above it that are missing, for good."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+        make_durable(folder.parent)
+
+
+def make_durable(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network disks know no fsync of folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_empty_folders(folder: Path, top: Path) -> None:
+    """Removes a folder and those above it up to the top, which stays, as far as nothing is in them."""
+    while folder != top and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def find_temporaries(names: Iterable[str]) -> list[str]:
+    """Those among file names that `replace_file` would have renamed, had its process not been killed."""
+    return [name for name in names if _TEMPORARY_NAME.fullmatch(name.rpartition("/")[2])]
