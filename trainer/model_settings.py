@@ -10,8 +10,9 @@ class ModelSettings:
 
     Attributes:
         preset: A released size of BERT.
-        overrides: Fields of BertConfig that differ from the preset's, such as {"hidden_dropout":
-            0.0}. The vocabulary's size is the dataset's and cannot be set.
+        overrides: Fields of BertConfig (trainer/model/config.py) that differ from the preset's,
+            such as {"hidden_dropout": 0.0}. The vocabulary's size is the dataset's and cannot be
+            set.
     """
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base"

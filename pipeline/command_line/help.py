@@ -98,8 +98,8 @@ def _metavar(hint: Any) -> str:
     if choices_of(kind):
         return "CHOICE"
     if inner := item_of(kind):
-        return "[{...}, ...]" if section_of(inner) else f"{_metavar(inner)} ..."
-    return {bool: "[true|false]", int: "N", float: "NUMBER", str: "TEXT"}.get(kind, "{...}")
+        return "YAML" if section_of(inner) else f"{_metavar(inner)} ..."
+    return {bool: "[true|false]", int: "N", float: "NUMBER", str: "TEXT"}.get(kind, "YAML")
 
 
 def field_default(field: "dataclasses.Field[Any]") -> str:
