@@ -276,8 +276,8 @@ class BuildSettings:
         Lengths and passes are left out, because more of either may be added to a dataset.
 
         Args:
-            vocab_sha256: Of vocab.txt.
-            documents_hash: Of the documents that are kept.
+            vocab_sha256: The sha256 of vocab.txt.
+            documents_hash: The hash of the documents that are kept.
             choice: What decides which are left out because of others (`pipeline.stages.choose_documents`).
         """
         held_out = {"validation_rules": VALIDATION_RULES} if self.validation_fraction > 0 else {}

@@ -31,7 +31,7 @@ class CheckpointStore:
 
         Args:
             url: Folder at any fsspec URL, of this run alone.
-            storage_options: Of its filesystem.
+            storage_options: Options of the filesystem of the URL.
         """
         self.url = url.rstrip("/")
         self._folder = Folder(url, storage_options)
@@ -54,7 +54,7 @@ class CheckpointStore:
         Args:
             folder: Where they lie.
             checkpoint: Its name, step-00000600.
-            names: Of the files.
+            names: Names of the files.
 
         Raises:
             StorageError: The store did not take one; names its URL and the cause.

@@ -32,7 +32,7 @@ class Snapshot:
 
     Attributes:
         position: JSON values that a resume needs beside tensors; "step", the optimizer steps made, names the folder.
-        num_updates: Of the optimizer.
+        num_updates: Updates that the optimizer has made.
         files: Tensors by name, of every file this rank writes.
         pieces: {file: {parameter: [start, numel]}} of this rank's fragments.
     """
@@ -146,7 +146,7 @@ def superseded(steps: list[int], keep: int, keep_every: int) -> list[int]:
     """Steps whose checkpoints may go: all but the newest `keep` and the multiples of `keep_every`.
 
     Args:
-        steps: Of committed checkpoints, ascending.
+        steps: Steps of committed checkpoints, ascending.
         keep: 0 keeps all.
         keep_every: 0 keeps none besides the newest.
     """

@@ -43,8 +43,9 @@ def from_google_tensors(
 
     Args:
         tensors: Variables of the model, by Google's names.
-        all_names: Of everything in the checkpoint; the optimizer's slots and the step are left out, others refused.
-        config: Of the model.
+        all_names: Names of all tensors in the checkpoint; the optimizer's slots and the step are
+            left out, others refused.
+        config: Sizes of the model.
         where: The checkpoint, for messages.
 
     Raises:

@@ -29,7 +29,7 @@ class InitialWeights:
     """What a folder holds.
 
     Attributes:
-        config: Of the model.
+        config: Sizes of the model.
         state: Parameters under our names, fp32; heads that the folder lacks are absent.
         vocab: vocab.txt, where there is one.
     """

@@ -49,7 +49,7 @@ class TensorBundle:
 
     Attributes:
         where: The checkpoint, for messages.
-        names: Of everything in it.
+        names: Names of all tensors in it.
     """
 
     def __init__(self, where: str, read: Reader) -> None:

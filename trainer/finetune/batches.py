@@ -89,7 +89,7 @@ class Step:
     """One optimizer step.
 
     Attributes:
-        items: Of the global batch.
+        items: The items of the global batch.
         ranks: Micro-batches of each rank, as many on every one; those that a rank lacks are empty.
     """
 

@@ -45,9 +45,9 @@ class ChoiceTask:
     """A `Task` of multiple choice.
 
     Attributes:
-        columns: Of its files.
+        columns: Names of the columns of its files.
         is_swag: Whether predictions are written as SWAG's own program does (csv_predict.py of rowanz/swagaf).
-        kind: As `Task` says, and so is main_metric.
+        kind: The kind of head, as `Task` says; main_metric likewise.
     """
 
     columns: ColumnSettings

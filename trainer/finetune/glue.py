@@ -24,9 +24,9 @@ class Layout:
     """Files of one task.
 
     Attributes:
-        name: As GLUE's server wants its file of predictions called.
+        name: What GLUE's server wants the file of predictions called.
         text: Column of the first text.
-        text_b: Of the second, None for a single text.
+        text_b: The column of the second text, None for a single text.
         label: Column of the label.
         labels: The classes in order; none for a number.
         metrics: Which are computed; the first one chooses.

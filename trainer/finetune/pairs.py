@@ -39,7 +39,7 @@ class PairTask:
 
     Attributes:
         kind: classification or regression.
-        main_metric: As `Task` says.
+        main_metric: The metric that chooses the best run, as `Task` says.
         read_examples: Reads one file.
         measure: Computes the metrics.
         write_predictions: Name and content of the file of predictions, from the path, the examples and predictions.

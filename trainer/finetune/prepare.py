@@ -25,7 +25,7 @@ class DataFile:
     """One file of labelled text, encoded.
 
     Attributes:
-        path: As it was named.
+        path: The path or URL as it was given.
         examples: The task's records.
         items: What the model reads.
         facts: For results.json: number of examples, items and tokens, sha256, what was cut.

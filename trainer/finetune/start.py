@@ -68,7 +68,7 @@ def start_model(
         opened: Where the weights come from.
         config: The opened one, perhaps with other dropouts.
         head: The one to have; of the opened one's shape where that is kept.
-        seed: Of new weights.
+        seed: Random seed of new weights.
         keeps_head: Whether the opened model's head is taken.
 
     Returns:

@@ -139,5 +139,5 @@ class Task(Protocol):
             path: The file that the examples come from.
             examples: Its examples.
             predictions: What decode() made of them.
-            metrics: Of the first validation file, with what was tuned there.
+            metrics: Metrics of the first validation file, with what was tuned there.
         """

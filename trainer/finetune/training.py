@@ -32,7 +32,7 @@ class Recipe:
         global_batch: Items of a step over all ranks.
         peak_lr: The highest.
         epochs: Times that every item is seen.
-        seed: Of new weights, order and dropout.
+        seed: Random seed of new weights, order and dropout.
     """
 
     global_batch: int
@@ -62,7 +62,7 @@ def train_task(
     """Trains the model on the items; called by all ranks.
 
     Args:
-        model: As it begins, on the CPU.
+        model: The model as it begins, on the CPU.
         items: All of them, on every rank.
         recipe: Batch size, learning rate, epochs and seed.
         settings: The rest.

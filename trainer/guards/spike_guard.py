@@ -23,7 +23,7 @@ class Streak:
     """Steps in a row whose gradient was not taken.
 
     Attributes:
-        length: Of the streak.
+        length: Length of the streak in steps.
         first_step: Number of its first step.
         phase: They belong to.
         start: Stream position of the first step's first instance.
@@ -77,7 +77,7 @@ class SpikeGuard:
         """Takes in a step's norm; whether the step was taken.
 
         Args:
-            norm: Of the gradient, before clipping.
+            norm: Norm of the gradient before clipping.
             step: Number of the step.
             phase: It belongs to.
             positions: Stream positions of the step's instances.

@@ -53,7 +53,7 @@ class Evaluation:
     """What was found.
 
     Attributes:
-        columns: As of a validation in a run, and the perplexity.
+        columns: The numbers of a validation in a run, and the perplexity.
         bands: From frequent to rare; those without a masked position are left out.
     """
 

@@ -82,7 +82,7 @@ def format_candidates(filled: Mapping[str, list[list[Candidate]]], tokens_seen: 
 
     Args:
         filled: The answers of fill_mask() by text.
-        tokens_seen: Of the model.
+        tokens_seen: How many tokens the model was trained on.
     """
     width = max(len(candidate.token) for masks in filled.values() for of_mask in masks for candidate in of_mask)
     lines = []

@@ -44,14 +44,15 @@ class OpenedModel:
 
     Attributes:
         where: The folder, or the checkpoint of a run, for messages.
-        config: Its sizes.
+        config: Sizes of the model.
         state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent. Those of `head` are
             task_head.weight and task_head.bias.
         vocab: Content of vocab.txt; None where the folder has tokenizer.json alone.
         tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
-        lower_case: Whether it reads lower-cased text.
-        provenance: Of its training, "steps", "tokens_seen", "objective" and others; empty for models of others.
-        head: Of a fine-tuned model (trainer.model.task_heads); None for a pretrained one.
+        lower_case: Whether the model reads lower-cased text.
+        provenance: What is known of its training, "steps", "tokens_seen", "objective" and others;
+            empty for models of others.
+        head: The head of a fine-tuned model (trainer.model.task_heads); None for a pretrained one.
     """
 
     where: str
@@ -90,7 +91,7 @@ class OpenedModel:
         """Refuses a model that was saved without some of its parts.
 
         Args:
-            prefixes: Of our parameter names, such as "nsp_head.".
+            prefixes: Beginnings of our parameter names, such as "nsp_head.".
             what: The part and what wants it, for the message.
 
         Raises:
@@ -105,7 +106,7 @@ def open_model(name: str) -> OpenedModel:
     """Opens what the user named with --model.
 
     Args:
-        name: As the module's docstring lists them.
+        name: A run, folder or URL, as the module's docstring lists them.
 
     Raises:
         FileNotFoundError: There is neither a run with a committed checkpoint nor a model; says what is there.
@@ -121,8 +122,8 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
     """Opens RUN or RUN@STEP, in a folder or at a URL.
 
     Args:
-        name: As the module's docstring says.
-        storage_options: Of the filesystem, besides its environment.
+        name: A run or URL, as the module's docstring says.
+        storage_options: Options of the filesystem, besides its environment variables.
 
     Raises:
         FileNotFoundError: There is no run, or it has no committed checkpoint of that step.

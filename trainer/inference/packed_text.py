@@ -27,7 +27,7 @@ def pack_sequences(
 
     Args:
         sequences: Ids of each, [CLS] and [SEP] included.
-        device: Of the tensors.
+        device: Where the tensors lie.
         token_types: 0 or 1 for each id; 0 everywhere where it is left out.
     """
     lengths = torch.tensor([len(each) for each in sequences])

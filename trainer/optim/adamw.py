@@ -61,7 +61,7 @@ class AdamW(ShardedOptimizer):
             gradients: Before clipping; divided in place where they are clipped.
             first: Running means of gradients.
             second: Running means of their squares.
-            learning_rate: Of this update.
+            learning_rate: The learning rate of this update.
             weight_decay: Share of learning_rate by which weights shrink before they move.
             num_updates: This one included.
             divisor: Scalar that clips the gradients; None for those that stay.

@@ -44,17 +44,17 @@ class Case:
     """What the memory of a rank depends on.
 
     Attributes:
-        config: Of the model.
-        ranks: Of the run.
-        zero_stage: 0 to 3.
-        optimizer: adamw or lamb.
-        precision: fp32 or bf16.
-        micro_tokens: Of a micro-batch.
-        seq_len: Of the longest phase; attention on a CPU keeps its matrix.
-        micro_batches: Of a step on one rank; gradients of the first are held while the last is made.
+        config: Sizes of the model.
+        ranks: How many ranks the run has.
+        zero_stage: The stage of ZeRO, 0 to 3.
+        optimizer: The optimizer, adamw or lamb.
+        precision: The precision, fp32 or bf16.
+        micro_tokens: The most tokens of a micro-batch.
+        seq_len: Sequence length of the longest phase; attention on a CPU keeps its matrix.
+        micro_batches: Micro-batches of a step on one rank; gradients of the first are held while the last is made.
         recomputes: Whether activations are checkpointed.
         is_cpu: Whether the model is on the CPU, beside the copies for checkpoints.
-        stream_bytes: Of blocks read ahead.
+        stream_bytes: Bytes of blocks that are read ahead.
     """
 
     config: BertConfig

@@ -44,8 +44,8 @@ def judge(local: Sequence[LocalFacts], shared: SharedFacts, min_free_gb: float) 
     """All that is wrong, rank by rank; empty when all is well.
 
     Args:
-        local: Of every rank, in order.
-        shared: Of all ranks.
+        local: What every rank found, in order.
+        shared: What all ranks found together.
         min_free_gb: Space that the output needs.
     """
     findings = [*_versions(local), *_devices(local), *_clocks(local, shared), *_links(local, shared), *_data(local)]

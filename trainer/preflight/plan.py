@@ -32,12 +32,12 @@ class PhasePlan:
     """One phase.
 
     Attributes:
-        phase: As configured.
+        phase: The phase as configured.
         lengths: Means over the dataset's instances, or full ones where no dataset is given.
-        stored_bytes: Of an instance in the dataset; 0 without one.
+        stored_bytes: Bytes of an instance in the dataset; 0 without one.
         instances_a_pass: Train instances of this length until one pass is through; 0 without a dataset.
-        passes: Of the dataset; 0 without one.
-        flops: Of one instance.
+        passes: How many passes the dataset has; 0 without one.
+        flops: Floating point operations of one instance.
         fast: A step's time at the fast end of its range.
         slow: The same at the slow end.
     """
@@ -124,11 +124,11 @@ def plan_phase(
     """One phase, from the dataset's totals and first block, or from full instances.
 
     Args:
-        phase: As configured.
-        config: Of the model.
-        dataset: If there is one.
-        settings: Of the GPUs, and of what a step does besides.
-        share: Of the phase's instances that come from the dataset.
+        phase: The phase as configured.
+        config: Sizes of the model.
+        dataset: The dataset, if there is one.
+        settings: The GPUs, and what a step does besides.
+        share: Share of the phase's instances that come from the dataset.
 
     Raises:
         ValueError: The dataset has no instances of this length.

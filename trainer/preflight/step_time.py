@@ -35,12 +35,12 @@ class Assumed:
     """What data sheets do not say, at one end of the range.
 
     Attributes:
-        mfu_share: Of the mfu that is given.
-        launch_seconds: From one kernel to the next where the host is late.
+        mfu_share: Share of the mfu that is given.
+        launch_seconds: Time from one kernel to the next where the host is late.
         hop_seconds: Latency of a collective, for itself and for every doubling of the ranks.
-        link_share: Of the bandwidth between the GPUs of a node.
-        network_gb_s: From a GPU to other nodes.
-        memory_share: Of the bandwidth of a GPU's memory.
+        link_share: Share of the bandwidth between the GPUs of a node.
+        network_gb_s: Bandwidth from a GPU to other nodes.
+        memory_share: Share of the bandwidth of a GPU's memory.
         once_seconds: The host's own work for a step.
     """
 
@@ -63,14 +63,14 @@ class Work:
 
     Attributes:
         flops: Floating point operations of its share of the batch.
-        micro_batches: Backward passes.
-        num_layers: Of the model.
-        num_parameters: Of the model.
-        ranks: GPUs.
+        micro_batches: How many backward passes there are.
+        num_layers: How many layers the model has.
+        num_parameters: How many parameters the model has.
+        ranks: How many GPUs there are.
         mfu: Share of the GPU's peak that large products reach.
-        optimizer: adamw or lamb.
-        zero_stage: 0 to 3.
-        value_bytes: Of a weight in the passes.
+        optimizer: The optimizer, adamw or lamb.
+        zero_stage: The stage of ZeRO, 0 to 3.
+        value_bytes: Bytes of a weight in the passes.
         recomputes: Whether activations are checkpointed.
         is_compiled: Whether torch.compile is used.
     """
@@ -93,11 +93,12 @@ class StepTime:
     """Seconds of a step at one end of the range; the parts are those of the formula above.
 
     Attributes:
-        mathematics: Of all micro-batches.
-        launches: Of all micro-batches; only what it takes longer than the mathematics counts.
-        optimizer: Of the update.
-        exchange: With other ranks.
-        once: Of the host.
+        mathematics: Time of the mathematics of all micro-batches.
+        launches: Time of launching the kernels of all micro-batches; only what it takes longer than
+            the mathematics counts.
+        optimizer: Time of the update.
+        exchange: Time of the exchange with other ranks.
+        once: Time of the host's own work.
     """
 
     mathematics: float

@@ -27,18 +27,18 @@ class RankReport:
     """What one rank read.
 
     Attributes:
-        rank: Its number.
-        instances: In all steps.
-        tokens: In all steps, as in each of them.
-        step_tokens: In each step, [S] int64.
+        rank: Number of the rank.
+        instances: Instances of all steps.
+        tokens: Tokens of all steps.
+        step_tokens: Tokens of each step, [S] int64.
         drawn: Instances and tokens of every dataset, [D, 2] int64.
-        requests: Ranged reads.
+        requests: How many ranged reads there were.
         blocks: Blocks they fetched.
         num_bytes: Bytes they fetched.
-        seconds: From the start to the last step.
+        seconds: Time from the start to the last step.
         stalls: Steps after the first that were waited for longer than STALL_SECONDS.
-        first_seconds: Until the first step.
-        epochs: Of every dataset, at the end.
+        first_seconds: Time until the first step.
+        epochs: How many epochs of every dataset were read, at the end.
         found_bytes: Bytes of the stretches of shards that the cache had.
         fetched_bytes: Bytes of those that it got from the store.
     """

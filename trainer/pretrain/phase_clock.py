@@ -18,7 +18,7 @@ class PhaseClock:
     """One phase's clock.
 
     Attributes:
-        phase: As configured.
+        phase: The phase as configured.
         budget_seconds: How long it may take; None where its steps decide.
         spent_seconds: Seconds of it before this process took over.
     """

@@ -30,12 +30,12 @@ class ValidationSet:
     """The first instances of the validation split's first pass of one dataset.
 
     Attributes:
-        name: Of the dataset.
-        weight: Of the dataset in the mixture.
+        name: Name of the dataset.
+        weight: Weight of the dataset in the mixture.
         micro_batches: This rank's share.
-        instances: Of all ranks.
+        instances: How many instances all ranks read.
         masked: Masked positions of all ranks.
-        unigram_entropy: Of the text of all ranks, in nats; see `trainer.runs.metrics`.
+        unigram_entropy: Entropy of the tokens of all ranks, in nats; see `trainer.runs.metrics`.
         nsp_majority_share: NSP accuracy of a constant answer over the instances of all ranks.
         has_nsp: Whether next sentences are predicted.
     """

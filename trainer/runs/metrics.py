@@ -21,7 +21,7 @@ def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool =
     """Mean losses in nats and accuracies from sums over a global batch or a validation set.
 
     Args:
-        sums: As `trainer.optim.engine.train_step` returns them.
+        sums: The sums that `trainer.optim.engine.train_step` returns.
         masked: Positions predicted; left to right they are in the columns called mlm as well.
         instances: Instances.
         has_nsp: Whether next sentences are predicted; there are no such columns otherwise.

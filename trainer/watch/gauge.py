@@ -22,7 +22,7 @@ class Gauge:
     """Turns the counts of a step and its time into columns of metrics.jsonl.
 
     Attributes:
-        peak_tflops: Of one rank's device, which MFU is a share of; None where it is not known.
+        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; None where it is not known.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Gauge:
         """Starts with nothing measured.
 
         Args:
-            config: Of the model.
-            phases: Of the run.
-            ranks: That share a step; this one's device stands for all of them.
-            peak_tflops: As the person gave it; without it a GPU's data sheet is asked.
+            config: Sizes of the model.
+            phases: Phases of the run.
+            ranks: The ranks that share a step; this one's device stands for all of them.
+            peak_tflops: What the person gave; without it a GPU's data sheet is asked.
         """
         if ranks.device.type == "cuda" and peak_tflops is None:
             peak_tflops = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
@@ -51,10 +51,10 @@ class Gauge:
         """What the step that has just been made adds to its row.
 
         Args:
-            counts: Of the global batch.
-            seconds: From asking for the batch until its update was made.
+            counts: Counts of the global batch.
+            seconds: Time from asking for the batch until its update was made.
             phase: Index of the step's phase.
-            steps_left: Of that phase.
+            steps_left: Steps that are left of that phase.
 
         Returns:
             tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu (None without a

@@ -63,8 +63,8 @@ def open_recorder(
     """Rank 0's recorder, going on after `step`: later rows of an earlier launch are dropped, so that none is doubled.
 
     Args:
-        folder: Of the run.
-        settings: Of the run.
+        folder: The run's folder.
+        settings: The run's settings.
         step: The last that was made.
         say: Tells the user of rows that are missing.
 

@@ -25,7 +25,7 @@ class WindowItem(Item):
     """A window of a question's context.
 
     Attributes:
-        pieces: Of the whole context.
+        pieces: Pieces of the whole context.
         window: Which of them are read.
         may_start: bool [length], pieces that have most context in this window.
     """

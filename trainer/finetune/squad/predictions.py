@@ -45,7 +45,7 @@ class Prediction:
 
     Attributes:
         id: The question's.
-        answers: Of different texts, best first; none only where the context has no text.
+        answers: Answers of different texts, best first; none only where the context has no text.
         no_answer: Its logits in the window where it is least likely.
     """
 

@@ -17,7 +17,7 @@ class Answer:
     """A passage of the context.
 
     Attributes:
-        text: As it stands there.
+        text: The answer as it stands in the context.
         start: Its first character, from 0.
     """
 

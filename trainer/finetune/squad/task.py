@@ -37,7 +37,7 @@ class SquadTask:
     Attributes:
         settings: Windows and answers.
         with_impossible: Whether questions may have no answer (2.0).
-        kind: As `Task` says.
+        kind: The kind of head, as `Task` says.
         main_metric: F1 as the official evaluator computes it.
     """
 

@@ -35,9 +35,9 @@ class EntityScores:
     """Scores of all entities.
 
     Attributes:
-        micro: Of all entities together.
+        micro: The score of all entities together.
         macro: Plain means over the types.
-        by_type: Of each type that was labelled or predicted, by name in order.
+        by_type: The score of each type that was labelled or predicted, by name in order.
     """
 
     micro: Score

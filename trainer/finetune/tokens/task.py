@@ -43,7 +43,7 @@ class TokenTask:
 
     Attributes:
         settings: Columns, scheme and windows.
-        kind: As `Task` says.
+        kind: The kind of head, as `Task` says.
         main_metric: F1 of all entities.
     """
 

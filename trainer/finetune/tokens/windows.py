@@ -29,7 +29,7 @@ def cut_windows(num_pieces: Sequence[int], room: int, context: int) -> list[Wind
     so sees the pieces of some `context` on both sides, or the sentence's end.
 
     Args:
-        num_pieces: Of each word, from 1 to `room`.
+        num_pieces: How many pieces each word has, from 1 to `room`.
         room: Pieces of a window at most.
         context: Pieces of overlap on each side at most.
     """

@@ -29,12 +29,12 @@ class EncodedText:
 
     Attributes:
         origin: The text.
-        ids: Of its pieces.
-        pieces: As in vocab.txt.
+        ids: Ids of the text's pieces.
+        pieces: The pieces as vocab.txt spells them.
         offsets: First character and one after the last, of the text; in words, of the word.
         first_pieces: Index of each word's first piece; empty for plain text.
         unknown_words: Words without any piece, such as control characters, for which [UNK] stands.
-        num_windows: As which the model reads it.
+        num_windows: How many windows the model reads it in.
     """
 
     origin: InputText
@@ -51,8 +51,8 @@ class FeatureRows:
     """Rows of one micro-batch, in order of texts and tokens.
 
     Attributes:
-        texts: Of each row.
-        index: Of the token or word in its text; 0 where a row stands for a text.
+        texts: The text of each row.
+        index: Number of the token or word in its text; 0 where a row stands for a text.
         vectors: float32 [R, C, F].
     """
 

@@ -34,7 +34,7 @@ class Layout:
         rows: What a row stands for.
         columns: Names of the vectors' columns.
         width: Values of a vector.
-        dtype: Of the vectors, a name that numpy knows.
+        dtype: Number type of the vectors, a name that numpy knows.
         as_npy: Whether vectors are in files of their own.
         has_names: Whether there is a column for --id_field.
     """
@@ -115,9 +115,9 @@ def write_part(
     """Writes a part, batch by batch, to a temporary file and then whole to its place.
 
     Args:
-        folder: Of all parts.
-        name: Of the part, without a suffix.
-        layout: Of its columns.
+        folder: The folder of all parts.
+        name: Name of the part, without a suffix.
+        layout: The part's columns.
         batches: Its rows.
         counted: Asked for the part's JSON values when the batches are at their end.
 

@@ -27,8 +27,8 @@ class InputText:
         number: Among all texts of the input, from 0.
         source: URL of its file.
         line: On which it begins, from 1.
-        text: As it stands there; of words, joined by spaces.
-        words: Of a CoNLL sentence; None for plain text.
+        text: The text as it stands there; words are joined by spaces.
+        words: Words of a CoNLL sentence; None for plain text.
         name: What --id_field holds.
     """
 
@@ -94,7 +94,7 @@ def iterate_texts(
     """Every text in order.
 
     Args:
-        files: Of `find_files`.
+        files: What `find_files` found.
         settings: What format, field and column.
         report_bytes: Called with the bytes read of all files so far.
 

@@ -29,7 +29,7 @@ def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
     """Windows of a text, in order; at least one, which an empty text has too.
 
     Args:
-        num_tokens: Of the text, without [CLS] and [SEP].
+        num_tokens: How many tokens the text has, without [CLS] and [SEP].
         size: Most tokens of a window.
         stride: From one window's start to the next, at most `size`.
     """
