@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
-from pipeline.storage.range_readers import RangeReader, range_reader
 
 
 class Dataset:
@@ -34,8 +32,6 @@ class Dataset:
             self.all_shards,
             self.locate(BLOCKS_TABLE),
         )
-        self._reader: tuple[RangeReader | None] | None = None
-        self._making_reader = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -91,10 +87,7 @@ class Dataset:
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
-        with self._making_reader:
-            if self._reader is None:
-                self._reader = (range_reader(self.folder.filesystem),)
-        return self.folder.read_range(name, start, stop, attempts=1, reader=self._reader[0])
+        return self.folder.read_once(name, start, stop)
 
     def read_file(self, name: str) -> bytes:
         """A small file of the dataset, such as vocab.txt; the very bytes that the manifest speaks of, where it does.

@@ -132,10 +132,12 @@ def read_store(folder: Folder) -> TokenStore:
     try:
         fields = json.loads(folder.read(STORE))
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder} holds no {STORE}: run `python -m pipeline tokens` first") from error
+        raise FileNotFoundError(f"{folder.locate()} holds no {STORE}: run `python -m pipeline tokens` first") from error
     if fields["settings"].get("layout") != LAYOUT:
-        raise ValueError(f"{folder} holds token parts of an earlier version; delete the folder and build again")
-    require_plain(fields["part_names"], f"{folder}/{STORE}")
+        raise ValueError(
+            f"{folder.locate()} holds token parts of an earlier version; delete the folder and build again"
+        )
+    require_plain(fields["part_names"], folder.locate(STORE))
     totals = fields.pop("totals")
     sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
     return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)

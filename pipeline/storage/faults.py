@@ -56,12 +56,11 @@ class Pauses:
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
         self._seconds, self._max_seconds, self._refused = first_seconds, max_seconds, math.inf
 
-    def after(self, error: Exception) -> float:
+    def after(self, error: Exception, now: float) -> float:
         """Seconds to wait after an attempt failed; 0 or less where a store has refused for REFUSAL_SECONDS."""
         pause = SystemRandom().uniform(0.5, 1.0) * self._seconds
         self._seconds = min(2 * self._seconds, self._max_seconds)
         if is_refusal(error):
-            now = time.monotonic()
             self._refused = min(self._refused, now)
             pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last attempt is at the end of patience
         return pause
@@ -88,13 +87,14 @@ def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMP
         except (FileNotFoundError, FileExistsError, ValueError):
             raise
         except Exception as error:
-            pause = pauses.after(error)
+            now = time.monotonic()
+            pause = pauses.after(error, now)
             if is_refusal(error):
                 if hash(filesystem) not in _answered or pause <= 0:
                     raise PermissionError(f"{what}: {error or 'refused'}; check the credentials and the URL") from error
             else:
                 failures += 1
-                _raise_unless_passing(what, error, failures, attempts, time.monotonic() - began)
+                _raise_unless_passing(what, error, failures, attempts, now - began)
         else:
             if filesystem is not None:
                 _answered.add(hash(filesystem))

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import fsspec
@@ -21,10 +22,12 @@ from pipeline.storage.faults import ATTEMPTS, CutFileError, SizeError, call_pati
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
 from pipeline.storage.names import stays_below
+from pipeline.storage.range_readers import RangeReader, range_reader
 from pipeline.storage.ranged_file import BUFFER_BYTES, RangedFile
 from pipeline.storage.secret_values import find_password, learn
 
 _FILES_AT_ONCE = 16
+_MAKING_READERS = Lock()
 
 Result = TypeVar("Result")
 
@@ -94,6 +97,9 @@ class Folder:
         """Whether files are on this machine's own disks, where a rename is atomic."""
         return isinstance(self.filesystem, LocalFileSystem)
 
+    def __str__(self) -> str:
+        return self.url
+
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "options": self.options}
 
@@ -125,7 +131,7 @@ class Folder:
         return self.ask(lambda: bool(self.filesystem.isfile(path)), name)
 
     def size(self, name: str, attempts: int = ATTEMPTS) -> int:
-        """A file's bytes, by the store's listing; attempts as in `read_range`."""
+        """A file's bytes, by the store's listing; attempts as in `ask`."""
         path = self._prefix + name
 
         def attempt() -> int:
@@ -151,45 +157,49 @@ class Folder:
         """A whole file, its length checked against the store's listing."""
         return self.read_range(name, 0, self.size(name))
 
-    def read_range(
-        self,
-        name: str,
-        start: int,
-        stop: int,
-        attempts: int = ATTEMPTS,
-        reader: Callable[[str, int, int], bytes] | None = None,
-    ) -> bytes:
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file.
 
-        Args:
-            name: The file.
-            start: First byte.
-            stop: One after the last byte.
-            attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
-            reader: Reads in place of the filesystem.
+        Raises:
+            CutFileError: A local file ends before them.
+            StorageError: The store returned another number of bytes, or failed otherwise, in every attempt.
+        """
+        read = partial(self._read, self._cat, self._prefix + name, start, stop)
+        if self.is_local:
+            return read()
+        return call_patiently(f"{self.locate(name)}, bytes {start}-{stop}", read, ATTEMPTS, self.filesystem)
+
+    def read_once(self, name: str, start: int, stop: int) -> bytes:
+        """The same by one request in this thread, for callers that try again themselves and see errors as they came.
 
         Raises:
             SizeError: The store returned another number of bytes than asked for: some cut a body short without an
                 error.
-            CutFileError: So did a local disk; an OSError and a SizeError.
-            StorageError: It did so, or failed otherwise, in every attempt; an OSError.
+            CutFileError: So did a local disk.
         """
-        path = self._prefix + name
+        return self._read(self._range_reader, self._prefix + name, start, stop)
 
-        def attempt() -> bytes:
-            with driver_errors(path):
-                data: bytes = (
-                    reader(path, start, stop) if reader else self.filesystem.cat_file(path, start=start, end=stop)
-                )
-            if len(data) != stop - start:
-                is_cut = self.is_local and Path(path).stat().st_size < stop
-                kind = CutFileError if is_cut else SizeError
-                raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
-            return data
+    def _cat(self, path: str, start: int, stop: int) -> bytes:
+        data: bytes = self.filesystem.cat_file(path, start=start, end=stop)
+        return data
 
-        if attempts == 1 or self.is_local:
-            return attempt()
-        return call_patiently(f"{self.locate(name)}, bytes {start}-{stop}", attempt, attempts, self.filesystem)
+    @cached_property
+    def _range_reader(self) -> RangeReader:
+        with _MAKING_READERS:  # one, however many threads begin with it
+            found = self.__dict__
+            if "_range_reader" not in found:
+                found["_range_reader"] = range_reader(self.filesystem) or self._cat
+            reader: RangeReader = found["_range_reader"]
+            return reader
+
+    def _read(self, reader: RangeReader, path: str, start: int, stop: int) -> bytes:
+        with driver_errors(path):
+            data = reader(path, start, stop)
+        if len(data) != stop - start:
+            is_cut = self.is_local and Path(path).stat().st_size < stop
+            kind = CutFileError if is_cut else SizeError
+            raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
+        return data
 
     def read_many(self, names: Sequence[str]) -> dict[str, bytes]:
         """Small files by name, several at once, each length checked against the folder's listing.

@@ -109,7 +109,7 @@ def open_tokens(folder: Folder, manifest: Manifest) -> EncodedDocuments | None:
     is_own = store["totals"]["documents_hash"] == manifest.settings.get("documents_hash")
     if not is_own or store["settings"].get("layout") != LAYOUT:
         return None
-    require_plain(store["part_names"], f"{folder}/tokens.json")
+    require_plain(store["part_names"], folder.locate("tokens.json"))
     return EncodedDocuments(folder, store)
 
 

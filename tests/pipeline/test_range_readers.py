@@ -32,7 +32,7 @@ def test_local_ranges_are_those_of_the_filesystem(path, start, stop):
     files = fsspec.filesystem("file")
     assert range_reader(files) is read_local
     folder, name = Folder.of_file(path)
-    assert folder.read_range(name, start, stop, 1, read_local) == files.cat_file(path, start=start, end=stop)
+    assert folder.read_once(name, start, stop) == files.cat_file(path, start=start, end=stop)
 
 
 def test_a_system_that_reads_less_at_a_time_is_asked_again(path, monkeypatch):
@@ -59,7 +59,7 @@ def open_below(folder: Path) -> list[str]:
 def test_ranges_past_the_end_and_missing_files_are_errors_and_leave_no_file_open(path):
     folder, name = Folder.of_file(path)
     with pytest.raises(OSError, match=r"asked for bytes 10000-20000, got 240 of 10000"):
-        folder.read_range(name, 10_000, 20_000, 1, read_local)
+        folder.read_once(name, 10_000, 20_000)
     with pytest.raises(FileNotFoundError, match="missing"):
         read_local(f"{path}.missing", 0, 1)
     with pytest.raises(IsADirectoryError):
@@ -166,9 +166,10 @@ def test_a_store_that_sends_everything_is_not_listened_to(store, read_s3, monkey
     read_body, bodies = StreamingBody.read, []  # which keeps them: what nobody has is closed anyway
     monkeypatch.setattr(StreamingBody, "read", lambda body, size: (bodies.append(body), read_body(body, size))[1])
     store.knows_ranges, bucket = False, Folder.on(MemoryFileSystem(), "bucket")
+    bucket.__dict__["_range_reader"] = read_s3
     for number in (1, 2):
         with pytest.raises(OSError, match="asked for bytes 1000-5000, got 4001 of 4000"):
-            bucket.read_range("object", 1000, 5000, 1, read_s3)
+            bucket.read_once("object", 1000, 5000)
         assert store.num_sent < number * len(CONTENT) / 2
         assert store.num_connections == number, "the rest of a body is on the way there"
         assert store.left.acquire(timeout=20)

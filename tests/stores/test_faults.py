@@ -185,12 +185,19 @@ def test_a_short_body_is_read_again_unless_the_caller_does_so_itself():
     assert Folder.on(store, "/bucket").read_range("a", 2, 8) == b"234567"
     store.faults = [3]
     with pytest.raises(OSError, match="asked for bytes 2-8, got 3 of 6") as caught:
-        Folder.on(store, "/bucket").read_range("a", 2, 8, attempts=1)
+        Folder.on(store, "/bucket").read_once("a", 2, 8)
     assert not isinstance(caught.value, ValueError)  # the trainer tries again on an OSError, and not on a ValueError
 
 
-@pytest.mark.parametrize("ask", [partial(Folder.read_range, start=2, stop=8), Folder.size])
-def test_an_answer_that_a_driver_cannot_parse_is_asked_for_again(ask):
+@pytest.mark.parametrize(
+    ("ask", "ask_once"),
+    [
+        (partial(Folder.read_range, start=2, stop=8), partial(Folder.read_once, start=2, stop=8)),
+        (Folder.size, partial(Folder.size, attempts=1)),
+    ],
+    ids=["read_range", "size"],
+)
+def test_an_answer_that_a_driver_cannot_parse_is_asked_for_again(ask, ask_once):
     """And in the trainer's hands it is an OSError, as a ValueError says that data are damaged."""
 
     class Store(FaultyMemory):
@@ -205,7 +212,7 @@ def test_an_answer_that_a_driver_cannot_parse_is_asked_for_again(ask):
     assert ask(Folder.on(store, "/bucket"), "a") in (b"234567", 10)
     store.faults = [unreadable]
     with pytest.raises(OSError, match=r"bucket/a: JSONDecodeError.'Expecting value") as caught:
-        ask(Folder.on(store, "/bucket"), "a", attempts=1)
+        ask_once(Folder.on(store, "/bucket"), "a")
     assert not isinstance(caught.value, ValueError)
 
 

@@ -89,7 +89,8 @@ class Attempts:
         if isinstance(error, CutFileError):
             advice = "the file is cut short; restore it, or rebuild the dataset"
             raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
-        pause, seconds = self._pauses.after(error), time.monotonic() - self._began
+        now = time.monotonic()
+        pause, seconds = self._pauses.after(error, now), now - self._began
         self._num_damaged += isinstance(error, DamageError)
         is_spent = self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or seconds + pause > self._budget_seconds
         if is_spent or self._stop.wait(pause):

@@ -1,0 +1,98 @@
+"""A folder is cheap to make, opens its filesystem once, travels to workers, and finds files by their names."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipeline.storage.folder import Folder
+
+
+@pytest.fixture
+def memory():
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+def test_a_folder_opens_nothing_until_it_is_asked():
+    folder = Folder("nothing://host/a")  # nobody knows the protocol
+    assert str(folder / "b") == "nothing://host/a/b"
+    with pytest.raises(ValueError, match="nothing://host/a: cannot be opened: Protocol not known"):
+        folder.exists("c")
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_folder_travels_without_its_filesystem(memory, is_open):
+    folder = Folder("memory://data", {"skip_instance_cache": True})
+    if is_open:
+        folder.write("name", b"1")
+    stored = pickle.dumps(folder)
+    assert len(stored) < 200
+    again = pickle.loads(stored)
+    assert again == folder
+    assert again.options == {"skip_instance_cache": True}
+    assert again.exists("name") == is_open
+
+
+def test_a_folder_opens_its_filesystem_once_and_hands_it_to_those_below(tmp_path):
+    folder = Folder(str(tmp_path), {"skip_instance_cache": True})
+    assert folder.filesystem is folder.filesystem
+    assert (folder / "a" / "b").filesystem is folder.filesystem
+    assert Folder(folder.url, folder.options).filesystem is not folder.filesystem
+
+
+def test_options_are_not_shown():
+    assert "hidden-0815" not in repr(Folder("memory://a", {"secret": "hidden-0815"}))
+    assert len({Folder("memory://a", {"secret": "b"}), Folder("memory://a", {"secret": "b"})}) == 1
+
+
+def test_files_are_named_relative_to_their_folder(memory):
+    folder = Folder("memory://data/")
+    (folder / "train/L64").write("a", b"123")
+    folder.write("b", b"4567")
+    assert folder.list() == {"b": 4, "train/L64/a": 3}
+    assert (folder / "train").list() == {"L64/a": 3}
+    assert folder.read("train/L64/a") == (folder / "train" / "L64").read("a") == b"123"
+    assert (folder.locate(), folder.locate("b")) == ("memory:///data", "memory:///data/b")
+    assert [folder.exists(name) for name in ("", "b", "train", "c")] == [True, True, True, False]
+    assert [folder.is_file(name) for name in ("", "b", "train", "c")] == [False, True, False, False]
+    folder.remove(["b", "gone"])
+    assert list(memory.store) == ["/data/train/L64/a"]
+
+
+@pytest.mark.parametrize("url", ["memory://top", "memory://a/b/file.txt", "memory:///a/file", "file.txt", "a/file"])
+def test_a_file_is_found_by_the_folder_and_the_name_of_its_url(memory, tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    folder, name = Folder.of_file(url)
+    folder.write(name, b"data")
+    assert "/" not in name
+    assert Folder(url).is_file()
+    assert pickle.loads(pickle.dumps(folder)).read(name) == b"data"
+    with fsspec.open(url) as file:
+        assert file.read() == b"data"
+
+
+def test_a_file_of_a_filesystem_without_a_root_is_found(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("top.txt", b"in an archive")
+    folder, name = Folder.of_file(f"zip://top.txt::{tmp_path}/a.zip")
+    assert folder.read(name) == b"in an archive"
+
+
+def test_a_file_is_copied_to_a_local_disk(memory, tmp_path):
+    folder = Folder("memory://data")
+    folder.write("a", b"123")
+    folder.download("a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"123"
+    with pytest.raises(FileNotFoundError):
+        folder.download("gone", tmp_path / "c")
+
+
+def test_only_a_local_folder_has_a_path_of_this_machine(tmp_path):
+    assert Folder(f"file://{tmp_path}").local_path("a/b") == Path(tmp_path, "a/b")
+    with pytest.raises(AssertionError, match="memory:///data is not on a local disk"):
+        Folder("memory://data").local_path()
