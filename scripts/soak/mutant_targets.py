@@ -151,6 +151,9 @@ MEANT: tuple[Meant, ...] = (
 )
 
 EQUIVALENT: dict[str, str] = {
+    "trainer/stream/state.py StreamState.first_position 1 to 2: 1 #0": (
+        "the first of two positions is the first of one"
+    ),
     "pipeline/shards/verify.py  1 to 2: 1 #0": "rows that are read at once",
     "pipeline/jobs/shards_job.py ShardBuilder._write_shard Gt to GtE: self.num_sources > 1 #0": (
         "counts what is not written"

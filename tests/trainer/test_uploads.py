@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -210,6 +211,23 @@ def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monk
     with pytest.raises(StorageError, match="gave up after 6"):
         trained.choose(skip_damaged=True)
     assert names_in(bucket) == ["step-00000001"]
+
+
+def test_a_body_that_is_cut_short_is_asked_for_again(ranks, bucket, tmp_path, monkeypatch):
+    trained = Trained(ranks, tmp_path / "run")
+    trained.save(1)
+    shutil.rmtree(trained.run.checkpoints)
+    get_file, cut = type(bucket).get_file, set()
+
+    def cut_once(self, path, target, **options):
+        get_file(self, path, target, **options)
+        if path not in cut:
+            cut.add(path)
+            Path(target).write_bytes(Path(target).read_bytes()[:-1])
+
+    monkeypatch.setattr(type(bucket), "get_file", cut_once)
+    assert trained.choose().name == "step-00000001"
+    assert {path.rpartition("/")[2] for path in cut} == {path.name for path in trained.choose().iterdir()}
 
 
 def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
