@@ -27,7 +27,7 @@ from pipeline.command_line.values import (
 )
 
 MAX_FILE_CHARACTERS = 2**20
-"""Of a file of --config: YAML takes seconds to parse so many, and minutes what somebody gives by mistake."""
+"""The longest file of --config. YAML takes seconds to parse so many, and minutes for what is given by mistake."""
 
 
 def parse_words(program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]) -> Any:

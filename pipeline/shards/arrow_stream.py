@@ -144,9 +144,9 @@ class _Layout:
     """Where the numbers of a record batch's message lie, by their first bytes in it.
 
     Attributes:
-        body_length: Of the body's length, as all numbers an int64.
-        num_rows: Of the number of rows.
-        nodes: Of the nodes, and how many numbers they are.
+        body_length: Place of the body's length, an int64 as all numbers are.
+        num_rows: Place of the number of rows.
+        nodes: Place of the nodes, and how many numbers they are.
         buffers: The same of the buffers.
         is_compressed: Whether buffers are zstd frames.
         rest: The message with zeros for all of these numbers.

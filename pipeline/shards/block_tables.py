@@ -75,7 +75,7 @@ class _Opened(NamedTuple):
         whole: Its rows; None where they are read a row group at a time.
         metadata: Its footer.
         num_bytes: Its size.
-        first_row: Of each shard, and the end.
+        first_row: The first row of each shard, and the end.
         group_rows: The first row of each row group, and the end.
     """
 

@@ -65,10 +65,10 @@ class _Published:
     """A pass published before the manifest.
 
     Attributes:
-        blocks_name: Of its blocks.parquet.
-        num_bytes: Of that.
-        shards: In its order.
-        row: Of each shard in it, by name.
+        blocks_name: Name of its blocks.parquet.
+        num_bytes: Size of that file.
+        shards: Its shards, in its order.
+        row: The row of each shard in it, by name.
     """
 
     blocks_name: str

@@ -137,7 +137,7 @@ def parse_pass_json(data: bytes, folder: str, where: str) -> tuple[str, list[Sha
 
     Args:
         data: What the file holds.
-        folder: Of the pass, whose shards they must be.
+        folder: Folder of the pass, whose shards they must be.
         where: Its URL, for messages.
 
     Raises:

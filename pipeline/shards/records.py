@@ -93,20 +93,21 @@ class Manifest:
     """manifest.json.
 
     Attributes:
-        format_version: Of the shards and tables.
+        format_version: Version of the format of shards and tables.
         software: Names and versions of what wrote the dataset.
         settings: Every setting that changes content.
         settings_hash: blake2b-256 of the settings.
-        vocab_sha256: Of vocab.txt.
-        tokenizer_sha256: Of tokenizer.json.
+        vocab_sha256: The sha256 of vocab.txt.
+        tokenizer_sha256: The sha256 of tokenizer.json.
         vocab_size: Entries of vocab.txt.
         special_ids: Ids of pad, unk, cls, sep and mask.
         groups: Totals per split and length.
         counters: Documents and characters read, dropped by reason, kept.
         root_hash: blake2b-256 over all passes' hashes.
-        seal: Of all documents that were kept.
+        seal: The seal of all documents that were kept.
         sources: Name, language, weight and counters of each source, by its number.
-        tables_sha256: Of shards.parquet and blocks.parquet as they are stored, by name; of a build in progress none.
+        tables_sha256: The sha256 of shards.parquet and blocks.parquet as they are stored, by name; none while
+            the build is in progress.
     """
 
     format_version: int

@@ -17,7 +17,7 @@ class Seal:
 
     Attributes:
         documents: How many there are.
-        tokens: Of their text, as it was encoded; no [CLS] or [SEP] is among them.
+        tokens: Tokens of their text, as it was encoded; no [CLS] or [SEP] is among them.
         ids_xor: Exclusive or of their 128-bit ids, in 32 hex digits.
     """
 

@@ -11,7 +11,7 @@ RULES = 2
 """Number of the rules below, in the settings of every dataset: other sentences are other content."""
 
 MAX_CHARACTERS = 1000
-"""Of a sentence; a longer one is cut at a space."""
+"""The most characters of a sentence; a longer one is cut at a space."""
 
 # `sentencex` takes quadratic time on opening quotes that nothing closes (1.5 s at 200,000 characters, 4 ms at 10,000).
 _WINDOW_CHARACTERS = 10_000

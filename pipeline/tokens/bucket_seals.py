@@ -25,7 +25,7 @@ class BucketContents:
     """What the token parts hold of one bucket.
 
     Attributes:
-        seal: Of its distinct documents, those left out aside.
+        seal: The seal of its distinct documents, those left out aside.
         rows: How often parts hold one of them: the documents, and their copies.
         checksum: Sum of the crc32 of these rows, so of all their tokens and sentences.
     """
@@ -57,10 +57,10 @@ class BucketSums:
     """Adds up the contents of all buckets; memory is a few numbers a bucket, and the rows that are counted at once."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
-        """Of these buckets, which hold every document there is; nothing is counted yet.
+        """Begins with these buckets, which hold every document there is, and nothing counted.
 
         Args:
-            buckets: Of train and, where documents are held out, validation.
+            buckets: Buckets of train and, where documents are held out, validation.
             held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
         """
         self._buckets = buckets

@@ -26,19 +26,19 @@ class SourceDocuments(Protocol):
 
     @property
     def documents(self) -> int:
-        """How many."""
+        """How many documents there are."""
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Tokens of all documents."""
 
     @property
     def lowest_ids(self) -> Sequence[str]:
-        """Those that may be held out, in hex, ascending from the lowest."""
+        """Ids of the documents that may be held out, in hex, ascending from the lowest."""
 
     @property
     def lowest_tokens(self) -> Sequence[int]:
-        """Of each of these."""
+        """Tokens of each of these documents."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class HeldOutSource:
     """What one source gives to validation.
 
     Attributes:
-        documents: How many.
-        tokens: Of these documents.
+        documents: How many documents it gives.
+        tokens: Tokens of these documents.
         last_id: The highest of their ids, in hex; of no document null. All documents of the source up to it are held
             out but those that are too long (`most_document_tokens`); copies count for the first source.
     """
@@ -62,8 +62,8 @@ class HeldOut:
     """The documents of the validation split.
 
     Attributes:
-        ids: All of them, ascending, 16 bytes each.
-        sources: Of each source, by its number.
+        ids: The ids of all of them, ascending, 16 bytes each.
+        sources: What each source gives, by its number.
     """
 
     ids: bytes

@@ -39,8 +39,8 @@ class SimilarityRule:
     """When two documents are near-duplicates.
 
     Attributes:
-        bands: Of a signature.
-        rows: Of a band.
+        bands: Bands of a signature.
+        rows: Rows of a band.
         matches: Least number of equal places of two signatures.
     """
 
@@ -82,7 +82,7 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
 
     Args:
         banded: All rows of some keys, in any order; a document may be there more than once.
-        min_matches: Of a SimilarityRule.
+        min_matches: The `matches` of a SimilarityRule.
     """
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
     keys = banded["key"][order]

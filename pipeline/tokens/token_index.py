@@ -51,12 +51,12 @@ class SourceTotals:
     all documents left out is in `dropped` alone, by reason.
 
     Attributes:
-        documents: How many.
+        documents: How many documents there are.
         duplicates: Further copies of documents, which the shards job drops.
         cleaned_bytes: Text of the documents.
         tokens: Tokens of the documents.
         dropped: Documents left out, by reason; none where filters over all documents are off.
-        lowest_ids: Of the documents that validation may take, in hex, ascending from the lowest of the source.
+        lowest_ids: Ids of the documents that validation may take, in hex, ascending from the lowest.
         lowest_tokens: Tokens of each of these.
     """
 
@@ -81,7 +81,7 @@ class Totals:
         documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
             what the corpus is, whatever files held it.
         documents_by_prefix: [4096] by the first 12 bits of the id.
-        sources: Of each source, by its number.
+        sources: The totals of each source, by its number.
         dropped: Documents that filters over all documents left out, by reason; none where these are off.
     """
 
@@ -105,9 +105,9 @@ def build_index(
     """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix).
 
     Args:
-        folder: Of the token parts.
-        names: Of the parts.
-        num_sources: Of the input.
+        folder: The folder of the token parts.
+        names: Names of the parts.
+        num_sources: How many sources the input has.
         reasons: What dropped.ids leaves documents out for; none where there is no such file.
         validation_tokens: What the validation split may hold.
     """
@@ -174,9 +174,9 @@ def read_bucket(
     """A bucket's documents out of all parts, duplicates included: one contiguous range of each part is read.
 
     Args:
-        folder: Of the token parts.
-        names: Of the parts.
-        bucket: Of train or validation.
+        folder: The folder of the token parts.
+        names: Names of the parts.
+        bucket: A bucket of train or validation.
         token_dtype: uint16 or uint32.
         has_dropped: Whether dropped.ids says which documents are left out.
         held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).

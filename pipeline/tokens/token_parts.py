@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pipeline.tokens.grouped_rows import pack_rows
 
 LAYOUT = 3
-"""Of these files, told in the settings of their folder: parts of another layout are refused."""
+"""Version of the layout of these files, told in the settings of their folder: parts of another layout are refused."""
 
 ID_BYTES = 16
 _CHECKSUM = struct.Struct("<I")  # of all that follows it in the document's record

@@ -44,7 +44,7 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """Of the checkpoint's folder."""
+        """Name of the checkpoint's folder."""
         return step_folder(Path(), self.position["step"]).name
 
 

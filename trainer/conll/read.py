@@ -103,7 +103,7 @@ class _Layout:
 
 
 _Block = tuple[int, list[int], list[tuple[str, str]]]
-"""Of a sentence: its first line, those of its words, and words with tags."""
+"""What a sentence consists of: its first line, those of its words, and words with tags."""
 
 
 def read_conll(text: str, path: str, columns: Columns, scheme: SchemeName = "auto") -> list[Sentence]:

@@ -56,7 +56,7 @@ class ChoiceTask:
     main_metric: str = "accuracy"
 
     def read(self, path: str, split: Split) -> ReadSet:
-        """As `Task` says."""
+        """Questions of a table, as `Task` says."""
         columns = self.columns
         optional = [columns.text_b, columns.id, None if split == "test" else columns.label]
         needed = [columns.text, *columns.choices, *(name for name in optional if name is not None)]

@@ -54,7 +54,7 @@ class PairTask:
     labels: tuple[str, ...] | None = None
 
     def read(self, path: str, split: Split) -> ReadSet:
-        """As `Task` says."""
+        """Examples of a file, as `Task` says."""
         return self.read_examples(path, split)
 
     def find_labels(self, examples: Sequence[PairExample]) -> tuple[str, ...]:

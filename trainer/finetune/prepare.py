@@ -74,7 +74,7 @@ class Prepared:
 
     @property
     def train_items(self) -> list[Item]:
-        """Of all training files together."""
+        """Items of all training files together."""
         return [item for file in self.train for item in file.items]
 
 

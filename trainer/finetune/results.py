@@ -12,7 +12,7 @@ from trainer.finetune.settings import SWEEPS, FinetuneSettings
 from trainer.finetune.training import Recipe
 
 Run = Mapping[str, Any]
-"""As OUTPUT/runs/NAME.json has it: name, global_batch, peak_lr, epochs, seed, steps, train_loss, metrics."""
+"""What OUTPUT/runs/NAME.json holds: name, global_batch, peak_lr, epochs, seed, steps, train_loss, metrics."""
 
 _GRID = ("global_batch", "peak_lr", "epochs")
 

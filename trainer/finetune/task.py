@@ -20,7 +20,7 @@ Split = Literal["train", "validation", "test"]
 """Examples of "test" need no labels."""
 
 Outputs = NDArray[np.float32]
-"""Of one item: [labels], [1] for regression, [choices], [tokens, labels], or [tokens, 2] for spans."""
+"""Logits of one item: [labels], [1] for regression, [choices], [tokens, labels], or [tokens, 2] for spans."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """For files and people."""
+        """A name of the run for files and people."""
         return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
 
     def num_steps(self, num_items: int) -> int:

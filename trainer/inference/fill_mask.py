@@ -23,7 +23,7 @@ class Candidate:
     """One token of the vocabulary that could stand at a mask."""
 
     token: str
-    """As in vocab.txt: "##" begins one that continues the word before the mask."""
+    """The token as vocab.txt spells it: "##" begins one that continues the word before the mask."""
     probability: float
 
 

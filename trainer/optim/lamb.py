@@ -42,7 +42,7 @@ class Lamb(AdamW):
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], **settings: Any) -> None:
-        """As AdamW."""
+        """Takes what AdamW takes."""
         super().__init__(named_parameters, **settings)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
         self._decays_P = self.decays_P  # where the norms are: copied once, as a copy waits for the device

@@ -71,7 +71,7 @@ class Case:
 
     @property
     def value_bytes(self) -> int:
-        """Of a weight or an activation in the passes."""
+        """Bytes of a weight or an activation in the passes."""
         return 2 if self.precision == "bf16" else _FP32
 
     @property

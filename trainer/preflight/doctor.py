@@ -33,7 +33,7 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 
 def find_facts(settings: DoctorSettings, ranks: Ranks) -> tuple[list[LocalFacts], SharedFacts]:
-    """Of every rank in order, and of all together; equal on all ranks."""
+    """What every rank found, in order, and what all found together; equal on all ranks."""
     hosts: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(hosts, platform.node(), group=ranks.counts_group)
     mine = find_local_facts(settings, ranks, hosts.count(platform.node()))

@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 CLOCK_SECONDS = 1.0
 """Skew that makes logs misleading; object stores refuse requests from 5 to 15 minutes on."""
 SLOW_SHARE = 0.25
-"""Of the median of the same kind: below it a link or a store is called slow."""
+"""Share of the median of the same kind: below it a link or a store is called slow."""
 FEWEST_TO_COMPARE = 3
 """Ranks or links, to say which is slow."""
 GPU_SHM_BYTES = 256 * 2**20

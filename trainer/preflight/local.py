@@ -113,7 +113,7 @@ def _limit(kind: int) -> int | None:
 
 
 def _available_memory() -> int:
-    """Of the machine by /proc/meminfo, or what a control group still allows."""
+    """Bytes that the machine has left by /proc/meminfo, or what a control group still allows."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):

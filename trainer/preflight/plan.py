@@ -58,7 +58,7 @@ class PhasePlan:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Of the phase, at the fast end and at the slow one."""
+        """Seconds of the phase, at the fast end and at the slow one."""
         return self.phase.steps * self.fast.total, self.phase.steps * self.slow.total
 
 

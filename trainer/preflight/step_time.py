@@ -109,7 +109,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Of the step."""
+        """Seconds of the step."""
         return max(self.mathematics, self.launches) + self.optimizer + self.exchange + self.once
 
     @property

@@ -36,7 +36,10 @@ class PhaseClock:
         return self.spent_seconds + time.monotonic() - self._began
 
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:
-        """Of the phase's next step; a run by time has made as large a part of its steps as of its time."""
+        """The learning rate of the phase's next step.
+
+        A run by time counts as having made the share of its steps that it has spent of its time.
+        """
         if self.budget_seconds is None:
             return self.phase.schedule.learning_rate(step)
         share = min(1.0, elapsed_seconds / self.budget_seconds)

@@ -143,7 +143,7 @@ def _settings(runs: Sequence[ReadRun]) -> str:
 
 
 def _launches(runs: Sequence[ReadRun]) -> str:
-    """Of every run its last launch, side by side; then all launches of each."""
+    """The last launch of every run, side by side; then all launches of each."""
     last = [dict(flatten(_launches_of(run)[-1] if _launches_of(run) else {})) for run in runs]
     keys = list(dict.fromkeys(key for facts in last for key in facts if key != "argv"))
     if not keys:

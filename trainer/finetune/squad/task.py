@@ -191,7 +191,7 @@ def _find_fault(question: Question, split: Split) -> str | None:
 
 
 def _average_by_kind(marks: Mapping[str, Marks], has_answer: Mapping[str, bool]) -> dict[str, float]:
-    """Of all questions, and of those with and without an answer."""
+    """Mean scores of all questions, and of those with and without an answer."""
     metrics = average(list(marks.values()))
     for kind, has in (("HasAns", True), ("NoAns", False)):
         of_kind = [each for key, each in marks.items() if has_answer[key] == has]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainer.conll.tags import Entity, find_entities, find_strict_entities
 
 Tags = Sequence[str]
-"""Of one sentence."""
+"""The tags of one sentence."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trainer.finetune.tokens.windows import Window, cut_windows
 from trainer.model.task_heads import IGNORED
 
 Tags = tuple[str, ...]
-"""Of a sentence's words: a prediction."""
+"""A prediction: the tag of each word of a sentence."""
 
 MAX_CONTEXT = 32
 """The most pieces that neighbouring windows of a sentence share on each side."""
@@ -109,7 +109,7 @@ class TokenTask:
         return [tuple(of_sentence) for of_sentence in tags]
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
-        """Of entities as seqeval counts them, all and by each type that is labelled, and the share of right tags."""
+        """Scores of entities as seqeval counts them, all and by labelled type, and the share of right tags."""
         true = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
         scores, strict = score_entities(true, predictions), score_strict_entities(true, predictions)
         metrics = {

@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the .parquet files."""
+        """Schema of the .parquet files."""
         fields = [("text", pa.int64()), ("source", pa.dictionary(pa.int32(), pa.string())), ("line", pa.int64())]
         fields += [("name", pa.string())] if self.has_names else []
         if self.rows == "word":
