@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainer.checkpoints.read import COMMITTED, _read_fragments
+from trainer.checkpoints.write import HostCopies
 from trainer.optim.fragment import Fragment
 
 KINDS = ("fp32", "exp_avg")
@@ -46,3 +47,12 @@ def test_elements_that_no_file_holds_are_refused(checkpoint):
     optimizer = SimpleNamespace(fragments=[piece], state_names=(), tensors=lambda _: [torch.zeros(8)])
     with pytest.raises(ValueError, match="does not hold all of w; it is of another model"):
         _read_fragments(path, files, optimizer)
+
+
+def test_copies_take_memory_once():
+    copies = HostCopies()
+    first = copies.copy("w", torch.arange(4.0))
+    assert copies.copy("w", torch.arange(4.0, 8.0)).data_ptr() == first.data_ptr()
+    assert first.tolist() == [4, 5, 6, 7]
+    assert copies.copy("w", torch.ones(2, 2)).tolist() == [[1, 1], [1, 1]]
+    assert copies.copy("w", torch.ones(2, 2, dtype=torch.int64)).dtype == torch.int64
