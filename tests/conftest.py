@@ -23,6 +23,21 @@ settings.register_profile("beambert", deadline=None)  # a busy machine takes lon
 settings.load_profile("beambert")
 
 
+TIERS = ("engines", "processes", "pure")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses among them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as pure whatever has no other tier; workers take the files with the longest tests first."""
+    longest: dict[Path, int] = {}
+    for item in items:
+        tier = next((tier for tier in TIERS if item.get_closest_marker(tier)), "pure")
+        item.add_marker(tier)
+        longest[item.path] = min(longest.get(item.path, len(TIERS)), TIERS.index(tier))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: longest[item.path])
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with golden/ and data/, named by BEAMBERT_TEST_DATA; the test is skipped where it is unset."""

@@ -29,7 +29,7 @@ from trainer.finetune.training import Recipe, train_task
 from trainer.model.task_heads import Head
 from trainer.process.ranks import start_ranks, stop_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 LOSSES = Recipe(global_batch=6, peak_lr=2e-3, epochs=2, seed=3)
 CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(

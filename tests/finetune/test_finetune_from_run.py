@@ -24,7 +24,7 @@ from trainer.finetune.run import finetune_on
 from trainer.finetune.training import Recipe
 from trainer.process.ranks import start_ranks, stop_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 STARTS = {"newest": "run", "step-2": "run@2"}
 RECIPE = Recipe(global_batch=8, peak_lr=5e-3, epochs=6, seed=1)

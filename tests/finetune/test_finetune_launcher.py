@@ -15,7 +15,7 @@ from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
 from tests.trainer.two_ranks import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -22,7 +22,7 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import BertForTask
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 CONFIG = BertConfig(
     vocab_size=30_522, num_layers=2, hidden_size=48, num_heads=2, intermediate_size=96, max_position_embeddings=160,

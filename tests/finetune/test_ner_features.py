@@ -118,7 +118,7 @@ def test_vectors_are_those_of_the_command_features_and_computed_once(folder):
     assert len(list((folder / "out-features").glob("*.npy"))) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
     before = open_model(str(folder / "hf")).state
     command = ["-m", "trainer", "finetune", "--task", "ner-features", "--model", str(folder / "hf")]

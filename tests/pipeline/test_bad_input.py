@@ -8,6 +8,8 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.shards.dataset import open_dataset
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def run(capsys):

@@ -45,6 +45,7 @@ def all_instances(dataset, split, pass_index=0):
                 yield block.slice(row, row + 1)
 
 
+@pytest.mark.processes
 def test_a_finished_dataset_counts_what_it_holds(built):
     counters = built.manifest.counters
     assert (counters["documents_read"], counters["documents"], counters["dropped_duplicate"]) == (120, 120, 0)
@@ -54,10 +55,12 @@ def test_a_finished_dataset_counts_what_it_holds(built):
     assert run("verify", built.url) == 0
 
 
+@pytest.mark.processes
 def test_tokens_of_sources_are_counted_where_there_are_several(built):
     assert {shard.source_tokens for shard in built.all_shards} == {()}
 
 
+@pytest.mark.processes
 def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built, corpus, vocab_file, tmp_path):
     """Those without validation are older than holding out by source, which changed the others."""
     assert built.manifest.root_hash == "4bf537ce210012570970be112acd6d700050856ea6cbf9cb4173e11ab867d9c4"
@@ -68,6 +71,7 @@ def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built, corpus, voca
     assert whole.settings_hash == "5fef3367f6a30e598f976cfeb64062ef6f2fddb15f411785cbe03437c7e59bb2"
 
 
+@pytest.mark.processes
 def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path, capsys):
     """From one folder of tokens, whose parts are used again, and found again by provenance; usual settings stay."""
     usual = ("--validation_fraction", 0.5, "--tokens", tmp_path / "tokens")
@@ -99,6 +103,7 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
     assert "validation_tokens was 1280000 and is now 1400" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(texts, vocab_file, tmp_path, capsys):
     ids = sorted(document_id(clean_text(text)) for text in texts)
     giants = ("\n".join([*texts[:40], f"Giant {number}."]) for number in itertools.count())
@@ -116,6 +121,7 @@ def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(tex
     assert used == ["  used      1 time(s) in each of 2 pass(es)", "  used      for validation, once"]
 
 
+@pytest.mark.processes
 def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(corpus, vocab_file, tmp_path, capsys):
     """Its passes were trained on documents that are held out now."""
     assert build(corpus, vocab_file, tmp_path / "data") == 0
@@ -127,6 +133,7 @@ def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(corp
     assert "validation_rules was 1 and is now 2; give another --output" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_instances_are_what_bert_expects(built):
     special = built.manifest.special_ids
     for instance in all_instances(built, "train"):
@@ -139,6 +146,7 @@ def test_instances_are_what_bert_expects(built):
         assert instance.is_random_next[0] == (instance.document_a[0] != instance.document_b[0])
 
 
+@pytest.mark.processes
 def test_validation_documents_are_never_trained_on(built):
     documents = {
         split: {
@@ -152,6 +160,7 @@ def test_validation_documents_are_never_trained_on(built):
     assert max(documents["validation"]) < min(documents["train"])
 
 
+@pytest.mark.processes
 def test_passes_differ_in_masks_and_pairs(built):
     first, second = built.shards("train", 64, 0), built.shards("train", 64, 1)
     assert [shard.content_hash for shard in first] != [shard.content_hash for shard in second]
@@ -165,12 +174,14 @@ HOW_WORK_IS_CUT = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
 def test_the_root_hash_does_not_depend_on_how_work_is_cut(built, corpus, vocab_file, tmp_path, arguments):
     assert build(corpus, vocab_file, tmp_path / "data", *arguments) == 0
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == built.manifest.root_hash
 
 
+@pytest.mark.processes
 def test_an_exact_balance_does_not_depend_on_how_work_is_cut(corpus, vocab_file, built, tmp_path, capsys):
     hashes = set()
     for name in ("whole", "parts", "shuffle"):
@@ -187,6 +198,7 @@ def test_an_exact_balance_does_not_depend_on_how_work_is_cut(corpus, vocab_file,
     assert "shards of other settings: nsp_balance was reference and is now exact" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_manifest_says_what_masked_positions_show(built):
     train, _ = built.manifest.groups
     shown, labels = [], []
@@ -202,6 +214,7 @@ def test_the_manifest_says_what_masked_positions_show(built):
     assert 0.75 < train.masked_as_mask / train.masked < 0.85
 
 
+@pytest.mark.processes
 def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_path):
     folder = tmp_path / "renamed"
     folder.mkdir()
@@ -215,6 +228,7 @@ def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_pa
     assert dataset.manifest.counters["dropped_duplicate"] == 1
 
 
+@pytest.mark.processes
 def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
     def changed():
         paths = (f"{built.folder.path}/{shard.name}" for shard in built.all_shards)
@@ -226,6 +240,7 @@ def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
     assert changed() == before
 
 
+@pytest.mark.processes
 def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output) == 0
@@ -241,6 +256,7 @@ def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file,
     assert not (output / "_tasks").exists()
 
 
+@pytest.mark.processes
 def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_path):
     """A build killed before tokens.json goes on with parts cut otherwise: what is left of the old ones is poison."""
     output = tmp_path / "data"
@@ -258,6 +274,7 @@ def test_parts_of_another_size_are_never_read(built, corpus, vocab_file, tmp_pat
     assert run("verify", output) == 0
 
 
+@pytest.mark.processes
 def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
     shutil.copytree(built.folder.path, output)
@@ -271,6 +288,7 @@ def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
     assert run("verify", output) == 0
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files for the collector
 def test_a_plain_webdataset_reads_the_shards(built):
     urls = [f"{built.folder.path}/{shard.name}" for shard in built.shards("train", 64, 0)]
@@ -281,6 +299,7 @@ def test_a_plain_webdataset_reads_the_shards(built):
     )
 
 
+@pytest.mark.processes
 def test_inspect_shows_segments_masks_and_label(built, capsys):
     shown = list(show_instances(built, "train", 64, 2))
     assert len(shown) == 2
@@ -291,6 +310,7 @@ def test_inspect_shows_segments_masks_and_label(built, capsys):
     assert "label: " in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_report_prints_shares(built, capsys):
     assert run("report", built.url) == 0
     text = capsys.readouterr().out
@@ -300,6 +320,7 @@ def test_report_prints_shares(built, capsys):
     assert set(report["build"]["seconds"]) == {"vocabulary", "tokens", "shards"}
 
 
+@pytest.mark.processes
 def test_whole_words_are_masked_together(corpus, vocab_file, tmp_path):
     assert build(corpus, vocab_file, tmp_path / "data", "--whole_word_masking", "true", "--passes", 1) == 0
     dataset = open_dataset(str(tmp_path / "data"))
@@ -315,6 +336,7 @@ def test_whole_words_are_masked_together(corpus, vocab_file, tmp_path):
                 assert (position in masked) == (position - 1 in masked)
 
 
+@pytest.mark.processes
 def test_help_is_quick_and_complete(capsys):
     assert run("build", "--help") == 0
     text = capsys.readouterr().out

@@ -73,6 +73,7 @@ def test_bombs_are_refused(monkeypatch, suffix):
     assert read(harmless, "text", f"f{suffix}") == ["x" * 90_000]
 
 
+@pytest.mark.processes
 def test_a_zstd_bomb_stops_before_it_is_unpacked(tmp_path):
     compressor = zstandard.ZstdCompressor().compressobj()
     zeros = b"\0" * 2**20
@@ -108,6 +109,7 @@ print(said)
     return int(peak), said.strip()
 
 
+@pytest.mark.processes
 def test_memory_of_a_large_gzip_is_that_of_its_longest_document(tmp_path):
     line = b'{"text": "' + bytes(range(97, 123)) * 40 + b'"}\n'
     path = tmp_path / "large.jsonl.gz"
@@ -121,6 +123,7 @@ def test_memory_of_a_large_gzip_is_that_of_its_longest_document(tmp_path):
     assert peak < 50 * 2**20
 
 
+@pytest.mark.processes
 def test_memory_of_a_long_document_is_a_few_times_its_length(tmp_path):
     path = tmp_path / "long.txt"
     path.write_bytes(b"A line of some length that says little.\n" * 750_000)

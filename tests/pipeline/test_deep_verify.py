@@ -206,6 +206,7 @@ def test_documents_without_instances_are_missed(tmp_path):
     assert f"(xor of ids {whole.ids_xor[:16]}...), the shard's seal is of 2,065 documents" in finding
 
 
+@pytest.mark.processes
 def test_weights_leave_documents_out_of_a_pass_but_add_none(mixture):
     assert deep(mixture) == []
     place = next(n for n, shard in enumerate(mixture.all_shards) if shard.split == "train")
@@ -262,6 +263,7 @@ def run(*arguments):
     return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("whole_words", ["false", "true"])
 def test_what_the_builder_makes_is_sound(corpus, vocab_file, tmp_path, capsys, whole_words):
     flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 2, "--seq_lens", 64, 128)
@@ -272,6 +274,7 @@ def test_what_the_builder_makes_is_sound(corpus, vocab_file, tmp_path, capsys, w
     assert "train L128: masked positions show [MASK] " in said
 
 
+@pytest.mark.processes
 def test_the_command_names_the_block_and_fails(tmp_path, capsys):
     write(tmp_path, changed(sound_block(300), "input_ids", 0, 9))
     assert run("verify", tmp_path) == 0
@@ -279,12 +282,14 @@ def test_the_command_names_the_block_and_fails(tmp_path, capsys):
     assert "shard-00000.tar, block 0: 1 instance(s), the first is row 0: no [CLS]" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_settings_that_say_nothing_of_masks_are_refused(make_dataset, tmp_path, capsys):
     make_dataset(tmp_path, ((20,),))
     assert run("verify", tmp_path, "--deep", "true") == 2
     assert "the manifest's settings say nothing of masked_lm_prob, max_predictions" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, capsys):
     write(tmp_path, sound_block(30))
     edit_manifest(tmp_path, vocab_size=VOCAB_SIZE - 1)

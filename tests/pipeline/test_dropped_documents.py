@@ -126,12 +126,14 @@ def deduplicated(similar_corpus, vocab_file, tmp_path_factory):
     return open_dataset(str(output))
 
 
+@pytest.mark.processes
 def test_documents_are_counted_some_at_a_time(deduplicated, monkeypatch):
     for rows in (1, 7, 10**6):
         monkeypatch.setattr(verify, "_ROWS_AT_ONCE", rows)
         assert verify_dataset(deduplicated) == []
 
 
+@pytest.mark.processes
 def test_a_build_drops_what_the_rule_drops(deduplicated, similar_corpus, capsys):
     _, first, second = similar_corpus
     cleaned = {clean_text(text) for text in first + second}
@@ -162,6 +164,7 @@ CUTS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", CUTS.values(), ids=CUTS)
 def test_the_root_hash_does_not_depend_on_how_work_is_cut(
     deduplicated, similar_corpus, vocab_file, tmp_path, arguments, monkeypatch
@@ -174,6 +177,7 @@ def test_the_root_hash_does_not_depend_on_how_work_is_cut(
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
 
 
+@pytest.mark.processes
 def test_order_and_names_of_files_change_nothing(deduplicated, similar_corpus, vocab_file, tmp_path):
     _, first, second = similar_corpus
     rows = [json.dumps({"text": text}) for text in [*second, *first][::-1]]
@@ -187,6 +191,7 @@ class KilledError(Exception):
     """Stands for a kill at one write."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("fatal", [1, 3, 6, 9, 12])
 def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     deduplicated, similar_corpus, vocab_file, tmp_path, monkeypatch, fatal
@@ -224,6 +229,7 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     assert not (output / "tokens/near_duplicates").exists()
 
 
+@pytest.mark.processes
 def test_shards_are_built_from_the_documents_that_were_chosen(
     deduplicated, similar_corpus, vocab_file, tmp_path, capsys
 ):
@@ -239,6 +245,7 @@ def test_shards_are_built_from_the_documents_that_were_chosen(
     assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
 
 
+@pytest.mark.processes
 def test_another_threshold_takes_the_same_encoded_documents(deduplicated, similar_corpus, vocab_file, tmp_path):
     tokens = tmp_path / "tokens"
     shutil.copytree(f"{deduplicated.folder.path}/tokens", tokens)
@@ -261,6 +268,7 @@ def half(similar_corpus, vocab_file, tmp_path_factory):
     return open_dataset(str(output))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["files", "shuffle"])
 def test_documents_of_another_dataset_are_left_out(half, similar_corpus, vocab_file, tmp_path, exchange):
     folder, _, second = similar_corpus
@@ -283,6 +291,7 @@ def test_documents_of_another_dataset_are_left_out(half, similar_corpus, vocab_f
     assert build(output, vocab_file, [folder], *flags) == 0  # a finished build is left alone
 
 
+@pytest.mark.processes
 def test_excluded_and_near_duplicates_together_count_each_once(half, similar_corpus, vocab_file, tmp_path):
     flags = ("--exclude_documents_of", half.url, "--near_duplicates", 0.8, "--workers", 1)
     assert build(tmp_path / "data", vocab_file, [similar_corpus[0]], *flags) == 0
@@ -292,6 +301,7 @@ def test_excluded_and_near_duplicates_together_count_each_once(half, similar_cor
     assert counters["documents"] + dropped == counters["documents_read"] == 140
 
 
+@pytest.mark.processes
 def test_a_dataset_that_cannot_be_excluded_is_named(half, similar_corpus, vocab_file, tmp_path, capsys):
     def refused(url, output=tmp_path / "data"):
         flags = ("--exclude_documents_of", url, "--workers", 1)
@@ -314,6 +324,7 @@ def test_a_dataset_that_cannot_be_excluded_is_named(half, similar_corpus, vocab_
     assert "is the dataset being built" in refused(half.url, half.folder.path)
 
 
+@pytest.mark.processes
 def test_running_a_build_again_writes_the_ids_it_lacks(deduplicated, similar_corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
     shutil.copytree(deduplicated.folder.path, output)
@@ -323,6 +334,7 @@ def test_running_a_build_again_writes_the_ids_it_lacks(deduplicated, similar_cor
     assert (output / "documents.ids").read_bytes() == ids
 
 
+@pytest.mark.processes
 def test_ids_of_several_sources_say_which(similar_corpus, vocab_file, tmp_path):
     folder = similar_corpus[0]
     config = tmp_path / "two.yaml"

@@ -11,6 +11,8 @@ from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
 from tests.pipeline.conftest import make_text
 
+pytestmark = pytest.mark.processes
+
 
 def build(config, vocab, output, *flags):
     words = ("build", "--config", config, "--vocab", vocab, "--output", output, "--nsp_balance", "exact", *flags)
@@ -59,7 +61,6 @@ def test_half_is_random_in_every_bucket_and_pass_of_a_weighted_mixture(weighted_
         assert other.manifest.root_hash == dataset.manifest.root_hash
 
 
-@pytest.mark.slow
 def test_of_100_000_instances_of_articles_and_novels_half_are_random(shared_data, tmp_path):
     data = shared_data / "data"
     sources = [

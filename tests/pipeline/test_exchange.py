@@ -133,6 +133,7 @@ def build(inputs, vocab_file, output, *arguments):
     return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
+@pytest.mark.processes
 def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab_file, tmp_path):
     (tmp_path / "more").mkdir()
     shutil.copy(corpus / "a.jsonl", tmp_path / "more/copies.jsonl")

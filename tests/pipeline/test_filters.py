@@ -171,6 +171,7 @@ def test_reasons_are_kinds_and_not_texts(own_filters):
         filter_documents(documents, DocumentFilter(FilterRule(own=(f"{own_filters}:chatter",))))
 
 
+@pytest.mark.processes
 def test_a_build_counts_what_filters_drop(corpus, vocab_file, own_filters, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "more"
     folder.mkdir()
@@ -203,11 +204,13 @@ def test_a_build_counts_what_filters_drop(corpus, vocab_file, own_filters, tmp_p
     assert "keep_rivers 3" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_build_whose_filters_drop_everything_says_so(corpus, vocab_file, tmp_path, capsys):
     assert build(corpus, vocab_file, tmp_path / "data", "--min_characters", 10_000, "--workers", 1) == 2
     assert "all 120 documents of the input were dropped: too_short 120; loosen" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_plan_counts_what_filters_drop(corpus, texts, vocab_file, tmp_path, capsys):
     flags = ("--max_characters", sorted(map(len, texts))[60], "--near_duplicates", 0.8, "--plan", "true")
     assert build(corpus, vocab_file, tmp_path / "data", *flags) == 0
@@ -217,6 +220,7 @@ def test_a_plan_counts_what_filters_drop(corpus, texts, vocab_file, tmp_path, ca
     assert "warning: near-duplicates cannot be told from a sample" in shown
 
 
+@pytest.mark.processes
 def test_a_worker_names_the_filter_that_raised(corpus, vocab_file, own_filters, tmp_path, capsys):
     name = f"{own_filters}:fail"
     assert build(corpus, vocab_file, tmp_path / "data", "--filter", name, "--workers", 2) == 2
@@ -226,6 +230,7 @@ def test_a_worker_names_the_filter_that_raised(corpus, vocab_file, own_filters, 
     assert ".jsonl:" in said
 
 
+@pytest.mark.processes
 def test_the_vocabulary_learns_from_what_is_kept(corpus, own_filters, tmp_path, capsys):
     folder = tmp_path / "text"
     folder.mkdir()

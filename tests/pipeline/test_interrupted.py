@@ -17,7 +17,7 @@ from pipeline.shards.dataset import open_dataset
 from pipeline.storage.local import find_temporaries
 from tests.datasets import write_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
 FLAGS = "--passes 2 --seq_lens 64 --num_buckets 4 --part_bytes 65536 --near_duplicates 0.9 --vocab_size 300"

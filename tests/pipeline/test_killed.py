@@ -12,7 +12,7 @@ import pytest
 from pipeline.shards.dataset import open_dataset
 from tests.datasets import write_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 SECONDS = 20  # on a machine that others use; the lines below say how long it took
 

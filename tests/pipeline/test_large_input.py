@@ -61,7 +61,7 @@ def words(count, seed=0):
     return ". ".join(" ".join(draws.choices(pool, k=12)).capitalize() for _ in range(count // 12)) + "."
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_gzip_of_one_gigabyte_takes_the_memory_of_its_longest_document(tmp_path):
     lines = "".join(json.dumps({"text": words(600, seed)}) + "\n" for seed in range(1000)).encode()
     member = gzip.compress(lines, 6)  # gzip may hold many, one after another
@@ -77,7 +77,7 @@ def test_a_gzip_of_one_gigabyte_takes_the_memory_of_its_longest_document(tmp_pat
     assert peak < 50 * MEGABYTE
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", ["text", "jsonl"])
 def test_a_document_of_300_megabytes_is_read_split_and_cut_in_a_few_times_its_length(tmp_path, layout):
     lines = words(12 * 1200, seed=1).replace(". ", ".\n")

@@ -127,6 +127,7 @@ def test_a_runner_of_the_users_own_is_left_alone(eight_cores, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.processes
 def test_verify_holds_no_more_shards_at_once_than_there_are_or_than_fit(make_dataset, tmp_path, monkeypatch):
     used, verify = [], sys.modules["pipeline.shards.verify"].verify_dataset
     monkeypatch.setattr(

@@ -199,7 +199,7 @@ def test_a_dump_without_siteinfo_still_hides_other_languages():
     assert [document.text for document in read(b"<mediawiki>" + page(1, "A.[[de:B]]").encode())] == ["A."]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeypatch):
     [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_dump/enwiki-*.xml.bz2")]), "auto", 2**30)
     records = [record for file_range in part.ranges for record in read_pages(file_range)]

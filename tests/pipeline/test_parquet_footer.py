@@ -200,6 +200,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.processes
 def test_no_damage_to_the_footer_of_a_large_block_table_ends_the_process(make_dataset, tmp_path, monkeypatch):
     """Arrow ends it where it is asked for the place of a column that is described wrongly."""
     monkeypatch.setattr("pipeline.shards.block_tables.ROWS_PER_GROUP", 4)

@@ -42,6 +42,7 @@ def clock_of_work(monkeypatch):
     count(plans, "pack_shard", lambda packed: INSTANCE_SECONDS * packed[1].instances)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("clock_of_work")
 def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", 2**16)  # eight of them are a third of the input
@@ -86,12 +87,14 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
     assert plan.worker_seconds == pytest.approx(built, rel=0.1)
 
 
+@pytest.mark.processes
 def test_few_places_for_many_ranks_are_said(corpus, vocab_file, capsys, tmp_path):
     words = ["build", "--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
     assert "warning: L128: training reads 1 place(s) at once" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("read", "message"),
     [

@@ -46,6 +46,7 @@ def id_of(text):
     return document_id(clean_text(text)).hex()
 
 
+@pytest.mark.processes
 def test_every_document_is_found_where_it_stands(built, folder, texts):
     tokens = find_tokens(built)
     assert len(tokens.store["part_names"]) > 4
@@ -66,6 +67,7 @@ def test_every_document_is_found_where_it_stands(built, folder, texts):
             assert json.loads(line)["text"] == text
 
 
+@pytest.mark.processes
 def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, monkeypatch):
     tokens, read = find_tokens(built), []
     original = tokens.folder.filesystem.cat_file
@@ -82,6 +84,7 @@ def test_one_document_takes_small_reads_and_one_table_of_places(built, texts, mo
     assert len({path for kind, path, _ in read if kind == "places"}) == 1
 
 
+@pytest.mark.processes
 def test_documents_are_shown_with_source_place_size_and_uses(built, folder, texts, capsys):
     held_out = {int(each) for shard in built.shards("validation", 64, 0) for block in read_blocks(built, shard)
                 for each in block.document_a}  # fmt: skip
@@ -102,6 +105,7 @@ def test_documents_are_shown_with_source_place_size_and_uses(built, folder, text
     assert f"  copy      books (en), {folder}/books.jsonl:1\n" in shown
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("start", "said"),
     [("12345678", "has an id that begins with 12345678"), ("abc", "expected 8 to 32 hex digits"), ("WXYZ" * 4, "hex")],
@@ -111,6 +115,7 @@ def test_what_is_no_document_is_refused(built, capsys, start, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
     assert run("inspect", built.url, "--num_instances", 3) == 0
     shown = capsys.readouterr().out
@@ -118,6 +123,7 @@ def test_instances_are_shown_with_where_they_come_from(built, folder, capsys):
     assert f"{folder}/news.jsonl" in shown
 
 
+@pytest.mark.processes
 def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
     shutil.copytree(built.folder.path, tmp_path / "data")
     shutil.rmtree(tmp_path / "data/tokens")
@@ -129,6 +135,7 @@ def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
     assert "build again to find out" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, capsys):
     flags = ("--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data", "--tokens", tmp_path / "elsewhere")
     assert run("build", "--config", folder / "config.yaml", *flags) == 0
@@ -136,6 +143,7 @@ def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, ca
     assert f"news (de), {folder}/news.jsonl:1\n" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, tmp_path):
     shutil.copytree(built.folder.path, tmp_path / "data")
     tokens = tmp_path / "data/tokens"
@@ -160,6 +168,7 @@ def test_places_may_have_any_name(tmp_path):
     assert b"PAR1" in pack_places([document])
 
 
+@pytest.mark.processes
 def test_tokens_of_an_earlier_version_are_refused_and_not_shown(built, folder, vocab_file, tmp_path, capsys):
     shutil.copytree(built.folder.path, tmp_path / "data")
     for name in ("tokens.json", "settings.json"):

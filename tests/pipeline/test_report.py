@@ -144,6 +144,7 @@ def test_masks_that_prefer_the_front_are_found():
     assert measure_mask_positions(even, 64, whole_words=False)["p"] < 1e-6
 
 
+@pytest.mark.processes
 def test_the_report_measures_what_the_shards_hold(built):
     report = json.loads(built.read_file("report.json"))["dataset"]
     assert report["report_version"] == REPORT_VERSION
@@ -163,6 +164,7 @@ def test_the_report_measures_what_the_shards_hold(built):
     assert {each["is_random_next"] for each in train["sample_instances"]} == {False, True}
 
 
+@pytest.mark.processes
 def test_a_reader_of_the_report_may_leave(built):
     """As `| head` does, whose exit code is its own; that of the command is the one shells know for SIGPIPE."""
     command = [sys.executable, "-m", "pipeline", "report", built.url]
@@ -173,6 +175,7 @@ def test_a_reader_of_the_report_may_leave(built):
     assert (ran.stderr, ran.returncode) == ("", 141)
 
 
+@pytest.mark.processes
 def test_the_page_is_the_report_and_nothing_else(built):
     report = json.loads(built.read_file("report.json"))
     page = built.read_file("report.html").decode()
@@ -208,6 +211,7 @@ def poison(value):
     return {key: poison(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
+@pytest.mark.processes
 def test_text_of_the_data_is_harmless_wherever_it_stands(built):
     report = json.loads(built.read_file("report.json"))
     hostile = poison(report)
@@ -236,6 +240,7 @@ def test_charts_are_drawn_from_zero():
     assert [short_number(each) for each in (0, 950, 17_705, 2_522_451)] == ["0", "950", "17.7k", "2.52M"]
 
 
+@pytest.mark.processes
 def test_report_makes_a_page_anywhere(copy, tmp_path, capsys):
     (copy / "report.html").unlink()
     assert run("report", copy, "--output", tmp_path / "elsewhere.html") == 0
@@ -249,6 +254,7 @@ def test_report_makes_a_page_anywhere(copy, tmp_path, capsys):
     assert json.loads((copy / "report.json").read_text()) == {"dataset": numbers}
 
 
+@pytest.mark.processes
 def test_the_page_has_the_name_and_checks_of_the_dataset(copy, built, tmp_path, capsys):
     page = built.read_file("report.html").decode()
     assert "<title>data — dataset report</title>" in page
@@ -271,6 +277,7 @@ def test_the_page_has_the_name_and_checks_of_the_dataset(copy, built, tmp_path, 
     assert "!</span><span><b>Documents read are kept or dropped</b>" in render_page(report)
 
 
+@pytest.mark.processes
 def test_a_report_of_another_content_is_not_shown(copy):
     path = copy / "report.json"
     report = json.loads(path.read_text())
@@ -283,6 +290,7 @@ def test_a_report_of_another_content_is_not_shown(copy):
     assert read_report(open_dataset(str(copy))) == report
 
 
+@pytest.mark.processes
 def test_without_the_encoded_documents_the_rest_is_shown(copy):
     shutil.rmtree(copy / "tokens")
     (copy / "report.json").unlink()
@@ -295,6 +303,7 @@ def test_without_the_encoded_documents_the_rest_is_shown(copy):
     assert "time " not in format_report(report)
 
 
+@pytest.mark.processes
 def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
     before = json.loads((copy / "report.json").read_text())
     vocab, text = Path(built.folder.path).parent / "vocab.txt", Path(built.folder.path).parent / "in.jsonl"
@@ -303,6 +312,7 @@ def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
     assert json.loads((copy / "report.json").read_text()) == before
 
 
+@pytest.mark.processes
 def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys):
     bad = ["no json \u202e", "[1]", '{"text": 7}', *["{"] * 50, '{"text": "\\ud800"}', '{"text": " \\u2028 "}']
     good = [json.dumps({"text": text}) for text in texts]
@@ -331,6 +341,7 @@ def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys)
     assert "no examples: the encoded documents (tokens/), which held them, are gone" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_the_page_does_not_enter_the_dataset(copy, built):
     Path(copy, "report.html").write_text("changed")
     assert run("verify", copy) == 0

@@ -105,6 +105,7 @@ def encoded(corpus, texts, vocab_file, tmp_path_factory):
     return Encoded(parts, store.part_names, buckets, sums.contents(), rules)
 
 
+@pytest.mark.processes
 def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
     for bucket in encoded.buckets:
         read = list(StoredDocuments(encoded.tokens, encoded.part_names, bucket))
@@ -119,6 +120,7 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
     assert sum(each.rows for each in encoded.contents.values()) == 125
 
 
+@pytest.mark.processes
 def test_rows_find_their_bucket(encoded):
     held_out = encoded.tokens.held_out
     for documents, *_ in iterate_kept(encoded.tokens.folder, encoded.part_names, has_dropped=False):
@@ -158,6 +160,7 @@ LIES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_a_group_that_differs_ends_the_build_with_its_name(encoded, tmp_path, lie):
     with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the runner delivered ") as caught:
@@ -168,6 +171,7 @@ def test_a_group_that_differs_ends_the_build_with_its_name(encoded, tmp_path, li
     assert list(tmp_path.rglob("*.tar")) == []
 
 
+@pytest.mark.processes
 def test_a_chunk_that_comes_twice_is_named(encoded, tmp_path):
     chunks = encoded.groups()[KEY]
     part = unpack_chunk(chunks[0])[0]
@@ -175,6 +179,7 @@ def test_a_chunk_that_comes_twice_is_named(encoded, tmp_path):
         encoded.deliver(KEY, [*chunks, chunks[0]], tmp_path)
 
 
+@pytest.mark.processes
 def test_a_copy_that_is_lost_is_missed_though_its_document_is_there(encoded, tmp_path):
     """Of copies the first source's counts, so a lost one may change what is built."""
     chunks, counts = encoded.groups(), encoded.contents
@@ -186,6 +191,7 @@ def test_a_copy_that_is_lost_is_missed_though_its_document_is_there(encoded, tmp
         encoded.deliver(key, chunks[key][:lost] + chunks[key][lost + 1 :], tmp_path)
 
 
+@pytest.mark.processes
 def test_a_group_in_another_order_or_delivered_again_builds_the_same(encoded, tmp_path):
     chunks = encoded.groups()[KEY]
     names = encoded.deliver(KEY, chunks, tmp_path / "one")
@@ -199,6 +205,7 @@ def test_a_group_in_another_order_or_delivered_again_builds_the_same(encoded, tm
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
 
 
+@pytest.mark.processes
 def test_the_second_half_of_a_group_is_looked_at_though_its_shards_are_there(encoded, tmp_path):
     chunks = encoded.groups()[KEY]
     encoded.deliver(KEY, chunks, tmp_path)
@@ -206,6 +213,7 @@ def test_the_second_half_of_a_group_is_looked_at_though_its_shards_are_there(enc
         encoded.deliver(KEY, chunks[1:], tmp_path)
 
 
+@pytest.mark.processes
 def test_a_document_that_another_run_encoded_to_as_many_tokens_is_missed(encoded, tmp_path):
     """Equal ids and numbers of tokens, as of another vocabulary; its checksum is right."""
     first, *others = encoded.groups()[KEY]
@@ -215,6 +223,7 @@ def test_a_document_that_another_run_encoded_to_as_many_tokens_is_missed(encoded
         encoded.deliver(KEY, [pack_chunk(part, pack_documents(documents)[0]), *others], tmp_path)
 
 
+@pytest.mark.processes
 def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
     shutil.copytree(encoded.tokens.folder.path, tmp_path / "tokens")
     path = tmp_path / f"tokens/{encoded.part_names[0]}.tokens"
@@ -231,6 +240,7 @@ def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
         list(StoredDocuments(tokens, encoded.part_names, encoded.buckets[1]))
 
 
+@pytest.mark.processes
 def test_a_group_that_nothing_is_built_of_is_named(encoded, tmp_path):
     with pytest.raises(ValueError, match="delivered a bucket train-00001-of-00008 that no shard is built of"):
         encoded.deliver(b"train-00001-of-00008", [], tmp_path)
@@ -244,6 +254,7 @@ def test_two_groups_of_one_bucket_are_refused():
         refuse_repeats(b"train/L64/pass-00/shard-00001.tar", iter([KEY, KEY]))
 
 
+@pytest.mark.processes
 def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
     shutil.copytree(encoded.tokens.folder.path, tmp_path / "tokens")
     tokens = dataclasses.replace(encoded.tokens, folder=Folder(str(tmp_path / "tokens")))
@@ -276,6 +287,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_a_record_counts_for_its_own_task_alone(encoded, tmp_path, change):
     _, shard, record = write_one(encoded, tmp_path)
@@ -286,6 +298,7 @@ def test_a_record_counts_for_its_own_task_alone(encoded, tmp_path, change):
     assert (record.read_bytes(), shard.read_bytes()) == (sound, tar)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("spoil", [lambda shard, _: shard.unlink(), lambda shard, _: shard.write_bytes(b"cut"),
                                    lambda _, record: record.write_bytes(record.read_bytes()[:50]),
                                    lambda _, record: record.unlink()])  # fmt: skip
@@ -297,6 +310,7 @@ def test_a_record_without_its_shard_and_a_shard_without_its_record_are_built_aga
     assert (record.read_bytes(), shard.read_bytes()) == before
 
 
+@pytest.mark.processes
 def test_the_record_comes_after_its_shard(encoded, tmp_path, monkeypatch):
     """A kill between the two leaves a shard without a record, never a record without a shard."""
     written = []
@@ -331,6 +345,7 @@ def copy(built, tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.processes
 def test_every_pass_holds_every_document_once(built, capsys):
     train = [shard for shard in built.all_shards if shard.split == "train"]
     assert {shard.name[-9:-4]: shard.seal for shard in train if shard.pass_index == 0} == {
@@ -349,6 +364,7 @@ def test_every_pass_holds_every_document_once(built, capsys):
     assert f"coverage    {said}\n" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_mixture_is_covered_whatever_its_weights(mixture, capsys):
     assert verify_dataset(mixture) == []
     assert describe_coverage(mixture.manifest, mixture.all_shards).endswith(
@@ -356,6 +372,7 @@ def test_a_mixture_is_covered_whatever_its_weights(mixture, capsys):
     )
 
 
+@pytest.mark.processes
 def test_rows_of_shards_come_back_with_their_seals(built):
     data = built.read_file("shards.parquet")
     rows = parse_shards_table(data, "here")
@@ -371,6 +388,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_verify_adds_up_seals(built, change, split):
@@ -382,6 +400,7 @@ def test_verify_adds_up_seals(built, change, split):
     assert list(find_uncovered(built.manifest, built.all_shards)) == []
 
 
+@pytest.mark.processes
 def test_verify_and_report_name_the_pass_that_lacks_documents(copy, capsys):
     seal = json.loads((copy / "manifest.json").read_text())["seal"]
     edit_manifest(copy, seal=seal | {"documents": 121})
@@ -396,6 +415,7 @@ def test_verify_and_report_name_the_pass_that_lacks_documents(copy, capsys):
     assert "worth a look" in (copy / "report.html").read_text()
 
 
+@pytest.mark.processes
 def test_an_index_of_other_documents_is_refused_before_anything_is_built(corpus, vocab_file, copy, capsys):
     for name in ("manifest.json", "shards.parquet", "documents.ids"):
         (copy / name).unlink()
@@ -410,6 +430,7 @@ def test_an_index_of_other_documents_is_refused_before_anything_is_built(corpus,
     assert not (copy / "documents.ids").exists()
 
 
+@pytest.mark.processes
 def test_record_round_trip(built):
     shard = built.all_shards[0]
     record = ShardRecord(HASH, shard, built.blocks(shard))

@@ -171,6 +171,7 @@ def run(*words):
     return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
 
+@pytest.mark.processes
 def test_the_sample_of_the_reference_is_three_documents(shared_data, tmp_path, capsys):
     sample = shared_data / "data/bert_sample/sample_text.txt"
     flags = ("--input", sample, "--workers", 1, "--passes", 1, "--vocab_size", 400)
@@ -184,6 +185,7 @@ def test_the_sample_of_the_reference_is_three_documents(shared_data, tmp_path, c
     assert (counters["documents"], counters["sentences"]) == (3, 31)
 
 
+@pytest.mark.processes
 def test_any_part_size_gives_one_root_hash(texts, vocab_file, tmp_path):
     documents = [text.replace(". ", ".\n") for text in texts]
     Path(tmp_path / "a.txt").write_text("\n\n".join(documents))

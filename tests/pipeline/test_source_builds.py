@@ -40,6 +40,7 @@ HOW_WORK_IS_CUT = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("flags", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
 def test_two_sources_give_one_root_hash_however_work_is_cut(mixture, mixture_config, vocab_file, tmp_path, flags):
     found = build(mixture_config, vocab_file, tmp_path / "data", *flags)
@@ -48,11 +49,13 @@ def test_two_sources_give_one_root_hash_however_work_is_cut(mixture, mixture_con
     assert [shard.source_tokens for shard in found.all_shards] == [shard.source_tokens for shard in mixture.all_shards]
 
 
+@pytest.mark.processes
 def test_a_mixture_has_the_bytes_it_always_had(mixture):
     assert mixture.manifest.root_hash == "747d32e6bbba1ae49168adad0828c7b61b953aa7415b69dcf60b47b7da4b3ab7"
     assert mixture.manifest.settings_hash == "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f"
 
 
+@pytest.mark.processes
 def test_sources_are_counted(mixture):
     news, books = mixture.manifest.sources
     assert (news["name"], news["weight"], news["language"]) == ("news", 0.5, "en")
@@ -74,6 +77,7 @@ def uses_in(dataset, texts, pass_index, split="train"):
     return found
 
 
+@pytest.mark.processes
 def test_weights_decide_how_often_a_document_is_used(mixture, texts):
     seed, held_out = 12345, set(uses_in(mixture, texts, 0, "validation"))
     for pass_index in range(2):
@@ -86,6 +90,7 @@ def test_weights_decide_how_often_a_document_is_used(mixture, texts):
     assert np.mean(plain) > 2 * np.mean([each for number, each in found.items() if number < 70])
 
 
+@pytest.mark.processes
 def test_validation_uses_every_document_once(mixture, mixture_config, vocab_file, texts, tmp_path):
     heavier = json.loads(mixture_config.read_text())
     for source in heavier["sources"]:
@@ -97,6 +102,7 @@ def test_validation_uses_every_document_once(mixture, mixture_config, vocab_file
     assert [shard.content_hash for shard in own] == [shard.content_hash for shard in others]
 
 
+@pytest.mark.processes
 def test_every_source_gives_to_validation_the_documents_of_its_lowest_ids(mixture, texts):
     """A document of both belongs to the first, so no copy of it is held out or trained on for the second."""
     ids = {document_id(clean_text(text)).hex(): number for number, text in enumerate(texts)}
@@ -112,6 +118,7 @@ def test_every_source_gives_to_validation_the_documents_of_its_lowest_ids(mixtur
         assert 0.05 <= said["tokens"] / source["counters"]["distinct_tokens"] <= 0.1
 
 
+@pytest.mark.processes
 def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_file, tmp_path):
     lighter = json.loads(mixture_config.read_text())
     for source in lighter["sources"]:
@@ -125,6 +132,7 @@ def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_
     assert found.manifest.settings["documents_hash"] == mixture.manifest.settings["documents_hash"]
 
 
+@pytest.mark.processes
 def test_tokens_of_instances_are_counted_by_source(mixture, texts):
     source_of = {int.from_bytes(document_id(clean_text(text))[:8], "big"): n >= 70 for n, text in enumerate(texts)}
     for shard in mixture.all_shards:
@@ -140,6 +148,7 @@ def test_tokens_of_instances_are_counted_by_source(mixture, texts):
     assert run("verify", mixture.url) == 0
 
 
+@pytest.mark.processes
 def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_file, tmp_path):
     hashes = []
     for number in (60, 61):
@@ -154,6 +163,7 @@ def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_fil
     assert hashes[0].settings_hash != hashes[1].settings_hash
 
 
+@pytest.mark.processes
 def test_a_single_source_is_what_input_is(corpus, vocab_file, tmp_path):
     source = {"name": "all", "input": [str(corpus)], "licence": "CC0-1.0"}
     config = sources_file(tmp_path / "c.yaml", source, passes=1, seq_lens=[64])
@@ -166,6 +176,7 @@ def test_a_single_source_is_what_input_is(corpus, vocab_file, tmp_path):
     assert named.read_file("shards.parquet") == plain.read_file("shards.parquet")
 
 
+@pytest.mark.processes
 def test_tokens_of_other_sources_are_refused(mixture, mixture_config, vocab_file, tmp_path, capsys):
     changed = json.loads(mixture_config.read_text())
     changed["sources"][0]["name"] = "papers"
@@ -176,6 +187,7 @@ def test_tokens_of_other_sources_are_refused(mixture, mixture_config, vocab_file
         assert "holds tokens of other settings: sources was" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_report_shows_the_mixture(mixture, capsys):
     assert run("report", mixture.url) == 0
     text = capsys.readouterr().out
@@ -195,6 +207,7 @@ def test_the_report_shows_the_mixture(mixture, capsys):
     assert "Share of the train instances&#x27; tokens" in page or "Share of the train instances' tokens" in page
 
 
+@pytest.mark.processes
 def test_the_table_of_files_names_source_and_licence(mixture):
     rows = pq.read_table(io.BytesIO(mixture.read_file("sources.parquet"))).to_pylist()
     assert [(row["source"], row["licence"]) for row in rows] == [("news", "CC0-1.0"), ("books", "")]

@@ -22,6 +22,8 @@ from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.provenance import find_tokens
 from pipeline.tokens.token_index import read_bucket
 
+pytestmark = pytest.mark.processes
+
 
 def run(*arguments):
     return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])

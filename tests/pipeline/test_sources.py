@@ -101,6 +101,7 @@ def sources_file(path, *sources, **settings):
 GOOD = {"name": "a", "input": ["x"]}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("sources", "flags", "said"),
     [
@@ -127,6 +128,7 @@ def test_sources_that_cannot_be_are_refused(tmp_path, capsys, sources, flags, sa
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.processes
 def test_a_file_of_two_sources_is_refused(corpus, tmp_path, capsys):
     one, two = GOOD | {"input": [str(corpus)]}, {"name": "b", "input": [f"{corpus}/b.*"]}
     assert run("build", "--config", sources_file(tmp_path / "c.yaml", one, two), "--output", tmp_path / "data") == 2
@@ -229,6 +231,7 @@ def test_a_bucket_that_a_pass_does_not_use_is_an_error(rule):
         rows_of(documents, rule, weights=(1,))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["wikipedia-books", "wikipedia-en-zh"])
 def test_configurations_of_mixtures_ask_for_the_users_files(name, tmp_path, capsys):
     root = Path(__file__).parents[2]

@@ -256,6 +256,7 @@ def read_in_a_process(folder):
     return said, float(grown)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
 def test_a_table_of_millions_of_equal_rows_is_refused_unread(folder, name):
     schema = tables.SHARDS_SCHEMA if name == tables.SHARDS_TABLE else block_table_files.BLOCKS_SCHEMA
@@ -348,6 +349,7 @@ def test_counts_of_each_block_are_compared_with_the_block_table(folder, monkeypa
     assert verify(folder) == [f"{folder}/{FIRST}: block 0: {found}, the block table says {said}"]
 
 
+@pytest.mark.processes
 def test_a_shard_of_any_size_is_not_read(folder):
     with (folder / FIRST).open("r+b") as file:
         file.truncate(2**36)  # of holes

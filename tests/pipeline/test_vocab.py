@@ -52,6 +52,7 @@ def read_counts(path):
     return dict(zip(*pq.read_table(path).to_pydict().values(), strict=True))
 
 
+@pytest.mark.processes
 def test_the_counts_are_those_of_all_documents(learned, texts):
     counts = read_counts(learned / "word_counts.parquet")
     assert counts == count_words(texts, lower_case=True)
@@ -61,6 +62,7 @@ def test_the_counts_are_those_of_all_documents(learned, texts):
     ]  # fmt: skip
 
 
+@pytest.mark.processes
 def test_the_vocabulary_has_berts_layout(learned):
     vocab = parse_vocab((learned / "vocab.txt").read_bytes(), "vocab.txt")
     assert vocab.tokens[:8] == ("[PAD]", *(f"[unused{n}]" for n in range(3)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -68,6 +70,7 @@ def test_the_vocabulary_has_berts_layout(learned):
     assert "history" in vocab.ids
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_the_same_bytes_with_other_workers_parts_names_and_hash_seeds(learned, texts, tmp_path, hash_seed):
     for number, start in enumerate(range(0, len(texts), 40)):
@@ -84,6 +87,7 @@ def test_the_same_bytes_with_other_workers_parts_names_and_hash_seeds(learned, t
         assert (tmp_path / "data" / name).read_bytes() == (learned / name).read_bytes(), name
 
 
+@pytest.mark.processes
 def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus, capsys):
     before = (learned / "vocab.txt").stat().st_mtime_ns
     flags = ("vocab", "--input", corpus, "--output", learned, "--workers", 1)
@@ -93,6 +97,7 @@ def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus
     assert "num_unused was 3 and is now 0" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(corpus, vocab_file, tmp_path):
     (tmp_path / "_words").mkdir()
     (tmp_path / "_words/words-00000.parquet").write_bytes(b"of a killed build")
@@ -100,6 +105,7 @@ def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(corp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "vocab.json", "vocab.txt"]
 
 
+@pytest.mark.processes
 def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_path):
     (tmp_path / "_words").mkdir()
     (tmp_path / "_words/words-00099.parquet").write_bytes(counts_table(pack_counts({"leftover": 9})))
@@ -108,12 +114,14 @@ def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_
     assert not (tmp_path / "_words").exists()
 
 
+@pytest.mark.processes
 def test_input_without_words_is_refused(tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
     assert run("vocab", "--input", tmp_path / "empty.jsonl", "--output", tmp_path / "data", "--workers", 1) == 2
     assert "no word was found in 0 of 1 documents" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_malformed_input_names_file_and_line(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": 3}\n')
     assert run("vocab", "--input", tmp_path / "bad.jsonl", "--output", tmp_path / "data", "--workers", 1) == 2
@@ -137,6 +145,7 @@ def test_the_sample_is_the_documents_with_the_highest_ids(texts):
     assert 15 <= len(sample.documents) <= 45  # 30 of 120 are expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("part_bytes", [2048, 2**20])
 def test_only_the_sample_is_counted_however_the_input_is_cut(corpus, texts, tmp_path, monkeypatch, part_bytes):
     input_bytes = sum(path.stat().st_size for path in corpus.iterdir())
@@ -166,6 +175,7 @@ def test_only_the_commonest_words_are_learned_from(monkeypatch):
     assert read_commonest(table) == (["b", "c", "often"], [2, 2, 9])
 
 
+@pytest.mark.processes
 def test_a_vocabulary_of_more_than_65536_entries_goes_through_the_whole_build(corpus, vocab_file, tmp_path):
     tokens = vocab_file.read_text().split("\n")[:-1]
     words = tokens[6:]

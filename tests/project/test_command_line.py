@@ -109,6 +109,7 @@ def test_a_list_takes_several_words(commands):
     assert settings.input == ["a b", "c"]
 
 
+@pytest.mark.processes
 def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
     commands["finetune"] = Command("", "trainer.finetune.settings:FinetuneSettings", "command_line_examples:show")
     needed = [word for name in ("task", "model", "train", "validation", "output") for word in (f"--{name}", "x")]
@@ -117,6 +118,7 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
     assert "feature_layers='-1,-9'" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -149,6 +151,7 @@ def test_wrong_flags_are_named(commands, capsys, arguments, said):
     assert capsys.readouterr().err == f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
 
 
+@pytest.mark.processes
 def test_what_is_missing_is_named(commands, capsys):
     assert run_program("program", "Tests.", commands, ["build", "--steps", "3"]) == 2
     assert (
@@ -193,6 +196,7 @@ def test_one_key_of_a_mapping_and_of_a_list_of_one(commands, tmp_path):
     assert settings.phases == [Schedule(7.0)]
 
 
+@pytest.mark.processes
 def test_one_key_of_several_items_is_refused(commands, capsys):
     arguments = ["--output", "o", "--phases", "[{peak_lr: 1}, {peak_lr: 2}]", "--phases.peak_lr", "7"]
     assert run_program("program", "Tests.", commands, ["build", *arguments]) == 2
@@ -200,6 +204,7 @@ def test_one_key_of_several_items_is_refused(commands, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -232,6 +237,7 @@ def test_a_wrong_file_is_named_with_its_line(commands, capsys, tmp_path, text, s
     assert capsys.readouterr().err == f"program build: error: {file}:{said}\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "text",
     [
@@ -247,6 +253,7 @@ def test_aliases_that_stand_for_too_much_are_refused(commands, capsys, tmp_path,
     assert "its aliases stand for more than 100,000 values" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_brackets_nested_deeply_are_refused(commands, capsys, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("input: " + "[" * 5_000 + "]" * 5_000)
@@ -271,6 +278,7 @@ def test_an_empty_file_changes_nothing(commands, tmp_path):
     assert parse_settings("p", commands["build"], ["--config", str(file), "--output", "o"]) == Settings("o")
 
 
+@pytest.mark.processes
 def test_help_says_types_meanings_and_defaults(commands, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run_program("program", "Tests.", commands, ["look", "--help"]) == 0
@@ -300,6 +308,7 @@ flags:
     assert "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n" in out
 
 
+@pytest.mark.processes
 def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_is_unused(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run_program("program", "Tests.", PIPELINE, ["vocab", "--help"]) == 0
@@ -317,22 +326,26 @@ def test_numbers_below_the_least_are_refused():
     check_least(Settings("o", limit=None), limit=1, steps=3)
 
 
+@pytest.mark.processes
 def test_the_version(commands, capsys):
     assert run_program("program", "Tests.", commands, ["--version"]) == 0
     assert re.fullmatch(r"beambert \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
+@pytest.mark.processes
 def test_what_follows_the_separator_is_passed_on(commands, capsys):
     assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--", "--runner=X"]) == 0
     assert "['--runner=X']" in capsys.readouterr().out
     assert run_program("program", "Tests.", commands, ["look", "here", "--", "--runner=X"]) == 2
 
 
+@pytest.mark.processes
 def test_the_launchers_rank_is_ignored(commands, capsys):
     assert run_program("program", "Tests.", commands, ["--local_rank=1", "look", "here"]) == 0
     assert "Look(folder='here', deep=False)" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_users_fault_is_one_line_from_rank_zero_only(commands, capsys, monkeypatch):
     assert run_program("program", "Tests.", commands, ["fail", "here"]) == 2
     assert capsys.readouterr().err == "program fail: error: FILE:3: found this, expected that\n"
@@ -341,6 +354,7 @@ def test_a_users_fault_is_one_line_from_rank_zero_only(commands, capsys, monkeyp
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.processes
 def test_help_lists_the_commands(commands, capsys):
     assert run_program("program", "Tests.", commands, ["--help"]) == 0
     assert "look   looks" in capsys.readouterr().out
@@ -348,6 +362,7 @@ def test_help_lists_the_commands(commands, capsys):
     assert "unknown command 'dance'. The commands are build, look, fail" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 @pytest.mark.parametrize("arguments", [["pipeline", "--help"], ["trainer", "--help"]])
 def test_a_reader_that_leaves_ends_a_command_without_a_word(arguments, closed):
@@ -362,6 +377,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(arguments, closed):
     assert ran.returncode == 141
 
 
+@pytest.mark.processes
 def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
     """Such as the connection to an object store."""
 
@@ -373,6 +389,7 @@ def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
         run_program("program", "Tests.", commands, ["look", "here"])
 
 
+@pytest.mark.processes
 def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, capsys, tmp_path):
     path = tmp_path / "large.yaml"
     path.write_text("# not a file of settings\n" * 50_000)
@@ -380,6 +397,7 @@ def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, 
     assert f"{path}: found more than 1,048,576 characters, expected a file of settings" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("program", "name", "old", "new"),
     [

@@ -21,7 +21,7 @@ def run_demo(*arguments):
     return ran.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_articles_become_a_model(shared_data, tmp_path):
     arguments = (
         "--input",

@@ -51,6 +51,7 @@ def slurm(tmp_path):
     return submit
 
 
+@pytest.mark.processes
 def test_slurm_starts_a_rank_in_every_task_after_the_doctor(slurm):
     ran = slurm("--precision", "bf16")
     place = [f"rank {rank} of 2, local {rank} of 1, node7:21234: -m trainer" for rank in range(2)]
@@ -65,22 +66,26 @@ def test_slurm_starts_a_rank_in_every_task_after_the_doctor(slurm):
     assert "doctor" not in slurm(DOCTOR="0").stdout
 
 
+@pytest.mark.processes
 def test_slurm_tells_both_where_checkpoints_meet(slurm):
     lines = slurm(CHECKPOINT_URL="s3://b/my run").stdout.splitlines()
     assert [line.partition("/shared/run ")[2] for line in lines] == ["--checkpoint.url s3://b/my run"] * 4
 
 
+@pytest.mark.processes
 def test_slurm_queues_a_stopped_run_again_and_only_that(slurm):
     stopped, failed = slurm(EXIT="143"), slurm(EXIT="2")
     assert (stopped.returncode, stopped.stdout.splitlines()[-1]) == (143, "scontrol requeue 41234")
     assert (failed.returncode, "requeue" in failed.stdout) == (2, False)
 
 
+@pytest.mark.processes
 def test_slurm_ends_where_the_doctor_finds_an_unfit_node(slurm):
     ran = slurm(SICK="1")
     assert (ran.returncode, "pretrain" in ran.stdout) == (1, False)
 
 
+@pytest.mark.processes
 def test_slurm_names_what_is_missing(slurm):
     ran = slurm(DATA="")
     assert (ran.returncode, "error: set DATA" in ran.stderr) == (2, True)
@@ -111,6 +116,7 @@ def test_kubernetes_parts_fit_each_other():
     assert (ROOT / values["CONFIG"]).is_file()
 
 
+@pytest.mark.processes
 def test_kubernetes_starts_torchrun_on_every_node(tmp_path):
     container = job()[3]
     write_program(tmp_path / "bin/torchrun", 'echo "torchrun $*"')
@@ -128,6 +134,7 @@ def test_kubernetes_starts_torchrun_on_every_node(tmp_path):
     ]
 
 
+@pytest.mark.processes
 def test_torchrun_knows_the_options_that_are_given():
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
@@ -143,12 +150,14 @@ def test_the_image_copies_what_there_is():
     assert {"pipeline", "tokenizer", "trainer", "configs", "constraints.txt"} <= set(sources)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("path", sorted(ROOT.glob("scripts/launch-*[!l]")), ids=lambda path: path.name)
 def test_shell_scripts_are_shell(path):
     subprocess.run(["bash", "-n", path], check=True)
     assert os.access(path, os.X_OK)
 
 
+@pytest.mark.processes
 def test_commands_of_the_page_are_shell_and_name_what_there_is():
     blocks = re.findall(r"```bash\n(.*?)```", LAUNCHING, re.DOTALL)
     assert len(blocks) >= 6

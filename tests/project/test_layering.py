@@ -146,6 +146,7 @@ def test_arrows_lead_down():
         above.append(room)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("statement", "forbidden"),
     [

@@ -28,6 +28,7 @@ def run_without(packages, program, *arguments):
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("packages", "program", "arguments", "extras"),
     [
@@ -51,6 +52,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_run(tmp_path, packages,
     assert ran.returncode == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("program", "arguments"), [("pipeline", ["verify", "s3://b/data"]), ("trainer", ["stream", "s3://b/data"])]
 )
@@ -64,6 +66,7 @@ def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, 
     assert ran.returncode == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("program", ["pipeline", "trainer"])
 def test_the_list_of_commands_needs_no_package(program):
     ran = run_without([*CORE, *EXTRAS_OF], program, "--help")

@@ -17,6 +17,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["pipeline", "trainer", "tokenizer"])
 def test_import_names_are_ours_alone(name):
     owners = importlib.metadata.packages_distributions().get(name)
@@ -77,6 +78,7 @@ def build(kind, checkout, **variables):
     return made
 
 
+@pytest.mark.processes
 def test_sources_are_packaged_with_their_c(clean_checkout):
     with tarfile.open(build("sdist", clean_checkout)) as archive:
         packaged = {name.partition("/")[2] for name in archive.getnames()}
@@ -89,6 +91,7 @@ def test_sources_are_packaged_with_their_c(clean_checkout):
     assert sources <= packaged
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compiler", [None, "/no/such/compiler"])
 def test_without_a_compiler_all_but_the_compiled_modules_is_installed(clean_checkout, compiler):
     names = {module["name"].replace(".", "/") for module in TOOL["setuptools"]["ext-modules"]}

@@ -84,7 +84,7 @@ def write_task_files(folder):
         (folder / name).write_text("Ada B-PER\nmet O\nParis B-LOC\n\nNo O\none O\n\n" * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_the_commands_for_your_own_text_run_in_order(workplace):
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -104,6 +104,7 @@ def test_the_commands_for_your_own_text_run_in_order(workplace):
     assert list((workplace / "features").glob("*.parquet"))
 
 
+@pytest.mark.processes
 def test_the_two_scripts_explain_themselves():
     for command in (each for each in runnable() if each.startswith("scripts/")):
         assert os.access(ROOT / command.split()[0], os.X_OK)
@@ -114,6 +115,7 @@ def test_the_two_scripts_explain_themselves():
     assert "--minutes takes a whole number" in wrong.stderr
 
 
+@pytest.mark.processes
 def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
     """Sourced by a person's shell, which does not end at the first error."""
     python = tmp_path / "python"

@@ -133,6 +133,7 @@ def test_a_log_record_has_no_secret(caplog, monkeypatch):
         logging.setLogRecordFactory(before)
 
 
+@pytest.mark.processes
 def test_a_traceback_has_no_secret():
     code = """
 import threading
@@ -151,6 +152,7 @@ fail()
     assert "sesame-4711" not in ran.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("program", ["pipeline", "trainer"])
 @pytest.mark.parametrize("way", ["unknown flag", "another quoting", "a mapping in the file", "JSON in the file"])
 def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):

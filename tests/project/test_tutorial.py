@@ -85,7 +85,7 @@ def printed(shared_data, tmp_path_factory):
     return folder / "tutorial", "\n".join(outputs), outputs
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_the_small_form_from_text_to_answers(printed):
     folder, text, outputs = printed
     questions = read_questions(folder / "dev.json")
@@ -103,7 +103,7 @@ def test_the_small_form_from_text_to_answers(printed):
     assert answer in SNIPPET_TEXT
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_transformers_gives_the_logits_that_the_command_wrote(printed):
     folder, _, _ = printed
     tokenizer = AutoTokenizer.from_pretrained(folder / "answers/best")

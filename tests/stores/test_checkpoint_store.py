@@ -11,6 +11,8 @@ from trainer.checkpoints.read import load_checkpoint
 from trainer.checkpoints.resume import restore_run
 from trainer.checkpoints.store import CheckpointStore
 
+pytestmark = pytest.mark.engines
+
 URL = "s3://corpus/checkpointed"
 
 

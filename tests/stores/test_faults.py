@@ -19,6 +19,8 @@ from pipeline.storage.faults import StorageError, call_patiently, is_transient
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 
+pytestmark = pytest.mark.engines
+
 
 class FaultyMemory(MemoryFileSystem):
     """A store whose uploads and reads fail as told: each item of `faults` is an error, a number of bytes, or None."""
@@ -259,7 +261,6 @@ def test_a_large_object_goes_up_in_parts_and_comes_back_whole(s3):
     Folder.on(store, "corpus").remove(["large.bin"])
 
 
-@pytest.mark.slow
 def test_a_passing_storm_of_errors_changes_nothing(faulty_s3, corpus, local, pipeline, s3):
     seen = {}
 
@@ -275,7 +276,6 @@ def test_a_passing_storm_of_errors_changes_nothing(faulty_s3, corpus, local, pip
     assert open_dataset("s3://corpus/storm", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
 
 
-@pytest.mark.slow
 def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corpus, local, pipeline, s3, capfd):
     proxy, options = faulty_s3(lambda method, path: method == "PUT" and path.endswith(".tar"))
     folders = ("--input", corpus, "--output", "s3://corpus/broken")

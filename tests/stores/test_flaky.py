@@ -12,6 +12,8 @@ from pipeline.storage import faults as storage
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 
+pytestmark = pytest.mark.engines
+
 REQUESTS = (
     "exists",
     "isfile",

@@ -9,6 +9,8 @@ import torch
 from pipeline.shards.dataset import open_dataset
 from trainer.stream.step import StepLoader
 
+pytestmark = pytest.mark.engines
+
 OPTIONS = '{"token": "anon"}'
 
 

@@ -15,10 +15,11 @@ from pipeline.storage.local import TEMPORARY_MARK
 from scripts.soak.kill_build import Soak, identity
 from scripts.soak.kills import kill_session
 
+pytestmark = pytest.mark.engines
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 def test_killed_builds_end_like_undisturbed_ones(tmp_path):
     soak = Soak(tmp_path, documents=200)
     outcomes = [soak.run_seed(seed) for seed in (0, 1, 6)]
@@ -26,7 +27,6 @@ def test_killed_builds_end_like_undisturbed_ones(tmp_path):
     assert sum(len(outcome.kills) for outcome in outcomes) >= 1
 
 
-@pytest.mark.slow
 def test_a_build_on_s3_killed_between_shards_goes_on(corpus, local, pipeline, build_arguments, s3, tmp_path):
     store, options = fsspec.filesystem("s3", **s3), tmp_path / "s3.json"
     options.write_text(json.dumps(s3))

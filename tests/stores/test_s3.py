@@ -18,6 +18,8 @@ from trainer.settings import Phase, PretrainSettings
 from trainer.stream.source import one_dataset
 from trainer.stream.step import StepLoader
 
+pytestmark = pytest.mark.engines
+
 ROOT = Path(__file__).parents[2]
 SECRET = "open-sesame-4711"
 
@@ -103,7 +105,6 @@ def test_the_trainer_streams_the_same_batches_from_s3(built, local, s3):
         assert torch.equal(one.masked_labels, other.masked_labels)
 
 
-@pytest.mark.slow
 def test_worker_processes_take_credentials_from_the_environment(uploaded, local, swift_port, build_arguments, s3):
     variables = {"AWS_ACCESS_KEY_ID": s3["key"], "AWS_SECRET_ACCESS_KEY": s3["secret"], "AWS_REGION": "us-east-1"}
     variables |= {"AWS_ENDPOINT_URL": s3["endpoint_url"], "AWS_DEFAULT_REGION": "us-east-1"}
@@ -118,7 +119,6 @@ def test_worker_processes_take_credentials_from_the_environment(uploaded, local,
     assert SECRET not in ran.stdout + ran.stderr
 
 
-@pytest.mark.slow
 def test_a_run_reads_its_data_from_s3_and_keeps_the_secret(built, s3, tmp_path):
     phases = "[{seq_len: 64, global_batch: 8, steps: 2, peak_lr: 1e-4}]"
     command = [sys.executable, "-m", "trainer", "pretrain", "--data", built, "--output", str(tmp_path / "run")]

@@ -19,6 +19,8 @@ from trainer.stream.attempts import ShardReadError
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.step import StepLoader
 
+pytestmark = pytest.mark.engines
+
 SEQ_LEN = 8192
 NUM_STEPS = 8
 BUCKET = "corpus/faults"

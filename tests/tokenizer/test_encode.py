@@ -88,7 +88,7 @@ def test_the_reference_on_ascii(small_vocab, text, lower_case):
 
 
 @compiled_path
-@pytest.mark.slow
+@pytest.mark.processes
 def test_every_code_point(character_pair):
     encoder, library = character_pair
     for start in range(0, sys.maxunicode + 1, 1 << 14):

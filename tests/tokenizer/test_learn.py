@@ -154,7 +154,7 @@ def learn_with_library(texts, vocab_size):
     return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
     paths = [shared_data / f"data/wiki_en/wiki_en_0{number}.txt.zst" for number in range(4)]
     lines = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
@@ -165,7 +165,7 @@ def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
     assert len(set(ours.tokens) & set(peer.tokens)) > 0.98 * 8000  # the rest are ties
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_more_than_65_536_pieces_of_two_scripts(shared_data):
     paths = [shared_data / f"data/wiki_{name}.txt.zst" for name in ("en/wiki_en_00", "en/wiki_en_01", "zh/wiki_zh_00")]
     texts = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.process.allocator import ENVIRONMENT
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")]
 
 FAULTS = """
 import resource

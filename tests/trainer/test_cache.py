@@ -244,6 +244,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkey
         read_as_bytes(cache, "key", lambda: b"data", 0.1)
 
 
+@pytest.mark.processes
 def test_a_process_forked_in_mid_fetch_does_not_keep_the_lock(tmp_path):
     """Such as a worker of a DataLoader, which inherits every open file."""
     forking = """
@@ -387,6 +388,7 @@ def start_reader(dataset: Dataset, settings: ReadSettings, log: Path, pause: flo
     )
 
 
+@pytest.mark.processes
 def test_four_cold_processes_fetch_every_stretch_once(dataset, settings, tmp_path):
     readers = [start_reader(dataset, settings, tmp_path / "log", 0.05) for _ in range(4)]
     assert [reader.communicate(timeout=120)[0] for reader in readers] == ["True\n"] * 4
@@ -394,6 +396,7 @@ def test_four_cold_processes_fetch_every_stretch_once(dataset, settings, tmp_pat
     assert len(fetched) == len(set(fetched)) == len(stretches(settings)) > 4
 
 
+@pytest.mark.processes
 def test_a_process_killed_in_mid_fetch_is_taken_over_from(dataset, settings, tmp_path):
     first = start_reader(dataset, settings, tmp_path / "first", 60)
     began = time.monotonic()

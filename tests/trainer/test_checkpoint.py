@@ -37,7 +37,7 @@ from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
 from trainer.safety_settings import CheckpointSettings
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16

@@ -79,7 +79,7 @@ def test_compiled_passes_equal_plain_ones(compile_for_tests):
         torch.testing.assert_close(gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
 def test_generated_code_equals_plain_passes():

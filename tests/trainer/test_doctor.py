@@ -91,6 +91,7 @@ def test_nodes_with_folders_of_their_own_are_well_where_checkpoints_meet_at_a_ur
     assert findings(refused) == [(5, "node2", "--checkpoint.url: s3://b/run: Access Denied")]
 
 
+@pytest.mark.engines
 def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, monkeypatch):
     def faults(url, **options):
         return find_shared_facts(ranks, DoctorSettings(checkpoint=CheckpointSettings(url=url), **options)).url_faults
@@ -120,7 +121,7 @@ def data(tmp_path_factory):
     return write_tiny_dataset(tmp_path_factory.mktemp("dataset"))
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_two_ranks_that_are_well(data, tmp_path):
     launch = run_ranks(
         ["-m", "trainer", "doctor", "--data", str(data), "--output", f"{tmp_path}/run", "--min_free_gb", "0",
@@ -133,7 +134,7 @@ def test_two_ranks_that_are_well(data, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_one_rank_made_unfit_is_named(data, tmp_path):
     """Rank 1 has another torch, a clock 100 seconds ahead, and no right to read the data or write the output."""
     launch = run_ranks(

@@ -50,6 +50,7 @@ def events(tmp_path, monkeypatch):
     return happened
 
 
+@pytest.mark.engines
 def test_a_checkpoint_is_on_the_disk_before_its_marker_and_its_name_comes_last(ranks, tmp_path, events, monkeypatch):
     trained = Trained(ranks, tmp_path / "run", url=None)
     write = Path.write_text
@@ -72,6 +73,7 @@ def test_a_checkpoint_is_on_the_disk_before_its_marker_and_its_name_comes_last(r
     ]
 
 
+@pytest.mark.engines
 def test_the_marker_is_gone_for_good_before_anything_else_of_a_checkpoint(ranks, tmp_path, events):
     trained = Trained(ranks, tmp_path / "run", url=None)
     trained.save(1)
@@ -82,6 +84,7 @@ def test_the_marker_is_gone_for_good_before_anything_else_of_a_checkpoint(ranks,
     assert not (trained.run.checkpoints / STEP).exists()
 
 
+@pytest.mark.engines
 def test_a_checkpoint_saved_again_loses_its_marker_first(ranks, tmp_path, events):
     """The same step is saved twice where a run went back."""
     trained = Trained(ranks, tmp_path / "run", url=None)
@@ -96,6 +99,7 @@ def test_a_checkpoint_saved_again_loses_its_marker_first(ranks, tmp_path, events
     ]
 
 
+@pytest.mark.engines
 def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -106,6 +110,7 @@ def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypat
     assert removed == [COMMITTED, *FILES, "state.json"]
 
 
+@pytest.mark.engines
 def test_a_downloaded_checkpoint_is_on_the_disk_before_it_has_its_name(ranks, bucket, tmp_path, events):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)

@@ -252,6 +252,7 @@ def results_of(folder, rank=0):
     return json.loads((folder / f"results-{rank}.json").read_text())
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("kind", "stage", "precision"), EXACT)
 def test_ranks_equal_one_big_batch(launches, alone, kind, stage, precision, world_size):
@@ -266,6 +267,7 @@ def test_ranks_equal_one_big_batch(launches, alone, kind, stage, precision, worl
         torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.engines
 def test_a_tensor_is_split_between_ranks(launches):
     """Else the test above would say nothing of LAMB's norms."""
     for world_size in WORLD_SIZES:
@@ -273,6 +275,7 @@ def test_a_tensor_is_split_between_ranks(launches):
         assert any(sum(name in of_rank for of_rank in pieces) > 1 for name in pieces[0] | pieces[1])
 
 
+@pytest.mark.engines
 def test_all_ranks_see_the_same(launches):
     for world_size in WORLD_SIZES:
         first, *others = (results_of(launches[world_size], rank) for rank in range(world_size))
@@ -280,6 +283,7 @@ def test_all_ranks_see_the_same(launches):
             assert all(other[run]["rows"] == first[run]["rows"] for other in others)
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(("kind", "stage", "precision"), RUNS)
 def test_one_all_reduce_serves_clipping_norms_and_logging(launches, kind, stage, precision):
     """LAMB needs a second one where the gradient is clipped: the norms of updates depend on that."""
@@ -291,6 +295,7 @@ def test_one_all_reduce_serves_clipping_norms_and_logging(launches, kind, stage,
         assert found["all_reduces"] == [2 if asks_twice and is_clipped else 1 for is_clipped in are_clipped]
 
 
+@pytest.mark.engines
 def test_lambs_guess_changes_nothing(launches):
     for world_size in WORLD_SIZES:
         results = results_of(launches[world_size])
@@ -303,6 +308,7 @@ def test_lambs_guess_changes_nothing(launches):
         assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
 
 
+@pytest.mark.engines
 def test_partitions_that_are_not_as_expected_stop_the_run_before_it_begins(two_ranks):
     messages = [results_of(two_ranks, rank)["broken"] for rank in range(2)]
     assert all("does not update the elements of bert." in message for message in messages)
@@ -347,6 +353,7 @@ def gradient_error(folder, kind):
     ]
 
 
+@pytest.mark.engines
 def test_bf16_gradients_are_accumulated_and_reduced_in_fp32(two_ranks):
     with one_thread():
         accumulation, whole = gradient_error(two_ranks, "gradient")
@@ -355,6 +362,7 @@ def test_bf16_gradients_are_accumulated_and_reduced_in_fp32(two_ranks):
     assert whole <= 0.008 < default_whole  # the passes themselves are in bf16 and keep 3 digits: 0.68 % and 1.14 %
 
 
+@pytest.mark.engines
 def test_the_deepspeed_file_of_the_project_changes_nothing(two_ranks):
     results = results_of(two_ranks)
     assert results["overlap"]["rows"] == results["adamw 2 fp32"]["rows"]
@@ -366,6 +374,7 @@ def alone_in_bf16():
         return {kind: train_alone_in_bf16(kind) for kind in KINDS}
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("kind", "stage", "precision"), HALF)
 def test_ranks_in_bf16_equal_one_process_in_bf16(launches, alone_in_bf16, kind, stage, precision, world_size):
@@ -379,6 +388,7 @@ def test_ranks_in_bf16_equal_one_process_in_bf16(launches, alone_in_bf16, kind, 
     torch.testing.assert_close(found, expected, rtol=1e-5 if world_size == 2 and stage < 3 else 0.02, atol=0)
 
 
+@pytest.mark.engines
 def test_zero_partitions_what_a_rank_updates(two_ranks):
     num_parameters = len(alone_names())
     for rank in range(2):
@@ -391,6 +401,7 @@ def alone_names():
     return [name for name, _ in build_model(CONFIG, seed=3).named_parameters()]
 
 
+@pytest.mark.engines
 def test_ranks_agree_on_counts(two_ranks):
     rows = [batch for rank in LENGTHS for batch in rank]
     for rank in range(2):
@@ -403,6 +414,7 @@ def test_ranks_agree_on_counts(two_ranks):
         assert counts["must_stop"] is False
 
 
+@pytest.mark.engines
 def test_a_fault_of_one_rank_is_raised_on_all(two_ranks):
     missing = "[Errno 2] No such file or directory: 'no-such-shard'"
     assert results_of(two_ranks, 0)["fault"] == ["ValueError", f"rank 1: {missing}"]

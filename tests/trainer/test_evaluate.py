@@ -20,6 +20,8 @@ from trainer.pretrain.objectives import unmasked_text
 from trainer.stream.held_out import iterate_validation
 from trainer.stream.packing import pad_micro_batch
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -70,6 +70,7 @@ def assert_same(found, weights):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in found.state.items())
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("form", ["huggingface", "google"])
 def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys, form):
     assert export(run.path, tmp_path / "from-folder", "--output_format", form) == 0
@@ -84,6 +85,7 @@ def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path
     assert_same(found, run.weights)
 
 
+@pytest.mark.engines
 def test_a_url_without_a_run_or_a_checkpoint_is_named(run, bucket, tmp_path, capsys):
     assert export("memory://bucket/nothing", tmp_path / "out") == 2
     assert "memory://bucket/nothing holds no run.json; give the --checkpoint.url" in capsys.readouterr().err
@@ -94,6 +96,7 @@ def test_a_url_without_a_run_or_a_checkpoint_is_named(run, bucket, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.engines
 def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
     path = "/bucket/run/checkpoints/step-00000002/model.safetensors"
     data = bytearray(bucket.cat(path))
@@ -140,6 +143,7 @@ def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
     assert_same(again, found.state)
 
 
+@pytest.mark.engines
 def test_an_earlier_export_of_the_same_form_is_replaced_and_of_another_refused(run, tmp_path, capsys):
     assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
     assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
@@ -159,6 +163,7 @@ def test_models_that_googles_program_does_not_have_are_refused(tmp_path, change)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     ("name", "spoil", "said"),
     [
@@ -194,6 +199,7 @@ def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(run, bucket, tmp_p
     assert not (tmp_path / "hf").exists()
 
 
+@pytest.mark.engines
 def test_a_checkpoint_without_some_of_the_weights_is_not_exported(run, tmp_path, capsys):
     checkpoint = run.path / "checkpoints" / "step-00000002"
     weights = safetensors.torch.load_file(checkpoint / "model.safetensors")

@@ -272,6 +272,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.processes
 def test_an_interrupted_command_goes_on_and_gives_the_same(hf, text_file, tmp_path):
     flags = ["--layers", "-1", "--texts_per_part", "2", "--output_format", "npy"]
     assert features(hf, text_file, tmp_path / "calm", *flags) == 0
@@ -334,7 +335,7 @@ print(peak_megabytes())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_memory_does_not_grow_with_the_input(hf, tmp_path):
     """108,000 tokens give 79 MB of vectors; text, a line of 24,000 among it, is read as it is needed: 15 MB more."""
     peaks = []

@@ -542,6 +542,7 @@ print("leaving", flush=True)
 """
 
 
+@pytest.mark.processes
 def test_a_stalled_read_does_not_keep_the_interpreter_from_exiting(folder):
     root = Path(__file__).parents[2]
     program = [sys.executable, "-c", EXIT_WHILE_READING, str(folder), str(root)]

@@ -318,7 +318,7 @@ def wait_until(condition, seconds: float = 200.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_build_and_training_at_once(corpus, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     data = tmp_path / "data"
@@ -363,7 +363,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
     """A launcher killed after its first pass: training says so when patience ends; both commands again go on."""
     data = tmp_path / "data"
@@ -387,7 +387,7 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
         assert ids_of(islice(loader, 2)) == ids_of(iter(steps))
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_training_without_a_build_ends_in_one_message(tmp_path):
     command = train_command(tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -398,7 +398,7 @@ def test_training_without_a_build_ends_in_one_message(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     """One pass of 450 instances is there: seven steps of 64, then a wait that SIGTERM ends."""
     build = Build(write_tiny_dataset(tmp_path / "whole"), tmp_path / "data", seq_len=16)

@@ -155,6 +155,7 @@ def test_a_check_that_fails_to_run_does_not_end_the_others(monkeypatch):
     assert len(found) == 4 + 8
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     ("error", "row"),
     [
@@ -211,6 +212,7 @@ def run_program(module, *arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.processes
 def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
     output = tmp_path / "found.json"
     flags = ["--device", "cpu", "--preset", "tiny", "--seq_lens", "16", "32", "--case_seconds", "0", "--minutes", "20"]
@@ -236,7 +238,7 @@ def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
     assert "its times mean nothing" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_the_stability_programs_on_a_cpu(tiny_data, tmp_path):
     sizes = ["--device", "cpu", "--preset", "tiny", "--seq_len", "16", "--batch", "16"]
     places = ["--data", str(tiny_data), "--work", str(tmp_path / "work"), "--output"]

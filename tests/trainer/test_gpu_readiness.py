@@ -70,6 +70,7 @@ def kernel(monkeypatch):
     monkeypatch.setattr("trainer.model.attention._padded_attention", lambda q, k, v, *_: q + k + v)
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
 def test_micro_batches_never_wait_for_the_device(ranks, kernel, optimizer_class, monkeypatch):
     """One wait for the gradient's norm, which decides over the step, and one of DeepSpeed's for the same."""
@@ -181,6 +182,7 @@ def operations_of_a_step(num_layers, num_micro_batches, ranks):
     return operations.launches
 
 
+@pytest.mark.engines
 def test_launches_are_those_that_the_plan_counts(ranks, kernel):
     small, large = ([operations_of_a_step(layers, number, ranks) for number in (1, 3)] for layers in (2, 4))
     a_micro_batch = [(three - one) / 2 for one, three in (small, large)]

@@ -134,7 +134,7 @@ def found(tmp_path_factory):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_bad_gradient_of_one_rank_moves_nothing_on_either(found, kind):
     norms = [rank[f"{kind}"]["skips"]["norms"] for rank in found]
@@ -149,7 +149,7 @@ def test_a_bad_gradient_of_one_rank_moves_nothing_on_either(found, kind):
         assert skipped["after"][:3] != before[:3]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_flipped_bit_is_found_and_the_rank_named(found, kind):
     for rank in found:

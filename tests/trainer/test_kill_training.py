@@ -14,7 +14,7 @@ from tests.trainer.two_ranks import ROOT
 SUPERVISE = [sys.executable, str(ROOT / "scripts/supervise"), "--pause_seconds", "0.05"]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_killed_runs_end_like_the_undisturbed_one_to_the_last_bit(tmp_path):
     """Seeds 2, 3 and 4 kill a rank, the node with its disk, and the launcher."""
     soak = Soak(tmp_path, steps=100)
@@ -37,6 +37,7 @@ def runs_of(tmp_path):
     return len((tmp_path / "runs").read_text().splitlines())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "flags", "name", "code", "runs"),
     [
@@ -60,6 +61,7 @@ def test_what_is_tried_again(tmp_path, script, flags, name, code, runs):
     assert said.count("supervise:") == (runs - 1) + ("giving up" in said)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_path, number):
     """By Ctrl-C the `deepspeed` command ends before its ranks do, here a process in the background."""

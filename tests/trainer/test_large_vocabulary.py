@@ -35,6 +35,7 @@ def dataset(shared_data, tmp_path_factory):
     return open_dataset(str(folder / "data"))
 
 
+@pytest.mark.processes
 def test_blocks_hold_the_text_in_32_bits(dataset):
     assert dataset.manifest.vocab_size == VOCAB_SIZE
     [shard] = dataset.shards("train", 64, 0)
@@ -48,6 +49,7 @@ def test_blocks_hold_the_text_in_32_bits(dataset):
     assert 0.3 < (shown[is_random] > 65_535).mean() < 0.6, "random replacements come from the whole vocabulary"
 
 
+@pytest.mark.engines
 def test_it_trains_and_exports(dataset, tmp_path):
     config = {
         "data": [dataset.url],

@@ -98,6 +98,7 @@ def test_every_call_that_the_page_names_is_there():
     assert all(callable(getattr(importlib.import_module(module), name)) for module, name in calls)
 
 
+@pytest.mark.engines
 def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train_tiny_run(write_tiny_dataset(tmp_path / "data"), tmp_path / "run")

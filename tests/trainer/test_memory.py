@@ -81,6 +81,7 @@ def data(tmp_path_factory):
     return bench.write_data(tmp_path_factory.mktemp("memory") / "data")
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     ("ranks", "zero_stage", "optimizer", "micro_tokens", "fullest"),
     [

@@ -11,6 +11,8 @@ from tests.trainer.tiny_run import train_tiny_run
 from trainer.cli import main
 from trainer.inference.next_sentence import follow_probabilities, open_judge
 
+pytestmark = pytest.mark.engines
+
 PAIRS = [("w1 w2 w3", "w9"), ("w20", "w21 w4 w5 w6")]
 
 

@@ -28,6 +28,7 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.engines
 def test_a_run_gives_its_newest_checkpoint(run):
     opened = open_model(str(run))
     assert opened.where == str(run / "checkpoints" / "step-00000004")
@@ -35,18 +36,21 @@ def test_a_run_gives_its_newest_checkpoint(run):
     assert (opened.config.hidden_size, opened.lower_case, opened.provenance["steps"]) == (24, True, 4)
 
 
+@pytest.mark.engines
 def test_a_run_at_a_step_gives_that_checkpoint(run):
     opened = open_model(f"{run}@2")
     assert opened.provenance["steps"] == 2
     assert not equal(opened.state, open_model(str(run)).state)
 
 
+@pytest.mark.engines
 def test_an_unfinished_checkpoint_is_not_opened(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     (copy / "checkpoints" / "step-00000004" / "COMMITTED").unlink()
     assert open_model(str(copy)).provenance["steps"] == 2
 
 
+@pytest.mark.engines
 def test_an_export_of_a_run_is_the_same_model(run, tmp_path, capsys):
     assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
     exported, trained = open_model(str(tmp_path / "hf")), open_model(str(run))
@@ -64,6 +68,7 @@ def remote(run):
     filesystem.rm("/runs", recursive=True)
 
 
+@pytest.mark.engines
 def test_a_run_at_a_url_is_opened_and_exported(run, remote, tmp_path):
     assert open_model(remote).where == f"{remote}/checkpoints/step-00000004"
     assert equal(open_model(remote).state, open_model(str(run)).state)
@@ -72,6 +77,7 @@ def test_a_run_at_a_url_is_opened_and_exported(run, remote, tmp_path):
     assert equal(open_model(str(tmp_path / "hf")).state, open_model(str(run)).state)
 
 
+@pytest.mark.engines
 def test_a_damaged_checkpoint_at_a_url_is_named_by_its_url(remote):
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe("/runs/tiny/checkpoints/step-00000004/model.safetensors", b"short")
@@ -92,12 +98,14 @@ def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     assert not open_model(str(folder)).lower_case
 
 
+@pytest.mark.engines
 def test_the_tokenizer_is_the_one_of_the_export(run):
     opened = open_model(str(run))
     expected = build_tokenizer(parse_vocab(opened.vocab, "vocab.txt"), True)
     assert opened.tokenizer().encode("w1 W2 [MASK]").ids == expected.encode("w1 W2 [MASK]").ids
 
 
+@pytest.mark.engines
 def test_built_models_compute_what_transformers_computes(run, tmp_path):
     assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
     theirs = transformers.BertModel.from_pretrained(tmp_path / "hf").eval()
@@ -123,6 +131,7 @@ def test_what_lacks_a_head_says_so(tmp_path):
         opened.tokenizer()
 
 
+@pytest.mark.engines
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(run, tmp_path):
     assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"x{number}" for number in range(99))]
@@ -132,6 +141,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(run, tmp_path):
         open_model(str(tmp_path / "hf")).tokenizer()
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -157,6 +157,7 @@ def test_numbers_out_of_range_are_refused(wrong):
         list(describe_plan(settings_of(**wrong)))
 
 
+@pytest.mark.processes
 def test_the_command_takes_a_runs_config():
     arguments = ["plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "64", "--gpu", "h200"]
     result = subprocess.run([sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, check=True)

@@ -98,7 +98,7 @@ def rows_of(run, split="train"):
     return [{key: value for key, value in row.items() if key not in MEASURED} for row in rows if row["split"] == split]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_checkpoints_are_as_large_as_the_plan_says(runs):
     folder = find_checkpoints(runs[0] / "calm" / "checkpoints")[0][-1]
     tensors = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -106,7 +106,7 @@ def test_checkpoints_are_as_large_as_the_plan_says(runs):
     assert expected <= tensors <= expected + 64 * 1024  # their headers
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_exit_codes(runs):
     codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
     assert codes == {
@@ -119,7 +119,7 @@ def test_exit_codes(runs):
     }, {name: launch[0].stderr for name, launch in runs[1].items()}
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_continued_run_equals_the_undisturbed_one_to_the_last_bit(runs):
     folder, _ = runs
     calm, rough = rows_of(folder / "calm"), rows_of(folder / "rough")
@@ -128,7 +128,7 @@ def test_continued_run_equals_the_undisturbed_one_to_the_last_bit(runs):
     assert rows_of(folder / "rough", "validation") == rows_of(folder / "calm", "validation")
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_rows_of_metrics(runs):
     folder, _ = runs
     rows = rows_of(folder / "calm")
@@ -146,14 +146,14 @@ def test_rows_of_metrics(runs):
     assert all(0.5 <= row["nsp_majority_share"] < 1.0 for row in validation)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_checkpoints_are_kept_by_number(runs):
     for name in ("calm", "rough"):
         checkpoints = runs[0] / name / "checkpoints"
         assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000012", "step-00000013"]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_run_folder_says_what_was_done(runs):
     run = runs[0] / "rough"
     facts = json.loads((run / "run.json").read_text())
@@ -164,7 +164,7 @@ def test_run_folder_says_what_was_done(runs):
     assert (run / "tokenizer.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_messages_for_people(runs):
     _, launches = runs
     printed = {
@@ -187,7 +187,7 @@ def test_messages_for_people(runs):
         assert text.count("finished, 13 steps") <= 1, "only rank 0 speaks"
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_curves_in_tensorboard_go_on_without_doubled_steps(runs):
     read = {}
     for name in ("calm", "rough"):
@@ -205,7 +205,7 @@ def test_curves_in_tensorboard_go_on_without_doubled_steps(runs):
     assert [step for step, _ in read["calm"]["validation/nsp_accuracy"]] == [5, 8, 10, 13]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_profile_of_the_steps_asked_for(runs):
     folder = runs[0] / "rough" / "profile"
     assert "aten::addmm" in (folder / "steps-12-13.txt").read_text()
@@ -216,7 +216,7 @@ def test_profile_of_the_steps_asked_for(runs):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_config_of_a_run_is_a_config(runs):
     path = runs[0] / "calm" / "config.yaml"
     settings = parse_settings("pretrain", COMMANDS["pretrain"], ["--config", str(path)])
@@ -225,7 +225,7 @@ def test_config_of_a_run_is_a_config(runs):
     assert (settings.seed, settings.micro_tokens) == (11, 48)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_export_takes_the_newest_checkpoint(runs, tmp_path, capsys):
     assert main(["export", str(runs[0] / "calm"), "--output", str(tmp_path / "hf")]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 13
@@ -353,6 +353,7 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
         )
 
 
+@pytest.mark.engines
 def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_path):
     data = write_tiny_dataset(tmp_path / "bare", seq_lens=(16, 32), has_validation=False)
     [trained] = run_ranks(["-m", "trainer", *write_config(tmp_path, data, tmp_path / "run", steps=2)], world_size=1)
@@ -367,7 +368,7 @@ def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_
     assert "no validation instances of seq_len" in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp_path):
     """Two datasets, weights 3 and 1; killed after its checkpoint, then continued without the positions 60 to 83."""
     write_tiny_dataset(tmp_path / "more", seq_lens=(16, 32), instances=100, seed=5)

@@ -23,6 +23,7 @@ print({*_gloo_states()} <= {"S"})
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are seen in /proc")
 def test_threads_of_the_group_rest_when_it_is_left():
     command = [sys.executable, "-c", ALONE, str(ROOT)]

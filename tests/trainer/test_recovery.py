@@ -22,7 +22,7 @@ from trainer.cli import main
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 STEPS, BATCH = 120, 12
 TINY = {

@@ -82,6 +82,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
+@pytest.mark.engines
 def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path):
     see(is_shared=False)
     own = RunFolder(tmp_path / "own")
@@ -93,12 +94,14 @@ def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path
     assert (own.path / "config.yaml").read_bytes() == broadcast["config.yaml"]
 
 
+@pytest.mark.engines
 def test_only_the_first_rank_of_a_node_writes_there(second, see, broadcast, tmp_path):
     see(is_shared=False, is_first=False)
     copy_run(RunFolder(tmp_path / "own"), CheckpointStore(URL), second)
     assert names(tmp_path / "own") == []
 
 
+@pytest.mark.engines
 def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(second, see, broadcast, tmp_path, monkeypatch):
     see(is_shared=True)
     monkeypatch.setattr(resume, "_gather", lambda *_: [True, True, False])
@@ -106,6 +109,7 @@ def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(second, s
     assert names(tmp_path / "own") == []
 
 
+@pytest.mark.engines
 def test_nothing_is_sent_where_all_see_the_folder(second, see, monkeypatch, tmp_path):
     see(is_shared=True)
     monkeypatch.setattr("torch.distributed.broadcast_object_list", None)
@@ -113,6 +117,7 @@ def test_nothing_is_sent_where_all_see_the_folder(second, see, monkeypatch, tmp_
     assert names(tmp_path / "own") == []
 
 
+@pytest.mark.engines
 def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
     see(is_shared=False)
     with pytest.raises(ValueError, match=r"does not see the run's folder .*own of rank 0; give an --output that all"):
@@ -120,6 +125,7 @@ def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
     assert names(tmp_path / "own") == []
 
 
+@pytest.mark.engines
 def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, broadcast, tmp_path):
     see(is_shared=False)
     other = write_run(tmp_path / "other", facts={**FACTS, "id": "def"})
@@ -133,6 +139,7 @@ def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, broadcast, tm
     assert names(tmp_path / "thesis") == ["thesis.tex"]
 
 
+@pytest.mark.engines
 def test_a_node_of_its_own_downloads_to_a_place_of_its_own(second, see, bucket, tmp_path):
     """And has no other checkpoint there, neither an older download nor one of its own."""
     store = upload(write_run(tmp_path / "first", [2, 4]), 2, 4)
@@ -150,6 +157,7 @@ def test_a_node_of_its_own_downloads_to_a_place_of_its_own(second, see, bucket, 
     assert names(own.downloads) == ["step-00000004"], "the first rank of the node downloads"
 
 
+@pytest.mark.engines
 def test_who_sees_the_folder_reads_there(second, see, bucket, tmp_path):
     run = write_run(tmp_path / "run", [2])
     store = upload(run, 2)
@@ -160,6 +168,7 @@ def test_who_sees_the_folder_reads_there(second, see, bucket, tmp_path):
     assert choose_checkpoint(run, store, second, False, print) is None
 
 
+@pytest.mark.engines
 def test_only_what_is_at_the_url_is_chosen_where_a_node_cannot_see_the_folder(
     ranks, see, bucket, tmp_path, monkeypatch
 ):
@@ -178,6 +187,7 @@ def everywhere(
     return choose_checkpoint(run, store, ranks, False, print)
 
 
+@pytest.mark.engines
 def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(ranks, bucket, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", [2, 4, 10])
     store = upload(run, 2, 4, 10)
@@ -241,6 +251,7 @@ def test_a_damaged_run_json_is_named_in_the_folder_and_at_the_url(bucket, tmp_pa
         restore_run(run, store)
 
 
+@pytest.mark.engines
 def test_who_sees_the_folder_knows_it_by_the_lock_of_rank_0(ranks, second, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     monkeypatch.setattr(resume, "_gather", lambda value, _: [b"the job" if value is None else value])

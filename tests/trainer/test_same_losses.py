@@ -17,7 +17,7 @@ from trainer.optim.schedule import Schedule
 from trainer.stream.packing import pad_micro_batch
 from trainer.stream.step import StepLoader
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 STEPS, BATCH, SEED = 200, 12, 4
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "max_position_embeddings": 32}

@@ -15,7 +15,7 @@ from tests.trainer.two_ranks import run_nodes, run_ranks
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 STEPS, BATCH, STOP_AFTER = 12, 12, 5
 TIMES = {

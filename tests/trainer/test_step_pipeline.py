@@ -91,14 +91,14 @@ def test_stages_compose_as_those_of_webdataset(folder):
 
 @pytest.mark.parametrize(("num_workers", "context"), [(1, "fork"), (3, "fork"), (2, "spawn")])
 @FORKED
-@pytest.mark.slow
+@pytest.mark.engines
 def test_workers_give_the_steps_in_order(folder, expected, num_workers, context):
     options = {"num_workers": num_workers, "multiprocessing_context": context}
     assert_same(list(webdataset.WebLoader(steps_of(folder), batch_size=None, **options)), expected)
 
 
 @FORKED
-@pytest.mark.slow
+@pytest.mark.engines
 def test_workers_of_a_plain_dataloader_map_the_steps(folder, expected):
     mapped = list(DataLoader(steps_of(folder).map(numbered), batch_size=None, num_workers=2))
     assert mapped == [numbered(step) for step in expected]
@@ -130,7 +130,7 @@ def test_a_worker_plans_many_windows_as_one(folder, expected, monkeypatch):
 
 
 @FORKED
-@pytest.mark.slow
+@pytest.mark.engines
 def test_training_goes_on_after_the_last_step_that_was_used(folder, expected):
     """Workers have read ahead by then; the state is that of the sample, and survives JSON."""
     loader = webdataset.WebLoader(steps_of(folder).map(numbered), batch_size=None, num_workers=2)
@@ -152,7 +152,7 @@ def test_training_goes_on_after_the_last_step_that_was_used(folder, expected):
     ids=["unlisted", "shuffle", "select", "map to None", "listed"],
 )
 @FORKED
-@pytest.mark.slow
+@pytest.mark.engines
 def test_several_workers_refuse_stages_that_mix_steps_up(folder, compose):
     steps = steps_of(folder, **LARGE)
     with pytest.raises(ValueError, match=r"samples of \d+ steps: .* behind the loader"):
@@ -161,7 +161,7 @@ def test_several_workers_refuse_stages_that_mix_steps_up(folder, compose):
 
 
 @FORKED
-@pytest.mark.slow
+@pytest.mark.engines
 def test_opened_datasets_do_not_go_to_workers(folder):
     with pytest.raises(ValueError, match="give planned_steps their URLs"):
         list(webdataset.WebLoader(steps_of(open_dataset(folder)), batch_size=None, num_workers=1))

@@ -138,7 +138,7 @@ def stop(job, pid, number, record_property):
     assert job.saved_step() == job.last_step() >= before, job.said()
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_told_to_stop_by_the_launcher_or_a_rank_everybody_saves_and_leaves(folder, data, record_property):
     with Job(folder, data) as job:
         stop(job, job.rank(1), signal.SIGUSR1, record_property)
@@ -151,13 +151,13 @@ def test_told_to_stop_by_the_launcher_or_a_rank_everybody_saves_and_leaves(folde
         stop(job, job.pids("deepspeed.launcher.launch")[0], signal.SIGTERM, record_property)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_ranks_do_not_outlive_a_killed_launcher(folder, data, record_property):
     with Job(folder, data) as job:
         stop(job, job.process.pid, signal.SIGKILL, record_property)
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_torchrun_told_to_stop_or_killed_leaves_no_rank(tmp_path, data, record_property):
     with Job(tmp_path, data, launcher=TORCHRUN) as job:
         stop(job, job.process.pid, signal.SIGTERM, record_property)
@@ -168,7 +168,7 @@ def test_torchrun_told_to_stop_or_killed_leaves_no_rank(tmp_path, data, record_p
         assert job.saved_step() > first, "it went on from there"
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.parametrize("launcher", [ALONE, DEEPSPEED, TORCHRUN], ids=lambda launcher: launcher[0])
 def test_ctrl_c_saves_and_leaves(tmp_path, data, launcher):
     with Job(tmp_path, data, launcher=launcher) as job:
@@ -203,6 +203,7 @@ with stops_requested(watch, Loud(), lambda text: print(text, flush=True), "first
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("launcher", "numbers"),
     [
@@ -222,7 +223,7 @@ def test_the_second_ctrl_c_leaves_though_the_main_thread_waits_for_ever(launcher
         assert process.returncode == 130
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_a_stopped_rank_ends_the_job_and_is_named(tmp_path, data, record_property):
     with Job(tmp_path, data, "--safety.watchdog_minutes", "0.1") as job:
         pid = job.rank(1)

@@ -15,7 +15,7 @@ from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 5
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 
 @pytest.fixture(scope="module")

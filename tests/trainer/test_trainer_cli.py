@@ -18,6 +18,7 @@ def pretrain_settings(*arguments):
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"], ["stream", "--help"]],

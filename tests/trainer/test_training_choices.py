@@ -21,7 +21,7 @@ from trainer.conversion.export import export_hf, load_hf
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 SIZES = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
 WITHOUT_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}

@@ -54,7 +54,7 @@ def losses(run):
     return [(row["loss"], row["grad_norm"]) for row in rows if row["split"] == "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_two_nodes_train_as_one(tmp_path):
     data = write_tiny_dataset(tmp_path / "data", instances=120)
     config = tmp_path / "run.yaml"

@@ -76,6 +76,7 @@ def names_in(bucket):
     return sorted({path.split("/")[4] for path in found if path.endswith("COMMITTED")})
 
 
+@pytest.mark.engines
 def test_a_wiped_disk_comes_back_from_the_url(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1, 2)
@@ -95,6 +96,7 @@ def test_a_wiped_disk_comes_back_from_the_url(ranks, bucket, tmp_path):
     assert torch.equal(again.optimizer.tensors("exp_avg")[0], moments)
 
 
+@pytest.mark.engines
 def test_the_newer_of_folder_and_url_is_taken(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run", keep=0)
     trained.save(1, 2, 3)
@@ -116,6 +118,7 @@ def test_what_is_superseded(keep, keep_every, gone):
     assert superseded([3, 6, 9, 12, 15], keep, keep_every) == gone
 
 
+@pytest.mark.engines
 def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_path):
     bucket.pipe_file("/bucket/run/checkpoints/step-00000099/state.json", b"{}")
     trained = Trained(ranks, tmp_path / "run", keep=2, keep_every=3)
@@ -129,6 +132,7 @@ def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_
     assert [path.name for path in find_checkpoints(trained.run.checkpoints)[0]] == kept[:1]
 
 
+@pytest.mark.engines
 def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -152,6 +156,7 @@ def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before
     assert read_state(newest_checkpoint(again.run.checkpoints))["step"] == 1
 
 
+@pytest.mark.engines
 def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -171,6 +176,7 @@ def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_p
     assert newest_checkpoint(trained.run.checkpoints).name == "step-00000002", "it lies on this disk"
 
 
+@pytest.mark.engines
 def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1, 2, 3)
@@ -192,6 +198,7 @@ def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_pa
     assert trained.choose().name == "step-00000001"
 
 
+@pytest.mark.engines
 def test_a_file_missing_at_the_url_is_damage(ranks, bucket, tmp_path):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1, 2)
@@ -202,6 +209,7 @@ def test_a_file_missing_at_the_url_is_damage(ranks, bucket, tmp_path):
     assert trained.choose(skip_damaged=True).name == "step-00000001"
 
 
+@pytest.mark.engines
 def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -213,6 +221,7 @@ def test_a_store_that_does_not_answer_is_no_damage(ranks, bucket, tmp_path, monk
     assert names_in(bucket) == ["step-00000001"]
 
 
+@pytest.mark.engines
 def test_a_body_that_is_cut_short_is_asked_for_again(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -230,6 +239,7 @@ def test_a_body_that_is_cut_short_is_asked_for_again(ranks, bucket, tmp_path, mo
     assert {path.rpartition("/")[2] for path in cut} == {path.name for path in trained.choose().iterdir()}
 
 
+@pytest.mark.engines
 def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
     Trained(ranks, tmp_path / "one").save(1)
     other = Trained(ranks, tmp_path / "two")
@@ -238,6 +248,7 @@ def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
         restore_run(other.run, other.store)
 
 
+@pytest.mark.engines
 def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, tmp_path, monkeypatch):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
@@ -272,6 +283,7 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
     assert torch.equal(trained.weights(), at_save)
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("name", ["{outside}/absolute", "../../outside/up", "..", "a/b", ""])
 def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket, tmp_path, name):
     trained = Trained(ranks, tmp_path / "run")
@@ -294,6 +306,7 @@ def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket,
     }
 
 
+@pytest.mark.engines
 def test_what_is_no_checkpoint_at_the_url_stays(ranks, bucket, tmp_path):
     for name in ("notes/a.txt", "step-١٢٣٤٥٦٧٨/a", "step-00000001.bak/COMMITTED"):
         bucket.pipe_file(f"/bucket/run/checkpoints/{name}", b"mine")
