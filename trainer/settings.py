@@ -105,7 +105,8 @@ class ValidationSettings:
 class PretrainSettings:
     """Pretrains BERT on datasets made by `python -m pipeline build`.
 
-    The same command again continues a run. The number of ranks, zero_stage and micro_tokens may then change.
+    The same command again continues a run. The number of ranks, zero_stage and micro_tokens may
+    then change.
 
     Data:
         data: The dataset, a folder or an fsspec URL such as s3://bucket/dataset, which has the
@@ -149,8 +150,8 @@ class PretrainSettings:
         init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a
             released Google checkpoint (bert_config.json, bert_model.ckpt), or an export. Sizes and
             vocabulary must be equal.
-        init_from_pickle: Whether pytorch_model.bin in that folder, a pickle, is read too. Only for
-            files you trust.
+        init_from_pickle: Whether pytorch_model.bin in that folder, a pickle, is read too. A pickle
+            can run code: give it only for files you trust.
         model: Which BERT is trained.
         optimizer: How weights are updated.
 
@@ -164,8 +165,8 @@ class PretrainSettings:
             changes no result.
         activation_checkpointing: Whether only each layer's input is kept for the backward pass, and
             the rest is computed again.
-        compile: Whether torch.compile compiles what surrounds attention, once for all lengths. Not
-            with zero_stage 3.
+        compile: Whether torch.compile compiles what surrounds attention, once for all lengths. It
+            does not work with zero_stage 3.
 
     Output:
         output: The run's folder, which holds settings, metrics and checkpoints.

@@ -4,6 +4,7 @@ A group is a section of the class's docstring: its heading, and under it each fi
 """
 
 import dataclasses
+import itertools
 import re
 import shutil
 import textwrap
@@ -29,27 +30,42 @@ _HELP = "Prints this."
 def render_help(program: str, settings_class: Any, command: "Command") -> str:
     """The page, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
-    hints, positionals = typing.get_type_hints(settings_class), command.positionals
-    words = [f"{name.upper()} ..." if item_of(hints[name]) else name.upper() for name in positionals]
-    needed = [
-        field.name for field in dataclasses.fields(settings_class) if is_needed(field) and field.name not in positionals
-    ]
-    flags = [_usage(name, hints[name]) for name in needed]
-    usage = " ".join(["usage:", program, *words, *flags, "[flags]"])
-    lines = textwrap.wrap(usage, width, subsequent_indent="  ")
+    lines = textwrap.wrap(_usage(program, settings_class, command), width, subsequent_indent="  ")
     for paragraph in [command.description] if command.description else describe_class(settings_class):
         lines += ["", *textwrap.wrap(paragraph, width)]
-    lines += ["", "required:"] if words or needed else []
-    for name in positionals:
-        lines += _row(name.upper(), field_help(settings_class, name), width)
-    lines += _rows(settings_class, needed, "--", width)
-    lines += ["", "general:", *_row("--config FILE", _CONFIG, width), *_row("--help", _HELP, width)]
-    left_out = {*positionals, *needed, *command.unused}
-    for heading, names in field_groups(settings_class):
-        if shown := [name for name in names if name not in left_out]:
-            lines += ["", "flags:" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}:"]
-            lines += _rows(settings_class, shown, "--", width)
+    for heading, rows in _groups(settings_class, command, width):
+        lines += ["", f"{heading}:", *rows] if rows else []
     return "\n".join(lines)
+
+
+def _usage(program: str, settings_class: Any, command: "Command") -> str:
+    hints = typing.get_type_hints(settings_class)
+    words = [f"{name.upper()} ..." if item_of(hints[name]) else name.upper() for name in command.positionals]
+    flags = [_as_flag(name, hints[name]) for name in _needed(settings_class, command)]
+    return " ".join(["usage:", program, *words, *flags, "[flags]"])
+
+
+def _as_flag(name: str, hint: Any) -> str:
+    return "--config FILE" if section_of(item_of(hint)) else f"--{name} {_metavar(hint)}"
+
+
+def _needed(settings_class: Any, command: "Command") -> list[str]:
+    """Fields that a flag or a file has to give."""
+    fields = dataclasses.fields(settings_class)
+    return [field.name for field in fields if is_needed(field) and field.name not in command.positionals]
+
+
+def _groups(settings_class: Any, command: "Command", width: int) -> Iterator[tuple[str, list[str]]]:
+    """Headings and the rows under each: what has to be given, what every command takes, and the class's own."""
+    needed = _needed(settings_class, command)
+    words = [_row(name.upper(), field_help(settings_class, name), width) for name in command.positionals]
+    yield "required", [*itertools.chain(*words), *_rows(settings_class, needed, "--", width)]
+    yield "general", [*_row("--config FILE", _CONFIG, width), *_row("--help", _HELP, width)]
+    left_out = {*command.positionals, *needed, *command.unused}
+    for heading, names in field_groups(settings_class):
+        shown = [name for name in names if name not in left_out]
+        said = "flags" if heading == ANY_FLAGS else f"{heading[0].lower()}{heading[1:]}"
+        yield said, list(_rows(settings_class, shown, "--", width))
 
 
 def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> Iterator[str]:
@@ -86,10 +102,6 @@ def _row(name: str, meaning: str, width: int) -> list[str]:
     if len(name) > _INDENT - 2 or not lines:
         return [f"  {name}", *lines]
     return [f"  {name.ljust(_INDENT)}{lines[0].lstrip()}", *lines[1:]]
-
-
-def _usage(name: str, hint: Any) -> str:
-    return "--config FILE" if section_of(item_of(hint)) else f"--{name} {_metavar(hint)}"
 
 
 def _metavar(hint: Any) -> str:
