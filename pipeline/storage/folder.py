@@ -112,23 +112,24 @@ class Folder:
 
     def locate(self, name: str = "") -> str:
         """The URL of a file, or of the folder itself, for messages; on local disks the path."""
-        path = self._prefix + name if name else self.path
+        path = self._at(name)
         return path if self.is_local else str(self.filesystem.unstrip_protocol(path))
 
     def local_path(self, name: str = "") -> Path:
         """The path of a file, or of the folder itself, on this machine's own disks."""
         assert self.is_local, f"{self.locate()} is not on a local disk"
-        return Path(self.path, name)
+        return Path(self._prefix + name)
+
+    def _at(self, name: str) -> str:
+        return self._prefix + name if name else self.path
 
     def exists(self, name: str = "") -> bool:
         """Whether a file or a folder is there."""
-        path = self._prefix + name if name else self.path
-        return self.ask(lambda: bool(self.filesystem.exists(path)), name)
+        return self.ask(lambda: bool(self.filesystem.exists(self._at(name))), name)
 
     def is_file(self, name: str = "") -> bool:
         """Whether a file is there, and no folder."""
-        path = self._prefix + name if name else self.path
-        return self.ask(lambda: bool(self.filesystem.isfile(path)), name)
+        return self.ask(lambda: bool(self.filesystem.isfile(self._at(name))), name)
 
     def size(self, name: str, attempts: int = ATTEMPTS) -> int:
         """A file's bytes, by the store's listing; attempts as in `ask`."""

@@ -211,8 +211,8 @@ def _told(lie: Lie, folder: Path, other: Path, others: dict[bytes, list[bytes]])
         write = Folder.write
 
         def write_some(output: Folder, name: str, data: bytes | Path) -> None:
-            assert isinstance(data, bytes), f"{name}: a file on a disk"
-            if (kept := lie.keep(name, data)) is not None:
+            kept = data if isinstance(data, Path) else lie.keep(name, data)
+            if kept is not None:
                 write(output, name, kept)
 
         with _replaced(Folder, "write", write_some):

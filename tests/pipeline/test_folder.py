@@ -94,5 +94,7 @@ def test_a_file_is_copied_to_a_local_disk(memory, tmp_path):
 
 def test_only_a_local_folder_has_a_path_of_this_machine(tmp_path):
     assert Folder(f"file://{tmp_path}").local_path("a/b") == Path(tmp_path, "a/b")
+    assert Folder(str(tmp_path)).local_path() == tmp_path
+    assert Folder.of_file("/top")[0].local_path("top") == Folder("/").local_path("top") == Path("/top")
     with pytest.raises(AssertionError, match="memory:///data is not on a local disk"):
         Folder("memory://data").local_path()

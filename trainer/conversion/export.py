@@ -177,7 +177,8 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
     if target.is_local:
         _replace_local_folder(target.local_path(), files)
         return
-    target.remove(names[-1:])
+    if target.exists(names[-1]):
+        target.remove(names[-1:])
     for name, data in files.items():
         target.write(name, data)
 
