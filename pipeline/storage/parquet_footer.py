@@ -19,6 +19,9 @@ _MAX_DEPTH = 32
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
 _INTEGERS = (4, 5, 6)
 
+# What fields of other kinds and lengths than a footer or a page's header has lead to.
+_WRONG_FIELDS = (AttributeError, IndexError, ValueError, TypeError, KeyError, OverflowError)
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
@@ -79,7 +82,7 @@ def read_footer(read: Callable[[int, int], bytes], num_bytes: int) -> list[RowGr
     footer = tail[end - start : -_TAIL_BYTES] if end >= start else read(end, num_bytes - _TAIL_BYTES)
     try:
         groups, num_rows = _parse(footer, end)
-    except (IndexError, ValueError, TypeError, KeyError, OverflowError) as error:
+    except _WRONG_FIELDS as error:
         raise DamagedParquetError(f"its footer is damaged: {error or repr(error)}") from error
     if sum(group.num_rows for group in groups) != num_rows:
         raise DamagedParquetError(f"its footer is damaged: row groups do not hold the {num_rows} rows of all")
@@ -112,7 +115,7 @@ def check_pages(data: bytes, chunk: ColumnChunk, max_bytes: Callable[[int], int]
         while position < len(data) and num_values < chunk.num_values:
             position, values = _check_page(data, position, chunk, max_bytes)
             num_values += values
-    except (IndexError, ValueError, TypeError, KeyError, OverflowError) as error:
+    except _WRONG_FIELDS as error:
         where = f"a column at byte {chunk.start}, a page at byte {chunk.start + position}"
         raise DamagedParquetError(f"{where}: {error or repr(error)}") from error
 
@@ -122,7 +125,7 @@ def dictionary_bytes(read: Callable[[int, int], bytes], chunk: ColumnChunk) -> i
     try:
         page = _Reader(read(chunk.start, min(chunk.stop, chunk.start + _HEADER_BYTES)), 0).struct()
         return max(0, int(page[2])) if 7 in page else 0
-    except (IndexError, ValueError, TypeError, KeyError) as error:
+    except _WRONG_FIELDS as error:
         raise DamagedParquetError(f"a column at byte {chunk.start}: {error or repr(error)}") from error
 
 

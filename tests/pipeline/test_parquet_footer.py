@@ -130,6 +130,12 @@ def test_a_lying_page_is_refused(header, said):
         check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda stored: 1000 + 250 * stored)
 
 
+def test_a_page_whose_header_is_a_number_is_refused():
+    data = b"\x15\x04\x15\xc6\x01\x15R1\x15\x04\x00"  # field 7, which describes a dictionary, is 2
+    with pytest.raises(DamagedParquetError, match="a column at byte 4, a page at byte 4: "):
+        check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda _: 1000)
+
+
 def test_pages_that_tell_the_truth_pass():
     data = page(7, 100, 10, 3) + bytes(10) + page(5, 1000, 3, 4) + bytes(3) + page(5, 0, 0, 1) + b"rest"
     check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda _: 1000)
