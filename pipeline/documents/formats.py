@@ -11,45 +11,48 @@
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
 So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.
+A new layout is a file with its `Format` and a line in FORMATS.
 """
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pipeline.documents.compression import is_compressed, plain_name
+from pipeline.documents.compression import compression_suffix, is_compressed, plain_name
 from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
-from pipeline.documents.jsonl import TO_JSON_LINES, parse_jsonl, split_jsonl
+from pipeline.documents.format import Beginning, Format
+from pipeline.documents.jsonl import JSONL, refuse_json
 from pipeline.documents.lines import read_lines, read_whole, split_file
-from pipeline.documents.mediawiki import ROOT_TAG, read_pages
-from pipeline.documents.parquet import MAGIC, read_rows
-from pipeline.documents.plain_text import split_blank_lines
-from pipeline.documents.records import Line, Record
+from pipeline.documents.mediawiki import MEDIAWIKI
+from pipeline.documents.parquet import PARQUET
+from pipeline.documents.plain_text import SENTENCE_LINES as SENTENCE_LINES_FORMAT
+from pipeline.documents.plain_text import TEXT, TEXT_BLANK_LINES
+from pipeline.documents.records import Record
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, look_at_lines
-from pipeline.documents.warc import HTML, read_warc
-from pipeline.documents.warc import MAGIC as WARC_MAGIC
-from pipeline.documents.web_page import extract_text
-from pipeline.documents.wikiextractor import parse_wikiextractor, split_wikiextractor
-from pipeline.documents.wikitext import parse_wikitext
-from pipeline.documents.wrapping import unwrap
+from pipeline.documents.warc import WARC
+from pipeline.documents.wikiextractor import WIKIEXTRACTOR
 from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.documents.zip_archive import Member, read_members
 
 _COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress the first two bytes
-_LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
-_LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
-_JSON_SUFFIXES = {".json", ".geojson"}
-_SPLITTERS: dict[str, Callable[[Iterable[Line], FileRange], Iterator[Record]]] = {
-    "text-blank-lines": split_blank_lines,
-    SENTENCE_LINES: split_blank_lines,
-    "jsonl": split_jsonl,
-    "wikiextractor": split_wikiextractor,
+# "auto" is the first of them that detects a file, or text.
+FORMATS: dict[str, Format] = {
+    "text": TEXT,
+    "text-blank-lines": TEXT_BLANK_LINES,
+    SENTENCE_LINES: SENTENCE_LINES_FORMAT,
+    "parquet": PARQUET,
+    "warc": WARC,
+    "mediawiki": MEDIAWIKI,
+    "jsonl": JSONL,
+    "wikiextractor": WIKIEXTRACTOR,
 }
-LINE_FORMATS = ("text", *_SPLITTERS)
-FORMATS = (*LINE_FORMATS, "parquet", "mediawiki", "warc")
+
+
+def format_of(record: Record, file_range: FileRange) -> Format:
+    """The layout of a record: that of its member of an archive, or of its file."""
+    return FORMATS[record.format or file_range.format]
 
 
 def read_records(
@@ -62,19 +65,16 @@ def read_records(
             for member in read_members(file_range, storage_options)
             for record in _read_member(member, file_range.format)
         )
-    if file_range.format == "text":
-        return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
-    if file_range.format == "parquet":
-        return read_rows(file_range, text_field, storage_options)
-    if file_range.format == "warc":
-        return read_warc(file_range, storage_options)
-    if file_range.num_bytes < file_range.size and _is_utf16(file_range, storage_options):
+    layout = FORMATS[file_range.format]
+    if layout.is_text and file_range.num_bytes < file_range.size and _is_utf16(file_range, storage_options):
         if file_range.start > 0:
             return iter(())
         file_range = replace(file_range, end=file_range.size)
-    if file_range.format == "mediawiki":
-        return read_pages(file_range, storage_options)
-    return _SPLITTERS[file_range.format](read_lines(file_range, storage_options), file_range)
+    if layout.read:
+        return layout.read(file_range, text_field, storage_options)
+    if layout.split:
+        return layout.split(read_lines(file_range, storage_options), file_range)
+    return iter([read_whole(read_blocks(file_range, storage_options), file_range.url)])
 
 
 def _is_utf16(file_range: FileRange, storage_options: StorageOptions) -> bool:
@@ -89,14 +89,15 @@ def _read_member(member: Member, text_format: str) -> Iterator[Record]:
         text_format = detect_format(member.where, head)
         if text_format == "text":
             _refuse_sentence_lines(member.where, head)
-    if text_format not in LINE_FORMATS or member.where.endswith(ZIP):
+    layout = FORMATS[text_format]
+    if layout.read or member.where.endswith(ZIP):
         kind = "zip archive" if member.where.endswith(ZIP) else text_format
         raise ValueError(f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive")
-    whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
-    if text_format == "text":
-        records = iter([read_whole(member.blocks(), member.where)])
+    if layout.split:
+        whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
+        records = layout.split(split_file(member.blocks(), member.where), whole)
     else:
-        records = _SPLITTERS[text_format](split_file(member.blocks(), member.where), whole)
+        records = iter([read_whole(member.blocks(), member.where)])
     return (replace(record, member=member.info.filename, format=text_format) for record in records)
 
 
@@ -115,23 +116,15 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     """
     if record.error:
         raise record.error
-    text, text_format = decode(record.data), record.format or file_range.format
-    if text_format == "text":
-        return unwrap(text, file_range.wrapping)
-    if text_format == "jsonl":
-        return parse_jsonl(text, text_field)
-    if text_format == "mediawiki":
-        return parse_wikitext(text, record.hidden_prefixes)
-    if text_format == HTML:
-        return extract_text(text)
-    return parse_wikiextractor(text) if text_format == "wikiextractor" else text
+    return format_of(record, file_range).parse(decode(record.data), record, file_range, text_field)
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
     """Whether ranges of a file can be read on their own."""
-    if text_format == "mediawiki" and url.endswith(".bz2"):
+    if url.endswith(ZIP):
         return True
-    return url.endswith(ZIP) or (text_format not in {"text", "warc"} and not is_compressed(url))
+    layout = FORMATS[text_format]
+    return layout.may_be_cut and compression_suffix(url) in ("", layout.cut_suffix)
 
 
 def detect_format(url: str, head: bytes) -> str:
@@ -142,28 +135,10 @@ def detect_format(url: str, head: bytes) -> str:
     Raises:
         ValueError: It is JSON, but not an object a line.
     """
-    name = PurePosixPath(plain_name(url))
-    if name.suffix == ".parquet" or head.startswith(MAGIC):
-        return "parquet"
-    first = head_to_utf8(head).lstrip()
-    if head.startswith(WARC_MAGIC):
-        return "warc"
-    if ROOT_TAG in first[:1000]:
-        return "mediawiki"
-    if name.suffix in {".jsonl", ".ndjson"} or _LOOKS_LIKE_JSON.match(first):
-        return "jsonl"
-    if first.startswith(b"<doc "):
-        return "wikiextractor"
-    _refuse_json(url, name.suffix, first)
+    suffix = PurePosixPath(plain_name(url)).suffix
+    beginning = Beginning(suffix, head, head_to_utf8(head).lstrip())
+    for name, layout in FORMATS.items():
+        if layout.detect and layout.detect(beginning):
+            return name
+    refuse_json(url, beginning)
     return "text"
-
-
-def _refuse_json(url: str, suffix: str, first: bytes) -> None:
-    """JSON that is no lines of objects would be read as text, brackets, keys and all."""
-    is_array = bool(_LOOKS_LIKE_ARRAY.match(first))
-    if is_array or (suffix in _JSON_SUFFIXES and first):
-        found = "a JSON array" if is_array else f"{first[:20].decode(errors='replace')!r}"
-        raise ValueError(
-            f"{url}: begins with {found}, expected an object in each line; {TO_JSON_LINES}, or give --format text to"
-            " read the file as text as it stands"
-        )

@@ -1,13 +1,19 @@
-"""JSONL: a line is an object with a field of text. Stdlib and pipeline.documents."""
+"""JSONL: a line is an object with a field of text."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.documents.files import FileRange
+from pipeline.documents.format import Beginning, Format
 from pipeline.documents.records import BadDocumentError, Line, Record, too_long
 
 TO_JSON_LINES = "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
+
+_LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
+_LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
+_JSON_SUFFIXES = {".json", ".geojson"}
 
 
 def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
@@ -42,3 +48,22 @@ def parse_jsonl(text: str, text_field: str) -> str:
         message = f"found {type(value).__name__} {str(value)[:40]!r} in the field {text_field!r}, expected a string"
         raise BadDocumentError("text_not_a_string", message)
     return value
+
+
+def refuse_json(url: str, beginning: Beginning) -> None:
+    """JSON that is no lines of objects would be read as text, brackets, keys and all."""
+    first = beginning.text
+    is_array = bool(_LOOKS_LIKE_ARRAY.match(first))
+    if is_array or (beginning.suffix in _JSON_SUFFIXES and first):
+        found = "a JSON array" if is_array else f"{first[:20].decode(errors='replace')!r}"
+        raise ValueError(
+            f"{url}: begins with {found}, expected an object in each line; {TO_JSON_LINES}, or give --format text to"
+            " read the file as text as it stands"
+        )
+
+
+def _is_jsonl(beginning: Beginning) -> bool:
+    return beginning.suffix in {".jsonl", ".ndjson"} or bool(_LOOKS_LIKE_JSON.match(beginning.text))
+
+
+JSONL = Format(lambda text, _, __, text_field: parse_jsonl(text, text_field), _is_jsonl, split_jsonl)

@@ -1,4 +1,4 @@
-"""MediaWiki XML dumps: every article is a document, the last of its revisions. Stdlib and pipeline.documents.
+"""MediaWiki XML dumps: every article is a document, the last of its revisions.
 
 A page belongs to the range its `<page>` starts in; in bzip2, to the range the stream that holds this tag starts in.
 Text escapes "<", so the tags are found without parsing; each page is then parsed by itself, and no dump needs a DTD:
@@ -15,10 +15,13 @@ from pipeline.documents.bzip2_streams import read_streams
 from pipeline.documents.compression import is_compressed
 from pipeline.documents.encoding import to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
+from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
 from pipeline.documents.wiki_site import hidden_prefixes, take_head
+from pipeline.documents.wikitext import parse_wikitext
 
-ROOT_TAG = b"<mediawiki"
+_ROOT_TAG = b"<mediawiki"
+_ROOT_TAG_BYTES = 1000  # in so many the tag begins
 _TAG = re.compile(rb"</?page>")
 _HEAD_BYTES = 64 * 2**10  # read of every range's file for its siteinfo, which takes some 3 kB
 _OPEN, _CLOSE = b"<page>", b"</page>"
@@ -185,3 +188,11 @@ def parse_page(data: bytes) -> dict[str, str]:
     except expat.ExpatError as error:
         raise BadDocumentError("bad_xml", f"found no well-formed XML ({error})") from error
     return found
+
+
+MEDIAWIKI = Format(
+    lambda text, record, *_: parse_wikitext(text, record.hidden_prefixes),
+    lambda beginning: _ROOT_TAG in beginning.text[:_ROOT_TAG_BYTES],
+    read=lambda file_range, _, storage_options: read_pages(file_range, storage_options),
+    cut_suffix=".bz2",
+)

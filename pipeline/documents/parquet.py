@@ -12,10 +12,11 @@ from typing import Any
 from pipeline.documents import records
 from pipeline.documents.compression import FREE_BYTES, MAX_RATIO
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
 from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, dictionary_bytes, read_footer
 
-MAGIC = b"PAR1"
+_MAGIC = b"PAR1"
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 2**20
 """Of a dictionary any value may stand in every row: of large ones fewer rows are taken at once."""
@@ -143,3 +144,11 @@ def _make_record(value: Any, is_text: bool, row: int) -> Record:
     if len(value) > records.MAX_DOCUMENT_BYTES:
         return Record(row, 0, b"", too_long(), place)
     return Record(row, 0, value, None, place)
+
+
+PARQUET = Format(
+    lambda text, *_: text,
+    lambda beginning: beginning.suffix == ".parquet" or beginning.head.startswith(_MAGIC),
+    read=read_rows,
+    is_text=False,
+)

@@ -1,9 +1,11 @@
-"""Plain text: documents with blank lines between them. Stdlib and pipeline.documents."""
+"""Plain text: a file is a document, or blank lines stand between documents."""
 
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
+from pipeline.documents.format import Format
 from pipeline.documents.records import Gathered, Line, Record
+from pipeline.documents.wrapping import unwrap
 
 
 def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
@@ -22,3 +24,12 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
         is_ours = True
     if gathered.lines:
         yield gathered.take()
+
+
+def _as_it_stands(text: str, *_: object) -> str:
+    return text
+
+
+TEXT = Format(lambda text, _, file_range, __: unwrap(text, file_range.wrapping), may_be_cut=False)
+TEXT_BLANK_LINES = Format(_as_it_stands, split=split_blank_lines)
+SENTENCE_LINES = Format(_as_it_stands, split=split_blank_lines, has_sentence_lines=True)

@@ -4,11 +4,10 @@ from collections.abc import Iterator, MutableMapping
 
 from pipeline.documents import Document, DroppedDocument, add_example
 from pipeline.documents.files import FileRange, StorageOptions
-from pipeline.documents.formats import parse_record, read_records
+from pipeline.documents.formats import format_of, parse_record, read_records
 from pipeline.documents.lines import count_line_ends
 from pipeline.documents.parts import Part
 from pipeline.documents.records import BadDocumentError, Record
-from pipeline.documents.sentence_lines import SENTENCE_LINES
 
 ON_BAD_DOCUMENT = ("stop", "skip")
 
@@ -84,7 +83,7 @@ def _read_range(
             text = record.data[:1000].decode(errors="replace")
             add_example(examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text)
         else:
-            is_split = (record.format or file_range.format) == SENTENCE_LINES
+            is_split = format_of(record, file_range).has_sentence_lines
             yield Document(text, _describe_place(file_range, record), is_split)
 
 
@@ -92,7 +91,7 @@ def _describe_place(file_range: FileRange, record: Record) -> str:
     if record.place:
         return f"{file_range.url}, {record.place}"
     url = f"{file_range.url}/{record.member}" if record.member else file_range.url
-    if (record.format or file_range.format) == "text":
+    if format_of(record, file_range).is_whole:
         return url
     if file_range.start and not record.member:  # counting lines would need all bytes before
         return f"{file_range.url}, byte {record.offset}"

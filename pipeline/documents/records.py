@@ -1,4 +1,4 @@
-"""The bytes of one document on their way from a reader to a parser, and what may be wrong with it. Stdlib only."""
+"""The bytes of one document on their way from a reader to a parser, and what may be wrong with it."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,6 +50,7 @@ class Record:
         dropped: Why it is no document and no error either, for the counts: "redirect".
         member: Name within an archive, whose lines `number` counts.
         format: Layout of that member.
+        is_html: Whether it is a web page, of which the text is to be found.
         hidden_prefixes: Of wikitext, the prefixes of links that are not shown.
     """
 
@@ -61,6 +62,7 @@ class Record:
     dropped: str = ""
     member: str = ""
     format: str = ""
+    is_html: bool = False
     hidden_prefixes: frozenset[str] = frozenset()
 
 

@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import gcd
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.documents.formats import FORMATS
 from pipeline.seeds import seed_for
 
-TextFormat = Literal[
-    "auto", "text", "text-blank-lines", "sentence-lines", "jsonl", "wikiextractor", "parquet", "mediawiki", "warc"
-]
+if TYPE_CHECKING:
+    TextFormat = str
+else:
+    TextFormat = Literal["auto", *FORMATS]
 Wrapping = Literal["auto", "none", "blank-lines", "hard"]
 
 MAX_SOURCES = 255

@@ -1,4 +1,4 @@
-"""WARC and WET archives of the web: a page is a document. Stdlib, pipeline.documents; fastwarc inside functions.
+"""WARC and WET archives of the web: a page is a document.
 
 The text of a WET file (conversion records) is taken as it is, HTML of a WARC file (responses with status 200) is
 reduced to its main text. Other records are passed over and only counted.
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.documents import records
-from pipeline.documents.extras import import_extra
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
+from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
-from pipeline.documents.web_page import read_html
+from pipeline.documents.web_page import extract_text, read_html
+from pipeline.storage.missing_packages import import_extra
 
-MAGIC = b"WARC/1."
-HTML = "html"  # of a record, as against the text of conversions
+_MAGIC = b"WARC/1."
 _NEEDS = "WARC and WET files"
 _MAX_HEADER_BYTES = 2**20
 
@@ -93,4 +93,13 @@ def _make_record(found: Any, number: int, kinds: Any) -> Record:
         return Record(number, 0, b"", error, place)
     if html is None:
         return Record(number, 0, b"", None, place, dropped="not_a_page")
-    return Record(number, 0, html.encode("utf-8", "replace"), None, place, format=HTML)
+    return Record(number, 0, html.encode("utf-8", "replace"), None, place, is_html=True)
+
+
+WARC = Format(
+    lambda text, record, *_: extract_text(text) if record.is_html else text,
+    lambda beginning: beginning.head.startswith(_MAGIC),
+    read=lambda file_range, _, storage_options: read_warc(file_range, storage_options),
+    is_text=False,
+    may_be_cut=False,
+)

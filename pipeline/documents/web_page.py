@@ -1,4 +1,4 @@
-"""One HTTP response to the text of its page. Stdlib, pipeline.documents; resiliparse inside functions."""
+"""One HTTP response to the text of its page."""
 
 import contextlib
 import io
@@ -7,8 +7,8 @@ from email.message import Message
 from http.client import HTTPException, parse_headers
 
 from pipeline.documents import records
-from pipeline.documents.extras import import_extra
 from pipeline.documents.records import BadDocumentError
+from pipeline.storage.missing_packages import import_extra
 
 _HTML = {"text/html", "application/xhtml+xml"}
 _NEEDS = "WARC files"

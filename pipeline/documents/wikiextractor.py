@@ -1,10 +1,11 @@
-"""WikiExtractor's output: documents from `<doc ...>` to `</doc>`. Stdlib and pipeline.documents."""
+"""WikiExtractor's output: documents from `<doc ...>` to `</doc>`."""
 
 import html
 import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.files import FileRange
+from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Gathered, Line, Record
 
 _TITLE = re.compile('title="(.*)"')
@@ -48,3 +49,10 @@ def parse_wikiextractor(text: str) -> str:
     if title and first.strip() in {title[1], html.unescape(title[1])}:
         return rest
     return body
+
+
+WIKIEXTRACTOR = Format(
+    lambda text, *_: parse_wikiextractor(text),
+    lambda beginning: beginning.text.startswith(b"<doc "),
+    split_wikiextractor,
+)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Set
 from typing import Any
 
-from pipeline.documents.extras import import_extra
 from pipeline.documents.records import BadDocumentError
 from pipeline.documents.wiki_site import normalize_prefix
+from pipeline.storage.missing_packages import import_extra
 
 _LIST_MARK = "\0"
 _NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own

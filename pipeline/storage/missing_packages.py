@@ -1,5 +1,8 @@
 """What to install where a package is missing: the extras of pyproject.toml, by the names that code imports."""
 
+import importlib
+from typing import Any
+
 _STORES = ("pipeline", "trainer")
 EXTRAS_OF = {
     "apache_beam": ("pipeline",), "s3fs": _STORES, "gcsfs": _STORES,
@@ -32,3 +35,15 @@ def install_line(*extras: str) -> str:
     """What to run for a package that any of these extras brings."""
     installs = " or ".join(f"pip install -e '.[{extra}]'" for extra in extras)
     return f"in the checkout run `. scripts/environment.sh`, or {installs}"
+
+
+def import_extra(name: str, what: str) -> Any:
+    """A module of the extra `sources`, imported only by the function that needs it.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"{what} need {name}, which is not installed: {install_line('sources')}") from error

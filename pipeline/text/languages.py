@@ -1,8 +1,7 @@
 """Which language a document is in, by py3langid's model, scored so that no machine scores otherwise.
 
 The model counts byte n-grams of a bounded sample of the text and multiplies them with its table. The library does so in
-32-bit floats, whose sum depends on the processor and the number of threads; here it is a sum of whole numbers. May
-import: stdlib, numpy, pipeline.documents.extras.
+32-bit floats, whose sum depends on the processor and the number of threads; here it is a sum of whole numbers.
 """
 
 import importlib.metadata
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.documents.extras import import_extra
+from pipeline.storage.missing_packages import import_extra
 
 NUM_PLACES = 4
 PLACE_CHARACTERS = 250

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.documents import Document, records, wikitext
-from pipeline.documents.extras import import_extra
 from pipeline.documents.files import FileRange
 from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.wiki_site import hidden_prefixes
 from pipeline.documents.wikitext import parse_wikitext
+from pipeline.storage.missing_packages import import_extra
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 

@@ -174,7 +174,7 @@ def test_the_key_of_a_part_is_fixed():
 
 def test_unknown_formats_are_refused():
     with pytest.raises(
-        ValueError, match="format is 'csv', expected auto or one of text, text-blank-lines, sentence-lines, jsonl"
+        ValueError, match="format is 'csv', expected auto or one of text, text-blank-lines, sentence-lines, parquet"
     ):
         plan_parts([InputFile("/a", 1)], "csv", 10)
 

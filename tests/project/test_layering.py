@@ -22,7 +22,7 @@ ROOMS = {
     "pipeline.command_line": "pipeline.interrupts pipeline.storage",
     "pipeline.shards": "pipeline.storage",
     "pipeline.documents": "pipeline.seeds pipeline.storage",
-    "pipeline.text": "tokenizer pipeline.documents",
+    "pipeline.text": "tokenizer pipeline.storage pipeline.documents",
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
     "pipeline.instances": "tokenizer pipeline.seeds pipeline.shards pipeline.documents pipeline.tokens",
     "pipeline.settings": (
