@@ -7,11 +7,12 @@ from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.sharded import ShardedOptimizer
 
+OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
+
 
 def build_optimizer(model: Module, chosen: OptimizerSettings) -> ShardedOptimizer:
     """The optimizer that the settings name, for all parameters of a model."""
-    kind = Lamb if chosen.name == "lamb" else AdamW
-    return kind(
+    return OPTIMIZERS[chosen.name](
         model.named_parameters(),
         betas=(chosen.beta1, chosen.beta2),
         eps=chosen.eps,

@@ -60,7 +60,7 @@ class Case:
     config: BertConfig
     ranks: int
     zero_stage: int
-    optimizer: Literal["adamw", "lamb"] = "adamw"
+    optimizer: str = "adamw"
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_tokens: int = 16_384
     seq_len: int = 128
@@ -261,7 +261,7 @@ def _update(case: Case) -> dict[str, float]:
     """DeepSpeed's flat copy beside the gradients, or LAMB's updates, and its guess of both means on several ranks."""
     part = _FP32 * num_parameters(case.config) * case.part
     gradients = 0.0 if _is_summed_apart(case) else part
-    if case.optimizer == "adamw":
+    if case.optimizer != "lamb":
         return {"gradients": gradients, "flat gradients": gradients * (case.zero_stage > 0)}
     copies = 3 if case.zero_stage and case.ranks > 1 else 1
     return {"gradients": gradients, "updates of LAMB": copies * part}
