@@ -1,0 +1,108 @@
+"""docs/architecture.md: every addition it shows is made in a copy of the packages, and run there."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.finetune.tiny_model import write_pretrained
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import SIZES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+PACKAGES = ("tokenizer", "pipeline", "trainer")
+
+
+def test_rooms_and_files_that_the_page_names_exist():
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+    assert all((ROOT / path).exists() for path in re.findall(r"`((?:pipeline|trainer|tests)/[\w/.]*)`", prose))
+    rows = re.findall(r"^\| (?:`(\w+)/`)? ?\| ?(.*?) ?\|", PAGE, re.MULTILINE)
+    package = ""
+    for name, rooms in rows:
+        package = name or package
+        for room in re.findall(r"`(\w+)`", rooms):
+            assert (ROOT / package / room).is_dir(), f"{package}/{room} is no room"
+
+
+def add(copy, page):
+    """Makes the new files and the edits that a part of the page shows."""
+    for path, content in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL):
+        (copy / path).write_text(content)
+    for path, hunks in re.findall(r"```diff\n--- (\S+)\n(.*?)```", page, re.DOTALL):
+        text = (copy / path).read_text()
+        for hunk in hunks.split("@@\n"):
+            lines = hunk.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if line[0] in " -")
+            assert text.count(before) == 1, f"{path} has not this place once:\n{before}"
+            text = text.replace(before, "".join(line[1:] for line in lines if line[0] in " +"))
+        (copy / path).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the packages with every addition of the page."""
+    folder = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    add(folder, PAGE)
+    return folder
+
+
+def run(copy, *words):
+    """`python WORDS...` with the copy's packages."""
+    environment = os.environ | {"PYTHONPATH": str(copy), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, words)]
+    ran = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+@pytest.mark.processes
+def test_a_format_and_a_filter(copy, tmp_path):
+    rows = [f"{number}\ta text of {number} and many more words\n" for number in range(6)]
+    (tmp_path / "texts.tsv").write_text("".join(rows) + "7\tshort\n")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "\n".join(["text", "words"]) + "\n")
+    words = ["--input", tmp_path / "texts.tsv", "--min_words", 3, "--vocab", tmp_path / "vocab.txt", "--workers", 1]
+    printed = run(copy, "-m", "pipeline", "build", *words, "--seq_lens", 16, "--output", tmp_path / "data")
+    assert "1 of 7 documents have too few words: input 1" in printed
+    assert "input: 6 documents of" in printed
+
+
+@pytest.mark.engines
+def test_an_optimizer(copy, tmp_path):
+    config = {
+        "data": [str(write_tiny_dataset(tmp_path / "data", instances=60))],
+        "output": str(tmp_path / "run"),
+        "phases": [{"seq_len": 16, "global_batch": 12, "steps": 3, "peak_lr": 1.0, "warmup_steps": 0}],
+        "model": {"preset": "tiny", "overrides": SIZES | {"activation": "relu"}},
+        "optimizer": {"name": "momentum"},
+        "micro_tokens": 96,
+        "precision": "fp32",
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    run(copy, "-m", "trainer", "pretrain", "--config", tmp_path / "config.yaml")
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [row["mlm_loss"] for row in rows if row["split"] == "train"]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    run(copy, "-m", "trainer", "export", tmp_path / "run", "--output", tmp_path / "hf")
+    assert json.loads((tmp_path / "hf/config.json").read_text())["hidden_act"] == "relu"
+
+
+@pytest.mark.engines
+def test_a_task(copy, tmp_path):
+    table = tmp_path / "paws.tsv"
+    table.write_text("id\tsentence1\tsentence2\tlabel\n" + "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4)
+    model = write_pretrained(tmp_path / "hf")
+    words = ["--task", "paws", "--model", model, "--train", table, "--validation", table, "--epochs", 1]
+    run(copy, "-m", "trainer", "finetune", *words, "--seq_len", 16, "--global_batch", 4, "--output", tmp_path / "paws")
+    assert {"accuracy", "f1"} <= json.loads((tmp_path / "paws/results.json").read_text())["best"]["metrics"][
+        "paws"
+    ].keys()
