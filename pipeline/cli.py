@@ -131,7 +131,6 @@ class ReportSettings:
 def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline build`."""
     with _continuing():
-        _warm_workers(settings, beam_arguments)
         from pipeline.stages.build import run_build
 
         run_build(settings, beam_arguments)
@@ -140,7 +139,6 @@ def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
 def vocab(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline vocab`."""
     with _continuing():
-        _warm_workers(settings, beam_arguments)
         from pipeline.stages.build import run_vocab
 
         run_vocab(settings, beam_arguments)
@@ -149,7 +147,6 @@ def vocab(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
 def tokens(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline tokens`."""
     with _continuing():
-        _warm_workers(settings, beam_arguments)
         from pipeline.stages.build import run_tokens
 
         run_tokens(settings, beam_arguments)
@@ -158,7 +155,6 @@ def tokens(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
 def shards(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline shards`."""
     with _continuing():
-        _warm_workers(settings, beam_arguments)
         from pipeline.stages.build import run_shards
 
         run_shards(settings, beam_arguments)
@@ -173,15 +169,6 @@ def _continuing() -> Iterator[None]:
         raise
     except KeyboardInterrupt as error:
         raise Interrupted(f"{INTERRUPTED}; what is finished is kept, the same command continues") from error
-
-
-def _warm_workers(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
-    """Where there will be local worker processes, has what they need imported while this process imports Beam."""
-    from pipeline.jobs.forked_workers import IS_SUPPORTED, fork_server
-
-    has_runner = any(argument.startswith("--runner") for argument in beam_arguments)
-    if IS_SUPPORTED and settings.workers > 1 and not settings.plan and not has_runner:
-        fork_server()
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -21,10 +22,12 @@ from typing import Literal, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from tqdm import tqdm
 
 from pipeline.interrupts import INTERRUPTED, Interrupted
-from pipeline.jobs import forked_workers, worker_guard
+from pipeline.jobs import worker_guard
 from pipeline.jobs.exchange import ExchangeMode
 from pipeline.machine import num_cores, this_machine
 from pipeline.storage.folder import Folder
@@ -36,8 +39,22 @@ _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
 LOCAL_RUNNERS = {
-    "FnApiRunner", "ForkedRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
+    "FnApiRunner", "LocalRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
 }  # fmt: skip
+# Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told to end has here.
+# Ctrl-C is for the launcher; one thread a library, as there is a worker for each core.
+_WORKER = "from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
+_WORKER_COMMAND = (
+    "trap '' INT; OPENBLAS_NUM_THREADS=1 JE_ARROW_MALLOC_CONF=background_thread:false"
+    f" {shlex.quote(sys.executable)} -c {shlex.quote(_WORKER)}; code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"
+)
+
+
+class LocalRunner(FnApiRunner):  # type: ignore[misc]
+    """Beam's local runner with `--direct_running_mode=multi_processing`, but for what starts a worker process."""
+
+    def __init__(self) -> None:
+        super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND))
 
 
 @dataclass(frozen=True)
@@ -104,9 +121,7 @@ def _say_once(line: str) -> None:
 def _local_runner(workers: int) -> list[str]:
     if workers == 1:
         return ["--runner=FnApiRunner", "--direct_running_mode=in_memory", "--direct_num_workers=1"]
-    if forked_workers.IS_SUPPORTED:
-        return ["--runner=pipeline.jobs.forked_runner.ForkedRunner", f"--direct_num_workers={workers}"]
-    return ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
+    return [f"--runner={__name__}.LocalRunner", f"--direct_num_workers={workers}"]
 
 
 def _import_runner(beam_arguments: Sequence[str]) -> None:

@@ -2,9 +2,8 @@
 
 The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel lets go of it when the
 launcher is gone, kill -9 included, and the worker ends. Modules with a Beam job start that thread when a worker imports
-them; the fork server does for those it forks. A worker that a signal ended, or that ended before it was told to, makes
-the launcher let go, interrupts it and becomes a ChildProcessError. Workers leave signals of a terminal to the launcher,
-which lets go when it is interrupted.
+them. A worker that a signal ended, or that ended before it was told to, makes the launcher let go, interrupts it and
+becomes a ChildProcessError. Workers leave signals of a terminal to the launcher, which lets go when it is interrupted.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from typing import Any
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
 _INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
 _PAUSE_SECONDS = 0.5
-_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)( too early)?")
+_ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
 
 @contextlib.contextmanager
@@ -57,8 +56,8 @@ def guard_workers(path: str) -> Iterator[None]:
             found = _ENDED.fullmatch(str(arguments.exc_value))
             if found is None or letting_go.is_set():
                 others.append(arguments)  # what follows from a killed worker says nothing more
-            elif (number := _signal_of(int(found[1]))) or found[2]:
-                killed.append(number)
+            else:
+                killed.append(_signal_of(int(found[1])))
                 let_go()  # the others end too, or Beam would wait for them
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
@@ -145,9 +144,5 @@ def watch_in_workers() -> None:
     """In a worker process of a guarded launcher, starts the thread that watches it; does nothing elsewhere."""
     # Beam gives the second variable to worker processes it starts itself, and to no other.
     if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
-        start_watching(os.environ[VARIABLE])
-
-
-def start_watching(path: str) -> None:
-    """Starts the thread by which this process ends with the launcher that holds the lock on a file."""
-    threading.Thread(target=watch_launcher, args=(path,), name="watch", daemon=True).start()
+        arguments = (os.environ[VARIABLE],)
+        threading.Thread(target=watch_launcher, args=arguments, name="watch", daemon=True).start()

@@ -3,7 +3,7 @@
 The processes are looked at in /proc several times a second (Linux only); a stage ends when the file is written that
 ends it. `path_seconds` is the CPU time of the launcher and of the worker with most of it: the wall time on cores that
 nobody else uses, but for waiting, and so what to compare on a machine that others use. The launcher's own children are
-in no path: the fork server imports beside it, and shells only wait.
+in no path, as shells only wait.
 """
 
 import contextlib

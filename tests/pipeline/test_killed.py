@@ -46,8 +46,9 @@ def list_processes():
     return {int(pid): (int(parent), *args) for pid, parent, *args in rows}
 
 
-def workers_below(pid, mark="fork_server"):
-    """Pids of the workers among the descendants of a process: what the fork server, or a shell of Beam's, started."""
+def workers_below(pid):
+    """Pids of the workers among the descendants of a process: what a shell of Beam's started."""
+    mark = "sdk_worker_main"
     processes = list_processes()
     return [
         own
@@ -150,23 +151,20 @@ def test_no_worker_outlives_a_killed_launcher(stage, long_corpus, expected, tmp_
 
 
 @pytest.mark.parametrize("victim", ["worker", "parent"])
-@pytest.mark.parametrize(("mark", "remainder"), [("fork_server", ()), ("sdk_worker_main", BEAMS_OWN)])
-def test_a_worker_killed_while_the_others_start_fails_the_command(victim, mark, remainder, long_corpus, tmp_path):
-    """Beam would wait for the others for ever; nor does it notice that the shell or fork server between is gone.
-
-    Beam's own workers do not watch the launcher's lock while they start.
-    """
+@pytest.mark.parametrize("remainder", [(), BEAMS_OWN])
+def test_a_worker_killed_while_the_others_start_fails_the_command(victim, remainder, long_corpus, tmp_path):
+    """Beam would wait for the others for ever, which do not watch the launcher's lock while they start."""
     process = subprocess.Popen(
         command(long_corpus, tmp_path / "data", *remainder),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_until(lambda: len(workers_below(process.pid, mark)) == 2 or process.poll() is not None)
-    worker = workers_below(process.pid, mark)[0]
+    wait_until(lambda: len(workers_below(process.pid)) == 2 or process.poll() is not None)
+    worker = workers_below(process.pid)[0]
     os.kill(worker if victim == "worker" else list_processes()[worker][0], signal.SIGKILL)
     _, message = process.communicate(timeout=SECONDS)
     assert process.returncode == 2
     assert "tokens: a worker process was killed (signal 9" in message.strip().splitlines()[-1]
-    assert not workers_below(process.pid, mark)
+    assert not workers_below(process.pid)
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -179,21 +177,3 @@ def test_a_worker_that_ends_itself_fails_the_command(code, long_corpus, tmp_path
     )
     assert result.returncode == 2
     assert "tokens: a worker process ended by itself" in result.stderr.strip().splitlines()[-1]
-
-
-def test_workers_are_fresh_interpreters_where_the_fork_server_has_threads(long_corpus, expected, tmp_path):
-    """A fork of several threads may wait for ever for a lock that another thread held."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys, threading, time\n"
-        "if 'fork_server' in ' '.join(sys.orig_argv):\n"
-        "    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
-    )
-    process = subprocess.Popen(command(long_corpus, tmp_path / "data"), cwd=ROOT, env=with_code_of(tmp_path))
-    wait_until(lambda: any("sdk_worker_main" in args[0] for args in children_of_children(process.pid)))
-    assert process.wait(120) == 0
-    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == expected
-
-
-def children_of_children(pid):
-    processes = list_processes()
-    return [args for _, (parent, *args) in processes.items() if processes.get(parent, (0,))[0] == pid]
