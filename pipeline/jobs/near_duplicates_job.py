@@ -14,6 +14,7 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline.jobs import worker_guard
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups
 from pipeline.tokens.near_duplicates import (
@@ -50,6 +51,29 @@ class KeyRange:
     first: int
     last: int
     file_name: str
+
+
+def run_near_duplicates_job(
+    names: Sequence[str], rule: SimilarityRule, folder: Folder, workers: int, beam_arguments: Sequence[str]
+) -> list[KeyRange]:
+    """Runs the job over what is not finished of these token parts; returns where its results are."""
+    sizes = folder.list()
+    runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
+    ranges = plan_ranges(runs, rule)
+    names_of_all = set(output_names(runs, ranges, rule))
+
+    def count() -> int:
+        return len(names_of_all & folder.list().keys())
+
+    def build(pipeline: beam.Pipeline) -> None:
+        add_near_duplicates_graph(pipeline, runs, ranges, rule, folder)
+
+    if not {keys.file_name for keys in ranges} <= sizes.keys():
+        found = len(names_of_all & sizes.keys())
+        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, folder)
+        options = pipeline_options(workers, beam_arguments, len(names_of_all) - found)
+        run_graph("near-duplicates", build, options, outputs)
+    return ranges
 
 
 class BandRuns(beam.PTransform):  # type: ignore[misc]

@@ -9,6 +9,7 @@ record under _tasks/; running again skips shards that have both.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import apache_beam as beam
 import numpy as np
@@ -21,7 +22,8 @@ from pipeline.instances.build_bucket import (
     gather_documents,
 )
 from pipeline.jobs import worker_guard
-from pipeline.jobs.exchange import ShardTask
+from pipeline.jobs.exchange import ExchangeByBucket, ExchangeMode, RefuseRepeats, ShardTask, TokenParts
+from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
 from pipeline.jobs.shard_records import ShardRecord, format_record, read_record, record_name
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
@@ -100,3 +102,38 @@ class BuildShards(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, buckets: beam.PCollection) -> beam.PCollection:
         return buckets | beam.FlatMapTuple(self._builder.build)
+
+
+def run_shards_job(
+    builder: ShardBuilder,
+    tokens: TokenParts,
+    part_names: Sequence[str],
+    tasks: Sequence[ShardTask],
+    exchange: Literal["auto", "files", "shuffle"],
+    outputs: Outputs,
+    workers: int,
+    beam_arguments: Sequence[str],
+) -> None:
+    """Builds the shards of these tasks."""
+    # In the shuffle the token parts are tasks too.
+    options = pipeline_options(workers, beam_arguments, max(len(tasks), len(part_names)))
+    mode = choose_exchange(exchange, options)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        add_shards_graph(pipeline, builder, tokens, part_names, tasks, mode)
+
+    run_graph("shards", build, options, outputs)
+
+
+def add_shards_graph(
+    pipeline: beam.Pipeline,
+    builder: ShardBuilder,
+    tokens: TokenParts,
+    part_names: Sequence[str],
+    tasks: Sequence[ShardTask],
+    mode: ExchangeMode,
+) -> None:
+    """The whole shards job: token parts to shards."""
+    finished = pipeline | ExchangeByBucket(mode, tokens, part_names, tasks) | BuildShards(builder)
+    if mode == "shuffle":
+        _ = finished | RefuseRepeats()

@@ -9,6 +9,7 @@ record; running again skips parts whose records are all there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import apache_beam as beam
@@ -17,6 +18,7 @@ from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.jobs import document_coder, worker_guard
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter, FilterRule
 from pipeline.tokens.document_lists import (
@@ -32,7 +34,7 @@ from pipeline.tokens.document_lists import (
 from pipeline.tokens.near_duplicates import pack_signatures
 from pipeline.tokens.provenance import pack_places
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
-from pipeline.tokens.token_records import format_record
+from pipeline.tokens.token_records import finished_parts, format_record
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
 
@@ -40,29 +42,92 @@ worker_guard.watch_in_workers()
 document_coder.register()
 
 
+@dataclass(frozen=True)
+class ReadingRule:
+    """How documents are read.
+
+    Attributes:
+        text_fields: Field of a JSONL object that holds the text, by the number of the source.
+        on_bad_document: stop or skip.
+        max_characters: Text of one list.
+        storage_options: Options of the input's filesystem.
+    """
+
+    text_fields: Sequence[str]
+    on_bad_document: str
+    max_characters: int
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class TokensRule:
+    """How documents of the input become token parts.
+
+    Attributes:
+        reading: How they are read.
+        filter: Which of them stay.
+        languages: By whose rules sentences are split: codes, by the number of the source.
+        signs: Whether documents are signed, for near-duplicates.
+        vocab: Bytes of vocab.txt.
+        lower_case: Whether the vocabulary is uncased.
+    """
+
+    reading: ReadingRule
+    filter: FilterRule
+    languages: Sequence[str]
+    signs: bool
+    vocab: bytes
+    lower_case: bool
+
+
+def run_tokens_job(
+    parts: Sequence[Part], rule: TokensRule, folder: Folder, workers: int, beam_arguments: Sequence[str]
+) -> None:
+    """Encodes those of the parts that are not finished in the folder yet."""
+    finished = finished_parts(folder.list(), parts)
+    missing = [part for part in parts if part.key not in finished]
+    if not missing:
+        return
+
+    def build(pipeline: beam.Pipeline) -> None:
+        add_tokens_graph(pipeline, missing, rule, folder)
+
+    def count() -> int:
+        return len(finished_parts(folder.list(), parts))
+
+    outputs = Outputs("parts of the input", len(parts), len(finished), count, folder)
+    run_graph("tokens", build, pipeline_options(workers, beam_arguments, len(missing)), outputs)
+
+
+def add_tokens_graph(pipeline: beam.Pipeline, parts: Sequence[Part], rule: TokensRule, folder: Folder) -> None:
+    """The whole tokens job: parts of the input to token parts."""
+    _ = (
+        pipeline
+        | "Parts" >> beam.Create(largest_first(parts), reshuffle=True)
+        | ReadDocuments(rule.reading)
+        | CleanDocuments()
+        | FilterDocuments(rule.filter)
+        | SplitSentences(rule.languages)
+        | SignDocuments(signs=rule.signs)
+        | EncodeDocuments(rule.vocab, rule.lower_case)
+        | WriteTokenParts(folder, signs=rule.signs)
+    )
+
+
 class ReadDocuments(beam.PTransform):  # type: ignore[misc]
     """Parts to lists of documents as they stand in the input."""
 
-    def __init__(
-        self,
-        text_fields: Sequence[str],
-        on_bad_document: str,
-        max_characters: int,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Keeps what a worker needs to read.
-
-        Args:
-            text_fields: Field of a JSONL object that holds the text, by the number of the source.
-            on_bad_document: stop or skip.
-            max_characters: Text of one list.
-            storage_options: Of the input's filesystem.
-        """
+    def __init__(self, rule: ReadingRule) -> None:
         super().__init__()
-        self._arguments = (tuple(text_fields), on_bad_document, max_characters, storage_options)
+        self._rule = rule
 
     def expand(self, parts: beam.PCollection) -> beam.PCollection:
-        return parts | beam.FlatMap(read_lists, *self._arguments)
+        return parts | beam.FlatMap(read_lists, self._rule)
+
+
+def largest_first(parts: Sequence[Part]) -> list[Part]:
+    """Runners deal parts out in turn, so the workers end together."""
+    return sorted(parts, key=lambda part: -part.text_bytes)
 
 
 class CleanDocuments(beam.PTransform):  # type: ignore[misc]
@@ -151,27 +216,21 @@ class _Encode(beam.DoFn):  # type: ignore[misc]
         yield encode_documents(documents, self._encoder)
 
 
-def read_lists(
-    part: Part,
-    text_fields: Sequence[str],
-    on_bad_document: str,
-    max_characters: int,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[DocumentList[Document]]:
+def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]]:
     """A part's lists, read lazily one after the other."""
     malformed: dict[str, int] = {}
     examples: list[DroppedDocument] = []
     without_text: list[str] = []
     documents = read_part(
         part,
-        text_field=text_fields[part.source],
-        on_bad_document=on_bad_document,
+        text_field=rule.text_fields[part.source],
+        on_bad_document=rule.on_bad_document,
         skipped=malformed,
-        storage_options=storage_options,
+        storage_options=rule.storage_options,
         examples=examples,
         without_text=without_text,
     )
-    return group_documents(part, documents, malformed, max_characters, examples, without_text)
+    return group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
 
 
 def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder, signs: bool = False) -> str:

@@ -7,14 +7,19 @@ file is sorted, so neither the order nor the grouping in which a runner adds cha
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import apache_beam as beam
 
 from pipeline.documents import Document
+from pipeline.documents.parts import Part
 from pipeline.jobs import worker_guard
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
+from pipeline.jobs.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments, ReadingRule, largest_first
 from pipeline.storage.folder import Folder
+from pipeline.text.filters import FilterRule
 from pipeline.tokens.document_lists import DocumentList
-from pipeline.tokens.token_records import format_record
+from pipeline.tokens.token_records import finished_parts, format_record
 from pipeline.tokens.word_counts import (
     PackedCounts,
     add_counts,
@@ -26,6 +31,50 @@ from pipeline.tokens.word_counts import (
 )
 
 worker_guard.watch_in_workers()
+
+
+@dataclass(frozen=True)
+class CountingRule:
+    """How words of the input are counted.
+
+    Attributes:
+        reading: How documents are read.
+        filter: Which of them stay.
+        num_bits: One of 2^num_bits documents is counted.
+        lower_case: Whether words are.
+        factors: What counts of each source are multiplied by.
+    """
+
+    reading: ReadingRule
+    filter: FilterRule
+    num_bits: int
+    lower_case: bool
+    factors: Sequence[int]
+
+
+def run_vocab_job(
+    parts: Sequence[Part], rule: CountingRule, folder: Folder, workers: int, beam_arguments: Sequence[str]
+) -> None:
+    """Counts the words of all parts; leaves tables and records in the folder."""
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = (
+            pipeline
+            | "Parts" >> beam.Create(largest_first(parts), reshuffle=True)
+            | ReadDocuments(rule.reading)
+            | CleanDocuments()
+            | SampleDocuments(rule.num_bits)
+            | FilterDocuments(rule.filter)
+            | CountWords(rule.lower_case, folder, rule.factors)
+            | AddCounts()
+            | WriteCounts(folder)
+        )
+
+    def count() -> int:
+        return len(finished_parts(folder.list(), parts))
+
+    outputs = Outputs("word counts", len(parts), 0, count, folder, are_kept=False)
+    run_graph("vocabulary", build, pipeline_options(workers, beam_arguments, len(parts)), outputs)
 
 
 class SampleDocuments(beam.PTransform):  # type: ignore[misc]

@@ -10,24 +10,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 
 from pipeline.documents.sources import apply_weights
 from pipeline.instances.build_bucket import InstanceRule
 from pipeline.instances.masking import MaskingRule
-from pipeline.jobs.exchange import (
-    ExchangeByBucket,
-    ExchangeMode,
-    RefuseRepeats,
-    ShardTask,
-    TokenParts,
-    plan_names,
-    plan_tasks,
-)
-from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
+from pipeline.jobs.exchange import ShardTask, TokenParts, plan_names, plan_tasks
+from pipeline.jobs.run_beam import Outputs
 from pipeline.jobs.shard_records import record_name
-from pipeline.jobs.shards_job import BuildShards, ShardBuilder
+from pipeline.jobs.shards_job import ShardBuilder, run_shards_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import UNKNOWN_HASH
@@ -91,7 +82,12 @@ def make_shards(
     publisher = PassPublisher(folder, tasks, built, settings_hash)
     num_found = len(tasks) - len(missing)
     outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
-    _run_job(settings, vocabulary, store, held_out, missing, settings_hash, outputs, beam_arguments)
+    tokens = TokenParts(settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, held_out.ids)
+    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
+    builder = ShardBuilder(folder, rules, len(settings.corpus), settings_hash)
+    run_shards_job(
+        builder, tokens, store.part_names, missing, settings.exchange, outputs, settings.workers, beam_arguments
+    )
     built |= publisher.built
     built |= read_records(folder, _not_in(built, missing), settings_hash)
     built = _without_lost(folder, built, names)
@@ -196,50 +192,6 @@ def _without_others(built: Built, tasks: Sequence[ShardTask]) -> Built:
     """Leaves out those of these shards that were built of other documents."""
     others = {task.name for task in tasks if task.name in built and built[task.name][0].seal != task.contents.seal}
     return {name: rows for name, rows in built.items() if name not in others}
-
-
-def _run_job(
-    settings: BuildSettings,
-    vocabulary: Vocabulary,
-    store: TokenStore,
-    held_out: HeldOut,
-    missing: Sequence[ShardTask],
-    settings_hash: str,
-    outputs: Outputs,
-    beam_arguments: Sequence[str],
-) -> None:
-    # In the shuffle the token parts are tasks too.
-    options = pipeline_options(settings.workers, beam_arguments, max(len(missing), len(store.part_names)))
-    mode = choose_exchange(settings.exchange, options)
-    tokens = TokenParts(
-        settings.open_tokens(),
-        vocabulary.dtype.name,
-        has_dropped=store.has_dropped,
-        held_out=held_out.ids,
-    )
-
-    def build(pipeline: beam.Pipeline) -> None:
-        add_shards_graph(pipeline, settings, vocabulary, tokens, store.part_names, missing, mode, settings_hash)
-
-    run_graph("shards", build, options, outputs)
-
-
-def add_shards_graph(
-    pipeline: beam.Pipeline,
-    settings: BuildSettings,
-    vocabulary: Vocabulary,
-    tokens: TokenParts,
-    part_names: Sequence[str],
-    tasks: Sequence[ShardTask],
-    mode: ExchangeMode,
-    settings_hash: str,
-) -> None:
-    """The whole shards job: token parts to shards."""
-    rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
-    builder = ShardBuilder(settings.open_output(), rules, len(settings.corpus), settings_hash)
-    finished = pipeline | ExchangeByBucket(mode, tokens, part_names, tasks) | BuildShards(builder)
-    if mode == "shuffle":
-        _ = finished | RefuseRepeats()
 
 
 def _records_of(tasks: Sequence[ShardTask]) -> set[str]:

@@ -10,21 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import apache_beam as beam
-
 from pipeline.documents.parts import Part
-from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
-from pipeline.jobs.tokens_job import (
-    CleanDocuments,
-    EncodeDocuments,
-    FilterDocuments,
-    ReadDocuments,
-    SignDocuments,
-    SplitSentences,
-    WriteTokenParts,
-)
+from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
+from pipeline.stages.build_vocab import reading_rule
 from pipeline.stages.choose_documents import choice_content, describe_near_duplicates, drop_documents
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
@@ -101,7 +91,7 @@ def make_tokens(
             return store
         # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those of others.
         folder.remove([STORE])
-    _run_job(settings, vocabulary, parts, beam_arguments)
+    run_tokens_job(parts, tokens_rule(settings, vocabulary), folder, settings.workers, beam_arguments)
     records = [record for found in finished_parts(folder.list(), parts).values() for record in found]
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
@@ -149,6 +139,14 @@ def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]
     return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs
 
 
+def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
+    """How documents are read and encoded by these settings."""
+    return TokensRule(
+        reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
+        settings.signs, vocabulary.to_text().encode(), settings.lower_case,
+    )  # fmt: skip
+
+
 def _count(told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]]) -> dict[int, dict[str, int]]:
     """The counters of each source, its files without text among them where there are any."""
     by_source = count_by_source(told)
@@ -182,46 +180,6 @@ def _claim_folder(folder: Folder, url: str, content: Mapping[str, Any]) -> None:
     found = json.loads(folder.read(SETTINGS))
     if changed := describe_changes(found, content):
         raise ValueError(f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder")
-
-
-def _run_job(
-    settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part], beam_arguments: Sequence[str]
-) -> None:
-    folder = settings.open_tokens()
-    finished = finished_parts(folder.list(), parts)
-    # Largest first: runners deal parts out in turn, so the workers end together.
-    missing = sorted((part for part in parts if part.key not in finished), key=lambda part: -part.text_bytes)
-    if not missing:
-        return
-
-    def build(pipeline: beam.Pipeline) -> None:
-        add_tokens_graph(pipeline, settings, vocabulary, missing)
-
-    def count() -> int:
-        return len(finished_parts(folder.list(), parts))
-
-    outputs = Outputs("parts of the input", len(parts), len(finished), count, folder)
-    run_graph("tokens", build, pipeline_options(settings.workers, beam_arguments, len(missing)), outputs)
-
-
-def add_tokens_graph(
-    pipeline: beam.Pipeline, settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part]
-) -> None:
-    """The whole tokens job: parts of the input to token parts."""
-    options = settings.filesystem_options()
-    _ = (
-        pipeline
-        | "Parts" >> beam.Create(parts, reshuffle=True)
-        | ReadDocuments(
-            [source.text_field for source in settings.corpus], settings.on_bad_document, settings.part_bytes, options
-        )
-        | CleanDocuments()
-        | FilterDocuments(settings.filter_rule)
-        | SplitSentences([source.language for source in settings.corpus])
-        | SignDocuments(signs=settings.signs)
-        | EncodeDocuments(vocabulary.to_text().encode(), settings.lower_case)
-        | WriteTokenParts(settings.open_tokens(), signs=settings.signs)
-    )
 
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:

@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import apache_beam as beam
 from tqdm import tqdm
 
 from pipeline.documents.parts import InputFile, Part
 from pipeline.documents.sources import Source, count_factors
-from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
-from pipeline.jobs.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments
-from pipeline.jobs.vocab_job import AddCounts, CountWords, SampleDocuments, WriteCounts
+from pipeline.jobs.tokens_job import ReadingRule
+from pipeline.jobs.vocab_job import CountingRule, run_vocab_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
 from pipeline.storage.folder import Folder
@@ -109,6 +107,12 @@ def _reading(source: Source) -> dict[str, Any]:
     return {name: value for name, value in source.reading().items() if name != "language"}
 
 
+def reading_rule(settings: BuildSettings) -> ReadingRule:
+    """How documents are read by these settings."""
+    text_fields = tuple(source.text_field for source in settings.corpus)
+    return ReadingRule(text_fields, settings.on_bad_document, settings.part_bytes, settings.filesystem_options())
+
+
 def _read_given(settings: BuildSettings) -> Vocabulary:
     assert settings.vocab is not None
     folder, name = Folder.of_file(settings.vocab, settings.filesystem_options())
@@ -136,34 +140,11 @@ def _count_words(
     settings: BuildSettings, parts: Sequence[Part], output: Folder, beam_arguments: Sequence[str]
 ) -> tuple[Mapping[str, int], bytes, list[str]]:
     """Runs the job from its beginning: what was read and counted, the table of all words, files without text."""
-    folder, options = output / _COUNTING, settings.filesystem_options()
+    folder = output / _COUNTING
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     factors = count_factors([source.millionths for source in settings.corpus])
-    largest_first = sorted(parts, key=lambda part: -part.text_bytes)  # runners deal parts out in turn
-
-    def build(pipeline: beam.Pipeline) -> None:
-        _ = (
-            pipeline
-            | "Parts" >> beam.Create(largest_first, reshuffle=True)
-            | ReadDocuments(
-                [source.text_field for source in settings.corpus],
-                settings.on_bad_document,
-                settings.part_bytes,
-                options,
-            )
-            | CleanDocuments()
-            | SampleDocuments(num_bits)
-            | FilterDocuments(settings.filter_rule)
-            | CountWords(settings.lower_case, folder, factors)
-            | AddCounts()
-            | WriteCounts(folder)
-        )
-
-    def count() -> int:
-        return len(finished_parts(folder.list(), parts))
-
-    outputs = Outputs("word counts", len(parts), 0, count, output, are_kept=False)
-    run_graph("vocabulary", build, pipeline_options(settings.workers, beam_arguments, len(parts)), outputs)
+    rule = CountingRule(reading_rule(settings), settings.filter_rule, num_bits, settings.lower_case, factors)
+    run_vocab_job(parts, rule, folder, settings.workers, beam_arguments)
     names = folder.list()
     records = [record for found in finished_parts(names, parts).values() for record in found]
     told = read_records(folder, records)

@@ -9,18 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.jobs.near_duplicates_job import (
-    KeyRange,
-    add_near_duplicates_graph,
-    output_names,
-    plan_ranges,
-    plan_runs,
-)
-from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
+from pipeline.jobs.near_duplicates_job import KeyRange, run_near_duplicates_job
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
 from pipeline.storage.folder import Folder
@@ -30,7 +22,7 @@ from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
 from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
 from pipeline.tokens.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_rows, write_groups
 from pipeline.tokens.index_rows import distinct_rows, iterate_index
-from pipeline.tokens.near_duplicates import FOUND_DTYPE, SIGNED_DTYPE, keep_smallest, similarity_rule
+from pipeline.tokens.near_duplicates import FOUND_DTYPE, keep_smallest, similarity_rule
 from pipeline.tokens.provenance import EncodedDocuments, find_documents
 from pipeline.tokens.token_parts import join_id
 
@@ -90,7 +82,8 @@ def drop_documents(settings: BuildSettings, names: Sequence[str], beam_arguments
     if settings.exclude_documents_of:
         sources[EXCLUDED] = _join_groups([iterate_ids(each) for each in _open_excluded(settings)])
     if settings.near_duplicates is not None:
-        ranges = _find_near_duplicates(settings, folder, names, beam_arguments)
+        rule = similarity_rule(settings.near_duplicates)
+        ranges = run_near_duplicates_job(names, rule, folder, settings.workers, beam_arguments)
         sources[NEAR_DUPLICATE] = _read_found(folder, ranges, found)
     if sources:
         found.reasons = tuple(sources)
@@ -136,31 +129,6 @@ def _open_excluded(settings: BuildSettings) -> list[Dataset]:
 def _join_groups(streams: Sequence[Iterator[npt.NDArray[np.bytes_]]]) -> Iterator[npt.NDArray[np.bytes_]]:
     for groups in zip(*streams, strict=True):
         yield np.concatenate(groups)
-
-
-def _find_near_duplicates(
-    settings: BuildSettings, folder: Folder, names: Sequence[str], beam_arguments: Sequence[str]
-) -> list[KeyRange]:
-    """Runs the near-duplicates job over what is not finished; returns where its results are."""
-    assert settings.near_duplicates is not None
-    rule = similarity_rule(settings.near_duplicates)
-    sizes = folder.list()
-    runs = plan_runs({name: sizes[f"{name}.signatures"] // SIGNED_DTYPE.itemsize for name in names})
-    ranges = plan_ranges(runs, rule)
-    names_of_all = set(output_names(runs, ranges, rule))
-
-    def count() -> int:
-        return len(names_of_all & folder.list().keys())
-
-    def build(pipeline: beam.Pipeline) -> None:
-        add_near_duplicates_graph(pipeline, runs, ranges, rule, folder)
-
-    if not {keys.file_name for keys in ranges} <= sizes.keys():
-        found = len(names_of_all & sizes.keys())
-        outputs = Outputs("tables of near-duplicates", len(names_of_all), found, count, folder)
-        options = pipeline_options(settings.workers, beam_arguments, len(names_of_all) - found)
-        run_graph("near-duplicates", build, options, outputs)
-    return ranges
 
 
 def _read_found(folder: Folder, ranges: Sequence[KeyRange], found: Found) -> Iterator[npt.NDArray[np.bytes_]]:

@@ -17,10 +17,12 @@ from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part
 from pipeline.jobs.exchange import TokenParts, plan_tasks
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
+from pipeline.jobs.shards_job import ShardBuilder, add_shards_graph
+from pipeline.jobs.tokens_job import add_tokens_graph
 from pipeline.settings import BuildSettings
 from pipeline.shards.seal import Seal
-from pipeline.stages.build_shards import add_shards_graph
-from pipeline.stages.build_tokens import add_tokens_graph
+from pipeline.stages.build_shards import instance_rule
+from pipeline.stages.build_tokens import tokens_rule
 from pipeline.tokens.bucket_seals import BucketContents
 from pipeline.tokens.buckets import plan_buckets
 from tokenizer.vocab import parse_vocab
@@ -62,7 +64,8 @@ def translated(request, client, vocab_file, monkeypatch):
     pipeline = beam.Pipeline(options=options)
     if request.param == "tokens":
         ranges = [FileRange(f"gs://some-bucket/text/{n}.jsonl", 0, 9, 9, "jsonl") for n in range(NUM_PARTS)]
-        add_tokens_graph(pipeline, settings, vocabulary, [Part((each,)) for each in ranges])
+        parts = [Part((each,)) for each in ranges]
+        add_tokens_graph(pipeline, parts, tokens_rule(settings, vocabulary), settings.open_tokens())
     else:
         mode = "files" if "files" in request.param else choose_exchange("auto", options)
         assert mode in request.param
@@ -73,7 +76,9 @@ def translated(request, client, vocab_file, monkeypatch):
             f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
         ]
         tokens = TokenParts(settings.open_tokens(), "uint16", held_out=bytes(16))
-        add_shards_graph(pipeline, settings, vocabulary, tokens, names, tasks, mode, "0" * 64)
+        rules = {128: instance_rule(settings, vocabulary, 128)}
+        builder = ShardBuilder(settings.open_output(), rules, 1, "0" * 64)
+        add_shards_graph(pipeline, builder, tokens, names, tasks, mode)
     result = runner.DataflowRunner().run_pipeline(pipeline, options)
     return pipeline, result.job.proto_pipeline
 

@@ -7,7 +7,7 @@ import pytest
 from pipeline.documents import Document
 from pipeline.documents.parts import Part
 from pipeline.jobs.document_coder import DocumentListCoder
-from pipeline.jobs.tokens_job import CleanDocuments, EncodeDocuments, ReadDocuments, SplitSentences
+from pipeline.jobs.tokens_job import CleanDocuments, EncodeDocuments, ReadDocuments, ReadingRule, SplitSentences
 from pipeline.tokens.document_lists import DocumentList, SplitDocument
 from pipeline.tokens.token_parts import TokenizedDocument
 
@@ -28,7 +28,7 @@ def test_lists_come_back_and_have_their_size(document, size):
 
 def test_no_stage_pickles_a_list_to_measure_it():
     pipeline = beam.Pipeline(argv=["--runner=FnApiRunner"])
-    read = pipeline | beam.Create([Part(("a.txt",))]) | ReadDocuments(("text",), "stop", 10)
+    read = pipeline | beam.Create([Part(("a.txt",))]) | ReadDocuments(ReadingRule(("text",), "stop", 10))
     cleaned = read | CleanDocuments()
     split = cleaned | SplitSentences(("en",))
     encoded = split | EncodeDocuments(b"[UNK]", lower_case=True)

@@ -96,7 +96,7 @@ LIBRARIES = {
     "pipeline.documents": "numpy pyarrow fsspec zstandard mwparserfromhell fastwarc resiliparse",
     "pipeline.text": "numpy sentencex py3langid",
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam",
-    "pipeline.stages": "numpy pyarrow fsspec tqdm apache_beam",
+    "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": (
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard"
         " google_crc32c"
