@@ -123,9 +123,11 @@ def read_store(folder: Folder) -> TokenStore:
         fields = json.loads(folder.read(STORE))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder.locate()} holds no {STORE}: run `python -m pipeline tokens` first") from error
-    if fields["settings"].get("layout") != LAYOUT:
+    layout = fields["settings"].get("layout")
+    if layout != LAYOUT:
         raise ValueError(
-            f"{folder.locate()} holds token parts of an earlier version; delete the folder and build again"
+            f"{folder.locate()} holds token parts of layout {layout}, this program reads {LAYOUT}:"
+            " they are of an earlier version; delete the folder and build again"
         )
     require_plain(fields["part_names"], folder.locate(STORE))
     totals = fields.pop("totals")

@@ -1,6 +1,7 @@
 """Every line layout from literal bytes: texts, places, and errors that name file and line."""
 
 from pathlib import Path
+from typing import get_args
 
 import fsspec
 import pytest
@@ -9,9 +10,13 @@ import zstandard
 from pipeline.documents import Document
 from pipeline.documents import files as document_files
 from pipeline.documents.files import FileRange
+from pipeline.documents.format import Format
+from pipeline.documents.formats import FORMATS
+from pipeline.documents.jsonl import split_jsonl
 from pipeline.documents.lines import split_lines
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.documents.sources import TextFormat
 
 
 def read(data: bytes, text_format: str, name: str = "f", part_bytes: int = 2**30, **options) -> list[Document]:
@@ -242,3 +247,20 @@ def test_streaming_reads_no_further_than_needed(tmp_path):
     parts = plan_parts(find_inputs([str(path)]), "jsonl", 2**30)
     assert next(iter(read_part(parts[0]))).text == "a"
     assert Path(path).stat().st_size == parts[0].text_bytes
+
+
+def test_a_format_is_one_line_of_the_table(monkeypatch, tmp_path):
+    second_column = Format(
+        parse=lambda text, *_: text.split(",")[1],
+        detect=lambda beginning: beginning.suffix == ".csv",
+        split=split_jsonl,
+    )
+    monkeypatch.setitem(FORMATS, "csv", second_column)
+    tmp_path.joinpath("a.csv").write_text("1,one\n2,two\n3,three\n")
+    for part_bytes in (5, 1000):
+        parts = plan_parts(find_inputs([str(tmp_path)]), "auto", part_bytes)
+        assert [document.text for part in parts for document in read_part(part)] == ["one", "two", "three"]
+
+
+def test_the_table_says_which_formats_may_be_chosen():
+    assert get_args(TextFormat) == ("auto", *FORMATS)
