@@ -11,7 +11,12 @@ from scripts.pictures import MOST_BYTES, draw_loss
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs/index.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "scripts/bench/results/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -68,3 +73,10 @@ def test_the_loss_curve_is_drawn_from_a_run(tmp_path):
     tree = ET.fromstring(draw_loss(run))
     assert len(tree.findall(".//{*}polyline")) == 3
     assert not tree.findall(".//{*}rect[@class='hover']")
+
+
+def test_every_result_has_its_line_in_the_table():
+    folder = ROOT / "scripts/bench/results"
+    patterns = re.findall(r"^\| (\S+\.jsonl) ", (folder / "README.md").read_text(), re.MULTILINE)
+    assert all(any(path.match(pattern) for pattern in patterns) for path in folder.glob("*.jsonl"))
+    assert all(list(folder.glob(pattern)) for pattern in patterns)
