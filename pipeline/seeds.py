@@ -1,4 +1,4 @@
-"""Keyed randomness: every draw of a build comes from a generator seeded by what it decides, never by order or worker.
+"""Keyed randomness: every draw comes from a generator seeded by what it decides, never by order or worker.
 
 Production draws by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``, ``shuffle`` and
 numpy's generators may change with a version and would change the dataset with it.
@@ -14,8 +14,12 @@ import numpy.typing as npt
 
 def seed_for(seed: int, purpose: str, pass_index: int, id_hex: str) -> int:
     """The 128-bit seed of one decision: `purpose` such as "pairs-L128", `id_hex` the document's or bucket's id."""
-    key = f"{seed}/{purpose}/{pass_index}/{id_hex}"
-    return int.from_bytes(blake2b(key.encode(), digest_size=16).digest(), "little")
+    return seed_of(f"{seed}/{purpose}/{pass_index}/{id_hex}")
+
+
+def seed_of(key: str, num_bytes: int = 16) -> int:
+    """The seed that a key such as "7/weights/embeddings.weight" has on every machine: its blake2b, little-endian."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=num_bytes).digest(), "little")
 
 
 def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:

@@ -10,10 +10,11 @@ D documents, N bytes, W words, S shingles, K = 128 permutations.
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
+
+from pipeline.seeds import seed_of
 
 NUM_HASHES = 128
 SHINGLE_WORDS = 5
@@ -183,8 +184,7 @@ def _mix(values: Words) -> Words:
 
 @cache
 def _constants(name: str, count: int) -> Words:
-    digests = (blake2b(f"near-duplicates/{name}/{number}".encode(), digest_size=8) for number in range(count))
-    return np.array([int.from_bytes(digest.digest(), "little") for digest in digests], np.uint64)
+    return np.array([seed_of(f"near-duplicates/{name}/{number}", num_bytes=8) for number in range(count)], np.uint64)
 
 
 @cache

@@ -22,7 +22,7 @@ ROOMS = {
     "pipeline.command_line": "pipeline.interrupts pipeline.storage",
     "pipeline.shards": "pipeline.storage",
     "pipeline.documents": "pipeline.seeds pipeline.storage",
-    "pipeline.text": "tokenizer pipeline.storage pipeline.documents",
+    "pipeline.text": "tokenizer pipeline.seeds pipeline.storage pipeline.documents",
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
     "pipeline.instances": "tokenizer pipeline.seeds pipeline.shards pipeline.documents pipeline.tokens",
     "pipeline.settings": (
@@ -49,9 +49,9 @@ ROOMS = {
     "trainer.conll": "",
     "trainer.process": "pipeline.interrupts",
     "trainer.stream": "tokenizer pipeline.storage pipeline.shards",
-    "trainer.model": "",
+    "trainer.model": "pipeline.seeds",
     "trainer.conversion": "tokenizer pipeline.storage trainer.model",
-    "trainer.optim": "trainer.model_settings trainer.process trainer.stream trainer.model",
+    "trainer.optim": "pipeline.seeds trainer.model_settings trainer.process trainer.stream trainer.model",
     "trainer.settings": "trainer.model_settings trainer.safety_settings trainer.stream trainer.model trainer.optim",
     "trainer.tool_settings": "pipeline.command_line trainer.stream trainer.settings",
     "trainer.runs": "pipeline.storage pipeline.shards trainer.stream trainer.model trainer.settings",
@@ -76,8 +76,8 @@ ROOMS = {
         " trainer.conversion trainer.inference"
     ),
     "trainer.finetune": (
-        "tokenizer pipeline.interrupts pipeline.storage trainer.model_settings trainer.conll trainer.process"
-        " trainer.model trainer.conversion trainer.optim trainer.runs trainer.watch trainer.inference"
+        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage trainer.model_settings trainer.conll"
+        " trainer.process trainer.model trainer.conversion trainer.optim trainer.runs trainer.watch trainer.inference"
         " trainer.inference.features"
     ),
     "trainer.cli": (

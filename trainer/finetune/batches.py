@@ -6,12 +6,12 @@ Everything is in memory on every rank, so every rank knows every count.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.seeds import seed_of
 from trainer.finetune.task import Item
 
 
@@ -78,8 +78,7 @@ def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
 
 def shuffled_order(num_items: int, seed: int, epoch: int) -> list[int]:
     """A permutation that depends on its arguments only: no library's generator method may change it."""
-    digest = blake2b(f"{seed}/order/{epoch}".encode(), digest_size=16).digest()
-    draw = random.Random(int.from_bytes(digest, "little")).getrandbits
+    draw = random.Random(seed_of(f"{seed}/order/{epoch}")).getrandbits
     keys = [draw(64) for _ in range(num_items)]
     return sorted(range(num_items), key=lambda index: (keys[index], index))
 

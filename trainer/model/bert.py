@@ -7,13 +7,13 @@ after each sub-layer (post-LN), GELU is the exact one (erf), positions are learn
 """
 
 from collections.abc import Iterator
-from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.seeds import seed_of
 from trainer.model.attention import PackedSequences, attention
 from trainer.model.config import BertConfig
 from trainer.model.heads import MaskedLmHead
@@ -241,6 +241,5 @@ def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, bo
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    digest = blake2b(f"{seed}/weights/{name}".encode(), digest_size=8).digest()
     # torch takes any 64-bit seed; one bit less keeps it positive on every path.
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator().manual_seed(seed_of(f"{seed}/weights/{name}", num_bytes=8) >> 1)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn import Module
 
+from pipeline.seeds import seed_of
 from trainer.model.heads import PretrainingSums, pretraining_sums
 from trainer.optim.memory import bucket_elements
 from trainer.optim.partitions import adopt_partitions, check_partitions
@@ -249,8 +249,7 @@ def stack_sums(sums: PretrainingSums) -> Tensor:
 
 def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
     """Keys torch's generators to a step, so that dropout is a function of the step and needs no saved state."""
-    digest = blake2b(f"{seed}/dropout/{phase}/{step}/{rank}".encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+    torch.manual_seed(seed_of(f"{seed}/dropout/{phase}/{step}/{rank}", num_bytes=8) >> 1)
 
 
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
