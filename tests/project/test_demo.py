@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.two_ranks import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 

@@ -50,10 +50,10 @@ def test_one_line_and_no_traceback(module, command, number, tmp_path):
         began = time.monotonic()
         while not (tmp_path / "waits").exists():
             assert process.poll() is None, process.communicate()
-            assert time.monotonic() - began < 60
+            assert time.monotonic() - began < 600
             time.sleep(0.02)
         os.killpg(process.pid, number)
-        said = process.communicate(timeout=60)
+        said = process.communicate(timeout=600)
     if (module, number) == ("trainer.cli", signal.SIGTERM):  # nothing handles it yet
         assert (said, process.returncode) == (("", ""), -signal.SIGTERM)
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.command_line.program import parse_settings
-from tests.trainer.two_ranks import free_port
+from tests.ports import free_port
 from trainer.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.program import parse_settings
-from tests.trainer.two_ranks import free_port
+from tests.ports import free_port
 from trainer.cli import COMMANDS as TRAINER
 
 ROOT = Path(__file__).parents[2]

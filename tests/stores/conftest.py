@@ -22,11 +22,12 @@ import zstandard
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from tests.datasets import write_vocab
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
 KEY, SECRET = "test:builder", "open-sesame-4711"
-START_SECONDS = 60
+START_SECONDS = 300
 # Else gcsfs asks of every bucket what kind it is, for a minute. It looks when it is imported, which tests of S3 do too.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
@@ -44,12 +45,6 @@ def server_program(name):
     folder = os.environ.get("BEAMBERT_TEST_SERVERS") or f"{sys.prefix}-servers"
     path = Path(folder, "bin", name)
     return path if path.exists() else missing_server(name)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

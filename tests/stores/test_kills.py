@@ -39,7 +39,7 @@ def test_a_build_on_s3_killed_between_shards_goes_on(corpus, local, pipeline, bu
         began = time.monotonic()
         while not (finished := records_of(store)):
             assert process.poll() is None, "the build ended before it was killed"
-            assert time.monotonic() - began < 120
+            assert time.monotonic() - began < 600
             time.sleep(0.02)
     finally:
         kill_session(process.pid)

@@ -111,7 +111,7 @@ def test_worker_processes_take_credentials_from_the_environment(uploaded, local,
     command = [sys.executable, "-m", "pipeline", "build", "--input", uploaded, "--output", "s3://corpus/workers"]
     command += ["--workers", "2", *map(str, build_arguments)]
     ran = subprocess.run(
-        command, env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+        command, env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
     )
     assert ran.returncode == 0, ran.stderr
     root_hash = open_dataset(str(local)).manifest.root_hash
@@ -124,7 +124,7 @@ def test_a_run_reads_its_data_from_s3_and_keeps_the_secret(built, s3, tmp_path):
     command = [sys.executable, "-m", "trainer", "pretrain", "--data", built, "--output", str(tmp_path / "run")]
     command += ["--phases", phases, "--model.preset", "tiny", "--storage_options", json.dumps(s3)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
     assert ran.returncode == 0, ran.stderr
     assert SECRET not in ran.stdout + ran.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

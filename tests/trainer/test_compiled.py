@@ -51,20 +51,20 @@ def compile_for_tests(monkeypatch):
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_200_steps_of_real_lengths_compile_at_most_4_graphs(compile_for_tests, pre_norm):
+def test_60_steps_of_real_lengths_compile_at_most_4_graphs(compile_for_tests, pre_norm):
     config = dataclasses.replace(CONFIG, pre_norm=pre_norm, hidden_dropout=0.1)
     model, plain = build_model(config, seed=1).train(), build_model(CONFIG, seed=1)
     compile_model(model)
     num_shapes = set()
-    for step in range(200):
+    for step in range(60):
         batch = random_micro_batch(lengths_of(step), 60, step) if step % 20 else empty_micro_batch()
         num_shapes.add(len(batch.input_ids))
         gradients_of(model, batch)
-        if step % 50 == 0:
+        if step % 15 == 0:
             with torch.no_grad():
                 forward_sums(model.eval(), batch, CPU)
                 model.train()
-    assert len(num_shapes) > 100
+    assert len(num_shapes) > 50
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
     assert not torch._dynamo.utils.counters["graph_break"]
     assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()

@@ -149,7 +149,7 @@ def test_steps_tell_what_they_hold(dataset):
 def test_the_loader_tells_how_long_a_step_was_waited_for(dataset):
     with loader(dataset) as steps:
         next(steps)
-        assert 0 < steps.wait_seconds < 30
+        assert 0 < steps.wait_seconds < 600
 
 
 def test_the_state_is_a_few_plain_numbers(dataset):
@@ -305,7 +305,7 @@ def test_an_abandoned_loader_stops_its_threads(dataset):
     next(steps := loader(dataset))
     del steps
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert set(threading.enumerate()) <= before

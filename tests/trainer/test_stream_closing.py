@@ -20,7 +20,7 @@ from trainer.stream.step import StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}
 NAMES = ("prefetch", "fetch-")
-LIMIT_SECONDS = 20
+LIMIT_SECONDS = 300  # not a claim: only what hangs takes as long
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_nobody_waits_for_a_request_that_hangs(folder, threads_end):
     try:
         assert is_asked.wait(LIMIT_SECONDS)
         loader.close()
-        loader._steps._thread.join(LIMIT_SECONDS / 2)
+        loader._steps._thread.join(LIMIT_SECONDS)
         assert not loader._steps._thread.is_alive()
     finally:
         answer.set()

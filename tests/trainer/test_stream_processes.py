@@ -63,7 +63,7 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen:
 
 def test_plain_processes_are_ranks(folder, tmp_path):
     ranks = [run_python(RANK, folder, rank, tmp_path / f"{rank}.pt") for rank in range(2)]
-    assert [rank.communicate(timeout=120)[1] for rank in ranks] == ["", ""]
+    assert [rank.communicate(timeout=600)[1] for rank in ranks] == ["", ""]
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     joined = [torch.cat(parts) for parts in zip(*shares, strict=True)]
     assert all(torch.equal(one, other) for one, other in zip(joined, load_steps(str(folder)), strict=True))
@@ -81,7 +81,7 @@ dataset.blocks(dataset.all_shards[0])
 def test_a_process_that_opened_a_dataset_ends_well(folder):
     """Threads of Arrow's pool, which reading Parquet used to start, ended 3 of 10 such processes by abort()."""
     ended = [run_python(OPEN_AND_LEAVE, folder) for _ in range(8)]
-    assert [(process.communicate(timeout=120)[1], process.returncode) for process in ended] == [("", 0)] * 8
+    assert [(process.communicate(timeout=600)[1], process.returncode) for process in ended] == [("", 0)] * 8
 
 
 LEAVE_WHILE_READING = """
@@ -91,7 +91,7 @@ from trainer.stream.step import StepLoader
 
 dataset = open_dataset(sys.argv[1])
 read = dataset.read_bytes
-dataset.read_bytes = lambda *span: (time.sleep(60), read(*span))[1]
+dataset.read_bytes = lambda *span: (time.sleep(10_000), read(*span))[1]
 sizes = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 1}
 loader = StepLoader(dataset, "train", 8192, **sizes)
 time.sleep(0.2)
@@ -103,5 +103,5 @@ sys.exit(7)
 def test_a_process_leaves_while_it_reads(folder):
     process = run_python(LEAVE_WHILE_READING, folder)
     assert process.stdout.readline() == "leaving\n"
-    assert process.communicate(timeout=50)[1] == "", "a second, on a machine with nothing else to do"
+    assert process.communicate(timeout=600)[1] == ""
     assert process.returncode == 7

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.ports import free_port
 from tests.trainer.tiny_dataset import write_tiny_dataset
-from tests.trainer.two_ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -256,7 +256,7 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
     write = Folder.write
 
     def write_when_open(folder, name, data):
-        assert all(gate.wait(60) for step, gate in gates.items() if step in name), "training waits for it"
+        assert all(gate.wait(600) for step, gate in gates.items() if step in name), "training waits for it"
         write(folder, name, data)
 
     def open_and_join():

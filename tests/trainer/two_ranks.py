@@ -1,9 +1,6 @@
 """Starts the ranks of a test on this machine and makes micro-batches of random tokens for them."""
 
-import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,18 +8,10 @@ from pathlib import Path
 
 import torch
 
+from tests.ports import free_port
 from trainer.stream.step import MicroBatch
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """A port that nothing listens at, of those below the ones that the system itself gives away meanwhile."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind(("", port))
-            return port
-    raise OSError("none of 100 ports between 20000 and 32000 could be bound")
 
 
 def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> list[subprocess.CompletedProcess]:
