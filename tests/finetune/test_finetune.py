@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,20 +203,35 @@ def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
     assert len(json.loads((output / "kept.json").read_text())) == 1  # the best run's model was lost, so it was redone
 
 
+# Waits for ever in the first step of the second run.
+WAITING = """
+import sys, time
+from trainer.cli import main
+from trainer.finetune.progress import GridProgress
+advance = GridProgress.advance
+def advance_or_wait(self, loss):
+    advance(self, loss)
+    if self._run == 2:
+        print("waits", flush=True)
+        time.sleep(10_000)
+GridProgress.advance = advance_or_wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
-    """By the command line, killed as soon as its first run is finished."""
+    """By the command line, killed in the second of its runs."""
     target = output / "killed"
     files = ["--train", folder / "train.tsv", "--validation", folder / "dev.tsv", "--test", folder / "test.tsv"]
     grid = "--seq_len 16 --global_batch 8 16 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
     command = ["-m", "trainer", "finetune", "--task", "sst2", "--model", folder / "model", *files, "--output", target]
     arguments = [sys.executable, *map(str, command), *grid.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL)
-    while not list(target.glob("runs/*.json")):
-        assert first.poll() is None, "it ended before its first run was finished"
-        time.sleep(0.02)
-    first.kill()
-    first.wait()
+    waiting = [sys.executable, "-c", WAITING, *arguments[3:]]
+    with subprocess.Popen(waiting, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert "waits\n" in iter(first.stdout.readline, ""), "it ended before its first run was finished"
+        first.kill()
+    assert len(list(target.glob("runs/*.json"))) == 1
     assert not (target / "results.json").exists()
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
