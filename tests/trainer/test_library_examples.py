@@ -73,7 +73,7 @@ def test_a_plain_loop_trains_on_the_stream(programs, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "position 96"
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_torchrun_trains_on_the_stream(programs):
     printed = run_program(programs, "-m", "torch.distributed.run", "--nproc_per_node", 2, "with_torchrun.py")
     assert sorted(printed.splitlines()) == ["rank 0: position 96", "rank 1: position 96"]
@@ -82,7 +82,7 @@ def test_torchrun_trains_on_the_stream(programs):
 @pytest.mark.parametrize(
     ("program", "needs"), [("with_lightning.py", "pytorch_lightning"), ("with_hugging_face.py", "accelerate")]
 )
-@pytest.mark.slow
+@pytest.mark.engines
 def test_other_trainers_train_on_the_stream_and_go_on(programs, program, needs):
     """3 steps of 32 instances, and after them 3 more: with what was read ahead lost, or begun anew, it were others."""
     pytest.importorskip(needs, reason=f"{needs} is in the extra dev")
