@@ -26,7 +26,7 @@ LAYER_LAUNCHES, OUTER_LAUNCHES, COMPILED_SHARE = 80, 108, 0.6
 RECOMPUTED = 4 / 3
 """Mathematics with activation checkpointing, which makes the forward pass twice, over mathematics without."""
 UPDATE_BYTES = {"adamw": 36, "lamb": 65}
-"""Moved for one parameter, with its norm (docs/gpu.md)."""
+"""Moved for one parameter, with its norm (scripts/bench/results/README.md)."""
 GPUS_A_NODE = 8
 
 
