@@ -6,8 +6,14 @@ import pytest
 
 from pipeline.documents import Document
 from pipeline.documents.parts import Part
-from pipeline.jobs.document_coder import DocumentListCoder
-from pipeline.jobs.tokens_job import CleanDocuments, EncodeDocuments, ReadDocuments, ReadingRule, SplitSentences
+from pipeline.jobs.tokens_job import (
+    CleanDocuments,
+    DocumentListCoder,
+    EncodeDocuments,
+    ReadDocuments,
+    ReadingRule,
+    SplitSentences,
+)
 from pipeline.tokens.document_lists import DocumentList, SplitDocument
 from pipeline.tokens.token_parts import TokenizedDocument
 
