@@ -1,4 +1,4 @@
-"""The planned stream as a `webdataset.DataPipeline`: what `pretrain` reads and other programs compose with.
+"""The planned stream as a `webdataset.DataPipeline`: `pretrain` reads it, others compose with it.
 
 docs/library.md shows it in a plain loop, with `torchrun`, Lightning and the Trainer of Hugging Face.
 """
@@ -39,7 +39,8 @@ def planned_steps(
     """This rank's share of every step, in the order of docs/order.md; each sample is a `RankStep`.
 
     Args:
-        data: URLs as `--data` takes them, which are opened where they are iterated, or what is open already.
+        data: URLs as `--data` takes them, which are opened where they are iterated, or what is
+            open already.
         split: train or validation.
         seq_len: One of the datasets' lengths.
         rank: As in StepSizes.
@@ -47,13 +48,15 @@ def planned_steps(
         global_batch: As in StepSizes.
         micro_tokens: As in StepSizes.
         seed: Random seed of the order of shards.
-        state: `RankStep.state` of the last step that was used, to continue after it; None begins at position 0.
+        state: `RankStep.state` of the last step that was used, to continue after it; None begins
+            at position 0.
         num_steps: The stream ends after so many steps; None is without end.
         storage_options: Options of the datasets' filesystems, for URLs.
         options: Further arguments of `StepLoader`.
 
     Raises:
-        ValueError: Sizes do not fit together. What is wrong with data or state is raised when they are read.
+        ValueError: Sizes do not fit together. What is wrong with data or state is raised when
+            they are read.
         TypeError: An option is none of StepLoader's.
     """
     StepSizes(rank, world_size, global_batch, micro_tokens).check(seq_len)
@@ -66,11 +69,12 @@ def planned_steps(
 
 
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
-    """A pipeline that begins with the planned steps. `.map`, `.compose` and the others return it with a stage more.
+    """A pipeline that begins with the planned steps; `.map` and the others return it a stage longer.
 
-    In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a loader with
-    `batch_size=None` takes from its workers in turn, so they come out in order. This holds as long as a sample goes
-    out for every step that goes in, which is checked there. Every iteration begins at the same state.
+    In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a
+    loader with `batch_size=None` takes from its workers in turn, so they come out in order. This
+    holds as long as a sample goes out for every step that goes in, which is checked there. Every
+    iteration begins at the same state.
     """
 
     def __iter__(self) -> "Samples":
