@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.records import BlockTable, Group, Manifest, Shard
 from pipeline.shards.seal import NOTHING, Seal
-from pipeline.shards.table_checks import check_blocks, check_parquet, check_rows
+from pipeline.shards.table_checks import check_blocks, check_manifest, check_parquet, check_rows
 
 SEAL = Seal(3, 40, "0" * 32)
 SMALL = {"num_bytes": 2048, "instances": 16, "tokens": 40, "masked": 5, "random_next": 2}
@@ -72,6 +72,55 @@ def test_a_last_block_may_be_empty_and_the_others_full():
     one_more = dataclasses.replace(table, size=table.size + np.array([0, 0, 1]))
     with pytest.raises(ValueError, match=r"the last byte: found '\[2049\]'"):
         check_blocks(one_more, shard)
+
+
+def blocks(offset, size, full):
+    counts = np.array([full, 3], np.int64), np.array([30, 10], np.int64)
+    places = np.array(offset, np.int64), np.array(size, np.int64)
+    return BlockTable(*places, *counts, np.zeros(2, np.uint32))
+
+
+def test_where_blocks_may_lie_and_how_large_they_may_be():
+    largest = 64 * 65_536
+    shard = row(num_bytes=2 * largest, instances=11)
+    for offset, size in (([0, largest], [largest, largest]), ([0, 1], [1, 1])):
+        table = blocks(offset, size, 8)
+        check_blocks(table, dataclasses.replace(shard, blocks_hash=table.digest()))
+    for offset, size, said in (
+        ([-1, 5], [2, 2], r"offset: found '\[-1\]'"),
+        ([0, 1], [0, 1], r"size: found '\[0\]'"),
+        ([0, largest - 1], [1, largest + 1], rf"size: found '\[{largest + 1}\]'"),
+        ([0, 9], [10, 1], "blocks that overlap"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_blocks(blocks(offset, size, 8), shard)
+
+
+def manifest(**changes):
+    hashes = dict.fromkeys(("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"), "a" * 64)
+    ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    objects = {name: {} for name in ("software", "settings", "counters")}
+    group = Group("train", 65_535, 1000, 1, 1, 1, 1, 1, 0, 0)
+    fields = {"format_version": 3, "vocab_size": 5, "special_ids": ids, "groups": (group,), "seal": SEAL}
+    return Manifest(**{**hashes, **objects, **fields, **changes})
+
+
+def test_numbers_of_a_manifest():
+    check_manifest(manifest())
+    check_manifest(manifest(vocab_size=2**32))
+    [group] = manifest().groups
+    for changes, said in (
+        ({"vocab_size": 2**32 + 1}, f"vocab_size: found '{2**32 + 1}', expected a whole number from 1"),
+        ({"vocab_size": 4}, "special_ids mask: found '4', expected a whole number from 0 to 3"),
+        ({"special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 3}}, "expected ids that differ"),
+        ({"special_ids": {"pad": -1, "unk": 1, "cls": 2, "sep": 3, "mask": 4}}, "special_ids pad: found '-1'"),
+        ({"groups": (dataclasses.replace(group, passes=1001),)}, "passes of a group: found '1001'"),
+        ({"groups": (dataclasses.replace(group, passes=0),)}, "passes of a group: found '0'"),
+        ({"groups": (dataclasses.replace(group, seq_len=65_536),)}, "seq_len: found '65536'"),
+        ({"groups": (group, group)}, "expected each split and length once"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_manifest(manifest(**changes))
 
 
 def described(rows, sizes):
