@@ -14,6 +14,7 @@ from trainer.finetune.start import read_vocabulary
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.tokens.features import open_ner_features
 from trainer.inference.open_model import open_model
+from trainer.model.packed_inputs import PackedInputs
 from trainer.model.tagger import VectorStore, build_tagger
 from trainer.model.task_heads import Head
 
@@ -29,10 +30,10 @@ def store():
     return store
 
 
-def arguments(rows, lengths):
+def inputs_of(rows, lengths):
     borders = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     blank = torch.zeros(len(rows), dtype=torch.int32)
-    return torch.tensor(rows, dtype=torch.int32), blank, blank, borders, max(lengths, default=0)
+    return PackedInputs(torch.tensor(rows, dtype=torch.int32), blank, blank, borders, max(lengths, default=0))
 
 
 def test_rows_are_found_in_whichever_array_they_are(store):
@@ -44,7 +45,7 @@ def test_rows_are_found_in_whichever_array_they_are(store):
 def test_packed_sentences_are_tagged_as_each_by_itself(store):
     tagger = build_tagger(store, 6, hidden_size=8, num_layers=2, head=HEAD, seed=1).eval()
     rows = [7, 2, 11, 0, 5, 4, 3, 12, 1]
-    together = tagger(*arguments(rows, LENGTHS))
+    together = tagger(inputs_of(rows, LENGTHS))
     assert together.shape == (9, 3)
     start = 0
     for length in LENGTHS:
@@ -56,7 +57,7 @@ def test_packed_sentences_are_tagged_as_each_by_itself(store):
 
 def test_no_sentence_gives_zero_gradients(store):
     tagger = build_tagger(store, 6, hidden_size=8, num_layers=1, head=HEAD, seed=1)
-    empty = tagger(*arguments([], []))
+    empty = tagger(inputs_of([], []))
     assert empty.shape == (0, 3)
     empty.sum().backward()
     assert all(torch.count_nonzero(parameter.grad) == 0 for parameter in tagger.parameters())

@@ -48,8 +48,8 @@ ROOMS = {
     "trainer.safety_settings": "",
     "trainer.conll": "",
     "trainer.process": "pipeline.interrupts",
-    "trainer.stream": "tokenizer pipeline.storage pipeline.shards",
     "trainer.model": "pipeline.seeds",
+    "trainer.stream": "tokenizer pipeline.storage pipeline.shards trainer.model",
     "trainer.conversion": "tokenizer pipeline.storage trainer.model",
     "trainer.optim": "pipeline.seeds trainer.model_settings trainer.process trainer.stream trainer.model",
     "trainer.settings": "trainer.model_settings trainer.safety_settings trainer.stream trainer.model trainer.optim",
@@ -73,7 +73,7 @@ ROOMS = {
     ),
     "trainer.inference.features": (
         "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line trainer.conll trainer.process"
-        " trainer.conversion trainer.inference"
+        " trainer.model trainer.conversion trainer.inference"
     ),
     "trainer.finetune": (
         "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage trainer.model_settings trainer.conll"

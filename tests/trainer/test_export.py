@@ -9,6 +9,7 @@ import transformers
 from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
 from trainer.conversion.export import export_hf, load_hf, read_provenance
 from trainer.model.bert import build_model
+from trainer.model.packed_inputs import PackedInputs
 
 TEXTS = ["The cats sat.", "a [MASK] sat", "", "caf\u00e9 \u4e2d x" + "y" * 150]
 
@@ -27,7 +28,8 @@ def export(model, folder, **changes):
 def ours(model, input_ids):
     length = len(input_ids)
     borders, every = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
-    return model(torch.tensor(input_ids), torch.zeros_like(every), every, borders, length, every)
+    inputs = PackedInputs(torch.tensor(input_ids), torch.zeros_like(every), every, borders, length)
+    return model(inputs, every)
 
 
 def test_transformers_opens_the_model_whole_and_computes_the_same(model, tmp_path):

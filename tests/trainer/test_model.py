@@ -8,6 +8,7 @@ from trainer.conversion.huggingface import hf_names, to_hf_state
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import BertConfig, preset
 from trainer.model.heads import pretraining_sums
+from trainer.model.packed_inputs import PackedInputs
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_position_embeddings=48
@@ -19,7 +20,8 @@ class Batch:
     """A ragged micro-batch of random tokens, never [PAD]: transformers' padding_idx blocks that row's gradient."""
 
     lengths: list[int]
-    inputs: dict
+    inputs: PackedInputs
+    masked_positions: torch.Tensor
     masked_labels: torch.Tensor
     is_random_next: torch.Tensor
 
@@ -30,20 +32,20 @@ def ragged_batch(lengths, vocab_size, seed=0):
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
     positions = torch.cat([torch.arange(length) for length in [0, *lengths]])
     halves = torch.tensor(lengths, dtype=torch.int64) // 2
-    inputs = {
-        "input_ids": torch.randint(1, vocab_size, (num_tokens,), generator=generator),
-        "token_type_ids": (positions >= halves.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))).long(),
-        "position_ids": positions,
-        "cu_seqlens": cu_seqlens,
-        "max_seqlen": max(lengths, default=0),
-        "masked_positions": torch.randperm(num_tokens, generator=generator)[:num_masked].sort().values,
-    }
+    inputs = PackedInputs(
+        input_ids=torch.randint(1, vocab_size, (num_tokens,), generator=generator),
+        token_type_ids=(positions >= halves.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))).long(),
+        position_ids=positions,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max(lengths, default=0),
+    )
+    masked = torch.randperm(num_tokens, generator=generator)[:num_masked].sort().values
     labels = torch.randint(1, vocab_size, (num_masked,), generator=generator)
-    return Batch(lengths, inputs, labels, torch.randint(0, 2, (len(lengths),), generator=generator))
+    return Batch(lengths, inputs, masked, labels, torch.randint(0, 2, (len(lengths),), generator=generator))
 
 
 def losses(model, batch):
-    return pretraining_sums(*model(**batch.inputs), batch.masked_labels, batch.is_random_next)
+    return pretraining_sums(*model(batch.inputs, batch.masked_positions), batch.masked_labels, batch.is_random_next)
 
 
 def padded_rows(values, lengths, fill):
@@ -68,13 +70,13 @@ def transformers_twin(model):
 
 def transformers_logits(twin, batch):
     rows = {
-        "input_ids": padded_rows(batch.inputs["input_ids"], batch.lengths, 0),
-        "token_type_ids": padded_rows(batch.inputs["token_type_ids"], batch.lengths, 0),
+        "input_ids": padded_rows(batch.inputs.input_ids, batch.lengths, 0),
+        "token_type_ids": padded_rows(batch.inputs.token_type_ids, batch.lengths, 0),
         "attention_mask": padded_rows(torch.ones(sum(batch.lengths), dtype=torch.int64), batch.lengths, 0),
     }
     output = twin(**rows)
     packed = output.prediction_logits[rows["attention_mask"].bool()]
-    return packed[batch.inputs["masked_positions"]], output.seq_relationship_logits
+    return packed[batch.masked_positions], output.seq_relationship_logits
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_logits_and_gradients_equal_transformers(config, lengths):
     model = build_model(config, seed=1).eval()
     spread_weights(model)
     twin = transformers_twin(model)
-    logits, expected = model(**batch.inputs), transformers_logits(twin, batch)
+    logits, expected = model(batch.inputs, batch.masked_positions), transformers_logits(twin, batch)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     for outputs in (logits, expected):
         sums = pretraining_sums(*outputs, batch.masked_labels, batch.is_random_next)
@@ -109,10 +111,10 @@ def test_loss_and_next_sentence_labels_equal_transformers():
     batch = ragged_batch([9, 30, 12], CONFIG.vocab_size)
     model = build_model(CONFIG, seed=1).eval()
     labels = torch.full((sum(batch.lengths),), -100)
-    labels[batch.inputs["masked_positions"]] = batch.masked_labels
+    labels[batch.masked_positions] = batch.masked_labels
     output = transformers_twin(model)(
-        input_ids=padded_rows(batch.inputs["input_ids"], batch.lengths, 0),
-        token_type_ids=padded_rows(batch.inputs["token_type_ids"], batch.lengths, 0),
+        input_ids=padded_rows(batch.inputs.input_ids, batch.lengths, 0),
+        token_type_ids=padded_rows(batch.inputs.token_type_ids, batch.lengths, 0),
         attention_mask=padded_rows(torch.ones_like(labels), batch.lengths, 0),
         labels=padded_rows(labels, batch.lengths, -100),
         next_sentence_label=batch.is_random_next,
@@ -141,21 +143,18 @@ def test_a_packed_batch_equals_its_sequences_alone():
     lengths = [5, 31, 48, 2]
     batch = ragged_batch(lengths, CONFIG.vocab_size)
     model = build_model(CONFIG, seed=1).eval()
-    hidden, pooled = encode(model, batch.inputs)
+    hidden, pooled = model.bert(batch.inputs)
     start = 0
     for row, length in enumerate(lengths):
-        part = {name: batch.inputs[name][start : start + length] for name in ("input_ids", "token_type_ids")}
-        alone = {**part, "position_ids": torch.arange(length)}
-        alone |= {"cu_seqlens": torch.tensor([0, length], dtype=torch.int32), "max_seqlen": length}
-        hidden_alone, pooled_alone = encode(model, alone)
+        tokens = slice(start, start + length)
+        alone = PackedInputs(
+            batch.inputs.input_ids[tokens], batch.inputs.token_type_ids[tokens], torch.arange(length),
+            torch.tensor([0, length], dtype=torch.int32), length,
+        )  # fmt: skip
+        hidden_alone, pooled_alone = model.bert(alone)
         torch.testing.assert_close(hidden[start : start + length], hidden_alone, rtol=0, atol=1e-5)
         torch.testing.assert_close(pooled[row : row + 1], pooled_alone, rtol=0, atol=1e-5)
         start += length
-
-
-def encode(model, inputs):
-    names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
-    return model.bert(**{name: inputs[name] for name in names})
 
 
 def test_the_vocabulary_is_scored_at_masked_positions_only():
@@ -163,7 +162,7 @@ def test_the_vocabulary_is_scored_at_masked_positions_only():
     batch = ragged_batch([40, 20], config.vocab_size)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-        mlm_logits, nsp_logits = build_model(config, seed=1)(**batch.inputs)
+        mlm_logits, nsp_logits = build_model(config, seed=1)(batch.inputs, batch.masked_positions)
         pretraining_sums(mlm_logits, nsp_logits, batch.masked_labels, batch.is_random_next)
     assert mlm_logits.shape == (10, 3001)
     assert nsp_logits.shape == (2, 2)
@@ -219,19 +218,19 @@ def test_dropout_is_active_only_in_training(dropout):
     off = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     config = preset("tiny", vocab_size=50, **(off | {dropout: 0.5}))
     model, batch = build_model(config, seed=1), ragged_batch([30, 12], 50)
-    first, second = model.train()(**batch.inputs), model(**batch.inputs)
+    first, second = model.train()(batch.inputs, batch.masked_positions), model(batch.inputs, batch.masked_positions)
     assert not torch.equal(first[0], second[0])
-    first, second = model.eval()(**batch.inputs), model(**batch.inputs)
+    first, second = model.eval()(batch.inputs, batch.masked_positions), model(batch.inputs, batch.masked_positions)
     assert torch.equal(first[0], second[0])
 
 
 def test_autocast_and_bfloat16_run():
     batch = ragged_batch([30, 12], CONFIG.vocab_size)
     model = build_model(CONFIG, seed=1).eval()
-    exact = model(**batch.inputs)[0]
+    exact = model(batch.inputs, batch.masked_positions)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (model(**batch.inputs)[0].float() - exact).abs().max() < 0.05
-    assert (model.bfloat16()(**batch.inputs)[0].float() - exact).abs().max() < 0.05
+        assert (model(batch.inputs, batch.masked_positions)[0].float() - exact).abs().max() < 0.05
+    assert (model.bfloat16()(batch.inputs, batch.masked_positions)[0].float() - exact).abs().max() < 0.05
 
 
 def test_the_decoder_is_the_word_embedding():

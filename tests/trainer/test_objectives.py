@@ -6,6 +6,7 @@ from tests.trainer.two_ranks import random_micro_batch
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.heads import pretraining_sums
+from trainer.model.packed_inputs import PackedInputs
 from trainer.pretrain.objectives import as_left_to_right, freeze_unused, prepare_micro_batch, unmasked_text
 from trainer.stream.packing import MicroBatch, empty_micro_batch
 
@@ -50,10 +51,7 @@ def test_an_empty_micro_batch_stays_empty():
 
 
 def logits_of(model, batch):
-    return model(
-        batch.input_ids, batch.token_type_ids, batch.position_ids, batch.cu_seqlens, batch.max_seqlen,
-        batch.masked_positions,
-    )  # fmt: skip
+    return model(batch, batch.masked_positions)
 
 
 def test_no_prediction_sees_what_it_predicts():
@@ -82,7 +80,7 @@ def test_loss_of_parts_adds_up_to_that_of_the_whole():
             ids, kinds = part.input_ids[start:stop], part.token_type_ids[start:stop]
             length = stop - start
             borders, every = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
-            logits, _ = model(ids, kinds, every, borders, length, every[:-1])
+            logits, _ = model(PackedInputs(ids, kinds, every, borders, length), every[:-1])
             alone.append(torch.nn.functional.cross_entropy(logits.float(), ids[1:].long(), reduction="sum"))
     torch.testing.assert_close(summed / masked, sum(alone) / masked, rtol=1e-6, atol=0)
 

@@ -16,6 +16,7 @@ from tokenizer.vocab import parse_vocab
 from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.inference.open_model import open_model
+from trainer.model.packed_inputs import PackedInputs
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,8 @@ def test_built_models_compute_what_transformers_computes(run, tmp_path):
     ids = torch.tensor([2, 9, 8, 7, 3])
     borders = torch.tensor([0, 5], dtype=torch.int32)
     with torch.no_grad():
-        hidden, pooled = open_model(str(run)).build().bert(ids, torch.zeros_like(ids), torch.arange(5), borders, 5)
+        inputs = PackedInputs(ids, torch.zeros_like(ids), torch.arange(5), borders, 5)
+        hidden, pooled = open_model(str(run)).build().bert(inputs)
         expected = theirs(ids[None])
     torch.testing.assert_close(hidden, expected.last_hidden_state[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(pooled, expected.pooler_output, rtol=0, atol=1e-5)

@@ -13,27 +13,18 @@ from torch import Tensor
 
 from pipeline.seeds import seed_of
 from trainer.finetune.task import Item
+from trainer.model.packed_inputs import PackedInputs, pack_sequences
 
 
 @dataclass(frozen=True)
-class TaskBatch:
-    """Sequences one after another without padding; an empty one has no sequence. B, T, I as in task_heads.
+class TaskBatch(PackedInputs):
+    """Packed sequences of items; an empty one has no sequence. I as in task_heads.
 
     Attributes:
-        input_ids: [T] int32.
-        cu_seqlens: [B+1] int32; sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
-        token_type_ids: [T] int32.
-        position_ids: [T] int32.
-        max_seqlen: Tokens of the longest sequence.
         item_starts: [I+1] int64; item i is sequences item_starts[i] to item_starts[i + 1] - 1.
         labels: Flat, item after item; int64 or float32.
     """
 
-    input_ids: Tensor
-    cu_seqlens: Tensor
-    token_type_ids: Tensor
-    position_ids: Tensor
-    max_seqlen: int
     item_starts: Tensor
     labels: Tensor
 
@@ -41,24 +32,14 @@ class TaskBatch:
 def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
     """The items as one micro-batch on the device."""
     sequences = [sequence for item in items for sequence in item.sequences]
-    lengths = np.array([len(each.input_ids) for each in sequences], dtype=np.int64)
-    ends = np.cumsum(lengths)
-    places = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
-    in_a = np.repeat([each.segment_a_length for each in sequences], lengths)
-    ids = np.concatenate([np.zeros(0, np.int32), *(each.input_ids for each in sequences)])
-    labels = [item.labels for item in items] or [np.zeros(0, np.int64)]
-
-    def move(column: np.typing.NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(column.astype(dtype)).to(device, non_blocking=True)
-
+    in_a = [each.segment_a_length for each in sequences]
+    inputs = pack_sequences([each.input_ids for each in sequences], device, in_a)
+    labels = np.concatenate([item.labels for item in items] or [np.zeros(0, np.int64)])
+    starts = np.cumsum([0, *(len(item.sequences) for item in items)])
     return TaskBatch(
-        input_ids=move(ids, np.int32),
-        cu_seqlens=move(np.concatenate([[0], ends]), np.int32),
-        token_type_ids=move(places >= in_a, np.int32),
-        position_ids=move(places, np.int32),
-        max_seqlen=int(lengths.max(initial=0)),
-        item_starts=move(np.cumsum([0, *(len(item.sequences) for item in items)]), np.int64),
-        labels=torch.from_numpy(np.concatenate(labels)).to(device, non_blocking=True),
+        **vars(inputs),
+        item_starts=torch.from_numpy(starts).to(device, non_blocking=True),
+        labels=torch.from_numpy(labels).to(device, non_blocking=True),
     )
 
 

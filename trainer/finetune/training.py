@@ -119,9 +119,7 @@ def task_step(engine: Any, head: Head, step: Step, ranks: Ranks, told: Told = la
 
 def forward(module: Any, batch: TaskBatch) -> Tensor:
     """Logits of a micro-batch."""
-    logits: Tensor = module(
-        batch.input_ids, batch.token_type_ids, batch.position_ids, batch.cu_seqlens, batch.max_seqlen
-    )
+    logits: Tensor = module(batch)
     return logits
 
 

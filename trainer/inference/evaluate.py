@@ -181,9 +181,7 @@ def _measure(model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: 
 
 
 def _add_batch(tally: _Tally, model: BertForPreTraining, batch: MicroBatch, has_nsp: bool) -> None:
-    hidden_TH = model.bert.encode(
-        batch.input_ids, batch.token_type_ids, batch.position_ids, batch.cu_seqlens, batch.max_seqlen
-    )
+    hidden_TH = model.bert.encode(batch)
     labels_M = batch.masked_labels
     logits_MV = model.mlm_head(hidden_TH.index_select(0, batch.masked_positions), model.bert.embeddings.word.weight)
     nll_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")

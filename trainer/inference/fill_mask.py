@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tokenizer.vocab import MASK
 from trainer.inference.open_model import open_model
-from trainer.inference.packed_text import pack_sequences
 from trainer.model.bert import BertForPreTraining
+from trainer.model.packed_inputs import pack_sequences
 
 BERT_TOKENS = "128 billion"  # BERT paper, appendix A.2: 128,000 tokens a batch, 1,000,000 steps
 
@@ -114,6 +114,6 @@ def _encode(filler: MaskFiller, text: str) -> Tensor:
 
 def _mlm_logits(model: BertForPreTraining, input_ids_T: Tensor, masked_M: Tensor) -> Tensor:
     """Logits [M, V] in float32, without the pooler and the next sentence head."""
-    hidden_TH = model.bert.encode(**pack_sequences([input_ids_T.tolist()], input_ids_T.device))
+    hidden_TH = model.bert.encode(pack_sequences([input_ids_T.tolist()], input_ids_T.device))
     logits_MV: Tensor = model.mlm_head(hidden_TH[masked_M], model.bert.embeddings.word.weight)
     return logits_MV.float()

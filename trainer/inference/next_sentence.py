@@ -7,8 +7,8 @@ import torch
 from tokenizers import Encoding, Tokenizer
 
 from trainer.inference.open_model import open_model
-from trainer.inference.packed_text import pack_sequences
 from trainer.model.bert import BertForPreTraining
+from trainer.model.packed_inputs import pack_sequences
 from trainer.pretrain.objectives import WITH_NSP
 
 HEADS = ("bert.pooler.", "nsp_head.")
@@ -48,9 +48,9 @@ def follow_probabilities(judge: NextSentenceJudge, pairs: Sequence[tuple[str, st
     for pair, encoding in zip(pairs, encodings, strict=True):
         _check_length(pair, encoding, judge.model.config.max_position_embeddings)
     packed = pack_sequences(
-        [each.ids for each in encodings], torch.device("cpu"), [each.type_ids for each in encodings]
+        [each.ids for each in encodings], torch.device("cpu"), [each.type_ids.count(0) for each in encodings]
     )
-    _, pooled_BH = judge.model.bert(**packed)
+    _, pooled_BH = judge.model.bert(packed)
     probabilities_B2 = judge.model.nsp_head(pooled_BH).float().softmax(-1)
     return [float(value) for value in probabilities_B2[:, 0]]
 

@@ -17,6 +17,7 @@ from pipeline.seeds import seed_of
 from trainer.model.attention import PackedSequences, attention
 from trainer.model.config import BertConfig
 from trainer.model.heads import MaskedLmHead
+from trainer.model.packed_inputs import PackedInputs
 
 
 class Embeddings(nn.Module):
@@ -117,20 +118,16 @@ class BertModel(nn.Module):
         self.recompute_layers = False
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if has_pooler else nn.Identity()
 
-    def forward(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states [T, H] of the last layer and pooled [B, H] of each first token; see BertForPreTraining."""
-        hidden_TH = self.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
-        first_BH = hidden_TH.index_select(0, cu_seqlens[:-1])
+    def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
+        """Hidden states [T, H] of the last layer and pooled [B, H] of each first token."""
+        hidden_TH = self.encode(inputs)
+        first_BH = hidden_TH.index_select(0, inputs.cu_seqlens[:-1])
         return hidden_TH, torch.tanh(self.pooler(first_BH))
 
-    def encode(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> Tensor:
+    def encode(self, inputs: PackedInputs) -> Tensor:
         """Hidden states [T, H] of the last layer, for tasks that need no pooler."""
-        sequences = PackedSequences(cu_seqlens, max_seqlen)
-        hidden_TH: Tensor = self.embeddings(input_ids, token_type_ids, position_ids)
+        sequences = PackedSequences(inputs.cu_seqlens, inputs.max_seqlen)
+        hidden_TH: Tensor = self._embed(inputs)
         for layer in self.layers:
             if self.recompute_layers and torch.is_grad_enabled():
                 hidden_TH = checkpoint(layer, hidden_TH, sequences, use_reentrant=False)
@@ -139,19 +136,21 @@ class BertModel(nn.Module):
         normalised_TH: Tensor = self.final_norm(hidden_TH)
         return normalised_TH
 
-    def hidden_states(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> list[Tensor]:
+    def hidden_states(self, inputs: PackedInputs) -> list[Tensor]:
         """[T, H] of the embeddings and of every layer, the last one as `encode` gives it.
 
         The same as transformers' `output_hidden_states`.
         """
-        sequences = PackedSequences(cu_seqlens, max_seqlen)
-        states_TH = [self.embeddings(input_ids, token_type_ids, position_ids)]
+        sequences = PackedSequences(inputs.cu_seqlens, inputs.max_seqlen)
+        states_TH = [self._embed(inputs)]
         for layer in self.layers:
             states_TH.append(layer(states_TH[-1], sequences))
         states_TH[-1] = self.final_norm(states_TH[-1])
         return states_TH
+
+    def _embed(self, inputs: PackedInputs) -> Tensor:
+        embedded_TH: Tensor = self.embeddings(inputs.input_ids, inputs.token_type_ids, inputs.position_ids)
+        return embedded_TH
 
 
 class BertForPreTraining(nn.Module):
@@ -167,29 +166,17 @@ class BertForPreTraining(nn.Module):
         self.mlm_head = MaskedLmHead(config)
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        masked_positions: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of both tasks: MLM [M, V] of the masked positions only, NSP [B, 2] with class 1 = B is random.
 
         With T = B = M = 0 the logits are empty and connected to every parameter, whose gradients become zero:
         ZeRO-2 needs as many backward passes on every rank. A plain tuple, since ZeRO-3's hooks look into no others.
 
         Args:
-            input_ids: int64 [T], masked already, no padding.
-            token_type_ids: int64 [T], 0 in [CLS] A [SEP], 1 in B [SEP].
-            position_ids: int64 [T], counted inside each sequence.
-            cu_seqlens: int32 [B+1], sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1].
-            max_seqlen: the longest sequence, or any bound of it.
+            inputs: B sequences of T tokens, masked already.
             masked_positions: int64 [M], flat positions into T.
         """
-        hidden_TH, pooled_BH = self.bert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        hidden_TH, pooled_BH = self.bert(inputs)
         masked_MH = hidden_TH.index_select(0, masked_positions)
         return self.mlm_head(masked_MH, self.bert.embeddings.word.weight), self.nsp_head(pooled_BH)
 

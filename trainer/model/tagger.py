@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
+from trainer.model.packed_inputs import PackedInputs
 from trainer.model.task_heads import Head
 
 
@@ -58,23 +59,17 @@ class BiLstmTagger(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.task_head = nn.Linear(2 * hidden_size, head.num_outputs)
 
-    def forward(
-        self, input_ids: Tensor, _types: Tensor, _positions: Tensor, cu_seqlens: Tensor, _longest: int
-    ) -> Tensor:
-        """Logits [T, L], the arguments in the order of BertForTask's.
+    def forward(self, inputs: PackedInputs) -> Tensor:
+        """Logits [T, L] of words, whose input_ids are rows of the store.
 
         With T = 0 they are empty and connected to every parameter.
-
-        Args:
-            input_ids: int [T], rows of the store.
-            cu_seqlens: int [B+1], sentence b is words cu_seqlens[b] to cu_seqlens[b + 1] - 1.
         """
         weight = self.task_head.weight
-        if not len(input_ids):
+        if not len(inputs.input_ids):
             zero = torch.stack([parameter.sum() for parameter in self.parameters()]).sum() * 0.0
             return weight.new_zeros(0, self.head.num_outputs) + zero
-        vectors_TF = torch.from_numpy(self.store.take(input_ids.cpu().numpy().astype(np.int64)))
-        states, _ = self.lstm(self._pack(vectors_TF.to(weight), cu_seqlens.diff().tolist()))
+        vectors_TF = torch.from_numpy(self.store.take(inputs.input_ids.cpu().numpy().astype(np.int64)))
+        states, _ = self.lstm(self._pack(vectors_TF.to(weight), inputs.cu_seqlens.diff().tolist()))
         logits_TL: Tensor = self.task_head(self.dropout(torch.cat(unpack_sequence(states))))
         return logits_TL
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from trainer.model.bert import BertModel, initialize_weights
 from trainer.model.config import BertConfig
+from trainer.model.packed_inputs import PackedInputs
 
 HeadKind = Literal["classification", "regression", "choice", "tokens", "span"]
 IGNORED = -100
@@ -69,16 +70,15 @@ class BertForTask(nn.Module):
         self.dropout = nn.Dropout(0.0 if head.kind == "span" else dropout)
         self.task_head = nn.Linear(config.hidden_size, head.num_outputs)
 
-    def forward(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> Tensor:
-        """Logits [B, L], or [T, L] for heads that read every token; arguments as those of BertForPreTraining.
+    def forward(self, inputs: PackedInputs) -> Tensor:
+        """Logits [B, L], or [T, L] for heads that read every token.
 
         Models trained left to right are pooled at their last token: the first one sees nothing but itself.
         """
-        hidden_TH = self.bert.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        hidden_TH = self.bert.encode(inputs)
         if self.head.reads_pooled:
-            pooled_B = cu_seqlens[1:] - 1 if self.config.is_causal else cu_seqlens[:-1]
+            borders = inputs.cu_seqlens
+            pooled_B = borders[1:] - 1 if self.config.is_causal else borders[:-1]
             hidden_TH = torch.tanh(self.bert.pooler(hidden_TH.index_select(0, pooled_B)))
         logits: Tensor = self.task_head(self.dropout(hidden_TH))
         return logits

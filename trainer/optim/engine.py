@@ -230,14 +230,7 @@ def train_step(
 def forward_sums(module: Module, batch: MicroBatch, device: torch.device) -> PretrainingSums:
     """Loss sums and hits of one micro-batch."""
     batch = to_device(batch, device)
-    mlm_logits, nsp_logits = module(
-        batch.input_ids,
-        batch.token_type_ids,
-        batch.position_ids,
-        batch.cu_seqlens,
-        batch.max_seqlen,
-        batch.masked_positions,
-    )
+    mlm_logits, nsp_logits = module(batch, batch.masked_positions)
     return pretraining_sums(mlm_logits, nsp_logits, batch.masked_labels, batch.is_random_next)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.shards.block import Array, Block
+from trainer.model.packed_inputs import PackedInputs
 from trainer.stream.host_memory import HostMemory
 from trainer.stream.rows import Columns, fill_columns
 
@@ -27,31 +28,22 @@ DEVICE_DTYPES = {
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """Instances one after another without padding. An empty one has B = T = M = 0.
+class MicroBatch(PackedInputs):
+    """Packed instances. An empty one has B = T = M = 0.
 
-    Types are the narrowest that hold the values, 5 bytes a token: what is moved to a device is as small as can be,
-    and `to_device` widens it there.
+    Types are the narrowest that hold the values, 5 bytes a token: input_ids are uint16, or uint32 for vocabularies
+    over 65,536, token_type_ids uint8 and position_ids uint16. What is moved to a device is as small as can be, and
+    `to_device` widens it there.
 
     Attributes:
-        input_ids: [T] uint16, or uint32 for vocabularies over 65,536; masked already.
-        cu_seqlens: [B+1] int32; instance b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
-        token_type_ids: [T] uint8; 0 for [CLS] A [SEP], 1 for B [SEP].
-        position_ids: [T] uint16; counted from each instance's [CLS].
         masked_positions: [M] int32 into the T tokens.
         masked_labels: [M], dtype of input_ids; the tokens that stood there.
         is_random_next: [B] bool; True where B is not what follows A.
-        max_seqlen: Tokens of the longest instance.
     """
 
-    input_ids: Tensor
-    cu_seqlens: Tensor
-    token_type_ids: Tensor
-    position_ids: Tensor
     masked_positions: Tensor
     masked_labels: Tensor
     is_random_next: Tensor
-    max_seqlen: int
 
 
 def empty_micro_batch() -> MicroBatch:
@@ -109,13 +101,13 @@ def pack_micro_batches(
     by_masked = block.masked_offsets[firsts[0]], num_masked.tolist()
     columns = zip(
         _split(block.input_ids, *by_token),
-        _split(into.cu_seqlens, 0, (num_instances + 1).tolist()),
         _split(into.token_type_ids, *by_token),
         _split(into.position_ids, *by_token),
+        _split(into.cu_seqlens, 0, (num_instances + 1).tolist()),
+        into.longest.tolist(),
         _split(into.masked_positions, *by_masked),
         _split(block.masked_lm_ids, *by_masked),
         _split(block.is_random_next, *by_instance),
-        into.longest.tolist(),
         strict=True,
     )
     return [MicroBatch(*each) for each in columns]

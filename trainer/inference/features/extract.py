@@ -20,7 +20,7 @@ from trainer.inference.features.read import InputText
 from trainer.inference.features.settings import Combine, Rows
 from trainer.inference.features.windows import Window, cut_windows
 from trainer.inference.open_model import OpenedModel
-from trainer.inference.packed_text import PackedInputs, pack_sequences
+from trainer.model.packed_inputs import PackedInputs, pack_sequences
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class FeatureExtractor:
     @torch.inference_mode()
     def _run(self, pieces: Sequence[_Piece], sums: dict[int, NDArray[np.float64]]) -> FeatureRows:
         packed = self._pack(pieces)
-        starts = packed["cu_seqlens"].tolist()
+        starts = packed.cu_seqlens.tolist()
         if self._rows == "pooler":
-            vectors = _to_numpy(self._bert(**packed)[1][:, None])
+            vectors = _to_numpy(self._bert(packed)[1][:, None])
             return FeatureRows([piece.text for piece in pieces], [0] * len(pieces), vectors)
-        states = self._bert.hidden_states(**packed)
+        states = self._bert.hidden_states(packed)
         wanted = [self._wanted(piece) for piece in pieces]
         places = [
             start + 1 + token - piece.window.start

@@ -1,0 +1,61 @@
+"""What every model here reads: sequences one after another without padding.
+
+Shapes: B sequences, T packed tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """Sequences one after another; without any, B = T = 0. Batches add to it what is predicted.
+
+    Attributes:
+        input_ids: [T] integers, masked already.
+        token_type_ids: [T] integers, 0 in [CLS] A [SEP] and 1 in B [SEP].
+        position_ids: [T] integers, counted inside each sequence.
+        cu_seqlens: [B+1] int32; sequence b is tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+        max_seqlen: Tokens of the longest sequence, or any bound of them.
+    """
+
+    input_ids: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+
+def pack_sequences(
+    sequences: Sequence[ArrayLike],
+    device: torch.device,
+    segment_a_lengths: Sequence[int] | None = None,
+) -> PackedInputs:
+    """Sequences as a model's inputs on a device, all int32.
+
+    Args:
+        sequences: Ids of each, [CLS] and [SEP] included.
+        device: Where the tensors lie.
+        segment_a_lengths: Tokens of [CLS] A [SEP] in each sequence; None where there is no B.
+    """
+    rows = [np.asarray(each, np.int32) for each in sequences]
+    lengths = np.array([len(each) for each in rows], np.int64)
+    ends = np.cumsum(lengths)
+    positions_T = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+    in_a = lengths if segment_a_lengths is None else segment_a_lengths
+
+    def move(column: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(column.astype(np.int32)).to(device, non_blocking=True)
+
+    return PackedInputs(
+        input_ids=move(np.concatenate([np.zeros(0, np.int32), *rows])),
+        token_type_ids=move(positions_T >= np.repeat(in_a, lengths)),
+        position_ids=move(positions_T),
+        cu_seqlens=move(np.concatenate([[0], ends])),
+        max_seqlen=int(lengths.max(initial=0)),
+    )
