@@ -250,7 +250,7 @@ def test_refusals(faults):
     assert "no such file" in faults["missing"].lower()
     assert "seq_len was 16 and is now 12" in faults["changed"]
     assert "warmup_fraction was 0.1 and is now 0.2" in faults["changed"]
-    assert "exists and holds no fine-tuning" in faults["foreign"]
+    assert "exists and is not a fine-tuning, it has no finetune.json; give another" in faults["foreign"]
     assert "seq_len is 41" in faults["positions"]
     assert "reads 40 tokens at most" in faults["positions"]
     assert "has a head for classification with 3 labels: x, y, z, this task needs one" in faults["other"]

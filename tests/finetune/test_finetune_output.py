@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch) -> OutputFolder:
         (b'{"format": 1, "ta', r"finetune\.json is damaged, it is not JSON: "),
         (b"\xff", r"finetune\.json is damaged, it is not JSON: "),
         (b"[1]", r"finetune\.json is damaged: it holds '\[1\]', expected an object; restore it"),
-        (b'{"format": 1}', r"out holds runs with other settings: task was None and is now 'sst2'"),
+        (b'{"format": 1}', r"out holds a fine-tuning with other settings: task was None and is now 'sst2'"),
     ],
 )
 def test_a_damaged_description_is_named_and_left(folder, content, message):

@@ -73,7 +73,7 @@ ROOMS = {
     ),
     "trainer.inference.features": (
         "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line trainer.conll trainer.process"
-        " trainer.model trainer.conversion trainer.inference"
+        " trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (
         "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage trainer.model_settings trainer.conll"

@@ -299,10 +299,10 @@ def test_other_settings_models_and_texts_are_not_mixed(hf, text_file, tmp_path, 
     output, flags = tmp_path / "out", ["--layers", "-1", "--texts_per_part", "2"]
     assert features(hf, text_file, output, *flags) == 0
     assert features(hf, text_file, output, "--layers", "-2", "--texts_per_part", "2") == 2
-    assert "holds features of other settings: layers was '-1' and is now '-2'" in capsys.readouterr().err
+    assert "holds a set of features with other settings: layers was '-1' and is now '-2'" in capsys.readouterr().err
     other = export_lettered_model(tmp_path / "hf", seed=6)
     assert features(other, text_file, output, *flags) == 2
-    assert "model was" in capsys.readouterr().err
+    assert "model_sha256 was" in capsys.readouterr().err
     (output / "features.json").unlink()
     text_file.write_text(text_file.read_text().replace("cats", "dogs"))
     assert features(hf, text_file, output, *flags) == 2
@@ -313,7 +313,14 @@ def test_a_folder_with_something_else_is_left_alone(hf, text_file, tmp_path, cap
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
     assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 2
-    assert "holds mine.txt and no started.json" in capsys.readouterr().err
+    assert "out exists and is not a set of features, it has no started.json; give another" in capsys.readouterr().err
+
+
+def test_a_damaged_description_is_named(hf, text_file, tmp_path, capsys):
+    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 0
+    (tmp_path / "out" / "started.json").write_text("{")
+    assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 2
+    assert "out/started.json is damaged, it is not JSON" in capsys.readouterr().err
 
 
 def test_an_object_store_gets_the_same_parts(hf, text_file, tmp_path):

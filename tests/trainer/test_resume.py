@@ -133,7 +133,9 @@ def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, broadcast, tm
         copy_run(other, CheckpointStore(URL), second)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("x")
-    with pytest.raises(FileExistsError, match=r"exists and is not a run; give another --output, or remove it"):
+    with pytest.raises(
+        FileExistsError, match=r"exists and is not a run, it has no run.json; give another --output, or remove it"
+    ):
         copy_run(RunFolder(tmp_path / "thesis"), CheckpointStore(URL), second)
     assert (other.path / "config.yaml").read_text() == "config.yaml of other"
     assert names(tmp_path / "thesis") == ["thesis.tex"]

@@ -19,7 +19,8 @@ from trainer.checkpoints.read import COMMITTED, find_checkpoints, verify_checkpo
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import remove_folders
 from trainer.process.ranks import Ranks, together
-from trainer.runs.run_folder import RUN_FACTS, RunFolder
+from trainer.runs.continuing import names_in
+from trainer.runs.run_folder import PRETRAINING, RUN_FACTS, RunFolder
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:
@@ -167,8 +168,7 @@ def _is_first_of_node() -> bool:
 
 def _refuse_other_run(run: RunFolder, expected: str) -> None:
     where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
-    if run.is_foreign:
-        raise FileExistsError(f"{where} exists and is not a run; give another --output, or remove it")
+    PRETRAINING.refuse_foreign(where, names_in(run.path))
     if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
         raise ValueError(f"{where} holds another run ({found}) than rank 0's ({expected}); remove it")
 

@@ -9,7 +9,6 @@
 Rank 0 writes.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,18 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.storage.local import replace_file
-from pipeline.storage.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
-from trainer.runs.run_folder import LOCK, parse_object
-from trainer.runs.settings_changes import changes
+from trainer.runs.continuing import Continuable, names_in
+from trainer.runs.run_folder import parse_object
 
 FORMAT = 1
-# What may differ between two commands in one folder: the grid may grow, files and models are known by their hashes.
-_FREE = (
-    "model", "train", "validation", "test", "output", "global_batch", "peak_lr", "epochs", "seeds", "sweep",
-    "micro_tokens",
+FINETUNING = Continuable(
+    kind="a fine-tuning",
+    marker="finetune.json",
+    # The grid may grow; files and models are known by their hashes.
+    free=(
+        "model", "train", "validation", "test", "output", "global_batch", "peak_lr", "epochs", "seeds", "sweep",
+        "micro_tokens",
+    ),
 )  # fmt: skip
 
 
@@ -41,7 +43,7 @@ class OutputFolder:
     @property
     def facts(self) -> Path:
         """What all runs share."""
-        return self.path / "finetune.json"
+        return self.path / FINETUNING.marker
 
     @property
     def runs(self) -> Path:
@@ -93,28 +95,21 @@ def open_output(output: OutputFolder, settings: FinetuneSettings, prepared: Prep
         ValueError: It holds runs of other settings, of another model or of other data, and says which; or finetune.json
             is damaged.
     """
+    FINETUNING.refuse_foreign(str(output.path), names_in(output.path))
     facts = json.loads(to_json(shared_facts(settings, prepared)))
     if output.facts.is_file():
         remedy = "restore it, or give another --output for new runs"
         old = parse_object(output.facts.read_bytes(), str(output.facts), remedy)
-        found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, facts)]
-        if found:
-            raise ValueError(
-                f"{output.path} holds runs with other settings: {'; '.join(found)}. Give those to continue, or another "
-                "--output"
-            )
-    elif output.path.exists() and any(path.name != LOCK for path in output.path.iterdir()):
-        raise FileExistsError(f"{output.path} exists and holds no fine-tuning; give another --output, or remove it")
+        FINETUNING.check_settings(str(output.path), old, facts)
     output.runs.mkdir(parents=True, exist_ok=True)
     replace_file(output.facts, to_json(facts))
 
 
 def shared_facts(settings: FinetuneSettings, prepared: Prepared) -> dict[str, Any]:
     """What every run of a folder has in common."""
-    chosen = hide_in({name: value for name, value in dataclasses.asdict(settings).items() if name not in _FREE})
     return {
         "format": FORMAT,
-        **chosen,
+        **FINETUNING.bound_settings(settings),
         "model_sha256": hash_state(prepared.opened.state),
         "labels": list(prepared.head.labels),
         "train_sha256": [file.facts["sha256"] for file in prepared.train],

@@ -14,7 +14,7 @@ import torch
 from pipeline.storage.folder import parse_storage_options
 from trainer.preflight.facts import LocalFacts
 from trainer.process.ranks import Ranks, device_name
-from trainer.runs.run_folder import SOFTWARE, software_versions
+from trainer.runs.launch import SOFTWARE, software_versions
 from trainer.stream.source import Mixture, open_mixture
 from trainer.tool_settings import DoctorSettings
 

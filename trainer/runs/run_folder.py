@@ -6,16 +6,10 @@ tokenizer.json, checkpoints/.
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import os
-import platform
 import secrets
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +17,30 @@ import yaml
 
 from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.storage.local import replace_file
-from pipeline.storage.secret_values import hide_arguments, hide_in
+from pipeline.storage.secret_values import hide_in
 from trainer.model.config import BertConfig
-from trainer.runs.settings_changes import changes
+from trainer.runs.continuing import LOCK, Continuable, names_in
+from trainer.runs.launch import launch_facts
 from trainer.settings import OF_PHASES, PretrainSettings
 from trainer.stream.source import Mixture, WeightedDataset
 
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
-LOCK = ".lock"
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
 """Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
 RUN_KEYS = ("id", "model", "launches", "datasets")
 DATASET_KEYS = ("name", "url", "weight", "root_hash", "settings_hash", "lower_case", *VOCABULARY_HASHES.values())
 REMEDY = "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
-SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
+PRETRAINING = Continuable(
+    kind="a run",
+    marker=RUN_FACTS,
+    # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
+    free=(
+        "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip",
+        "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "reading", "tensorboard", "wandb", "profile",
+        "peak_tflops", "activation_checkpointing", "compile",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,7 @@ class RunFolder:
     @property
     def is_foreign(self) -> bool:
         """Whether something that is not a run is there."""
-        if not self.path.is_dir():
-            return self.path.exists()
-        return not self.facts.is_file() and any(path.name != LOCK for path in self.path.iterdir())
+        return PRETRAINING.is_foreign(names_in(self.path))
 
     def read_facts(self) -> dict[str, Any]:
         """run.json.
@@ -188,8 +189,7 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
             dataset's vocabulary is not the one of its manifest.
     """
     run = RunFolder(Path(settings.output))
-    if run.is_foreign:
-        raise FileExistsError(f"{run.path} exists and is not a run; give another --output, or remove it")
+    PRETRAINING.refuse_foreign(str(run.path), names_in(run.path))
     datasets = [dataset_facts(each) for each in mixture]
     vocabularies = [{name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture]
     facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": dataclasses.asdict(model), "launches": []}
@@ -211,23 +211,6 @@ def to_yaml(settings: PretrainSettings) -> str:
     left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out}
     return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
-
-
-def launch_facts(world_size: int) -> dict[str, Any]:
-    """When, where, with which software and arguments the run was started."""
-    import torch
-
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": hide_arguments(sys.argv),
-        "world_size": world_size,
-        "host": platform.node(),
-        "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
-        "python": platform.python_version(),
-        "software": software_versions(SOFTWARE),
-        "git_commit": _git_commit(),
-    }
 
 
 def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
@@ -268,40 +251,4 @@ def _check_unchanged(
     # A first launch may have been killed between run.json and config.yaml; then nothing was trained yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
     old = new if was_killed_at_once else run.read_config()
-    found = [f"{key} was {before!r} and is now {after!r}" for key, before, after in changes(old, new)]
-    found += _changed_datasets(datasets, now)
-    if found:
-        raise ValueError(
-            f"{run.path} holds a run with other settings: {'; '.join(found)}. Give the settings it was started with to "
-            "continue it, or another --output for a new run"
-        )
-
-
-def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
-    """Installed versions by name; None for what is not installed."""
-    return {name: _version(name) for name in distributions}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the source tree this runs from, with "+changes" when files differ from it; None outside git."""
-    source = Path(__file__).resolve().parents[1]
-    try:
-        # An installed copy may lie inside somebody else's repository.
-        if Path(_git(source, "rev-parse", "--show-toplevel")) != source:
-            return None
-        commit = _git(source, "rev-parse", "HEAD")
-        return f"{commit}+changes" if _git(source, "status", "--porcelain") else commit
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    PRETRAINING.check_settings(str(run.path), old, new, _changed_datasets(datasets, now))

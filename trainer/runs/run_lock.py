@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from trainer.runs.run_folder import LOCK, RunFolder
+from trainer.runs.continuing import LOCK
+from trainer.runs.run_folder import RunFolder
 
 PATIENCE_SECONDS = 60.0
 

@@ -8,7 +8,6 @@ OUTPUT/started.json     settings and the model's hash: what the parts there are 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
 
@@ -17,7 +16,6 @@ from tqdm import tqdm
 from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
-from pipeline.storage.secret_values import hide_in
 from trainer.conversion.initial_weights import hash_state
 from trainer.inference.features.extract import EncodedText, FeatureExtractor
 from trainer.inference.features.parts import Layout, read_part_facts, write_part
@@ -25,10 +23,11 @@ from trainer.inference.features.read import InputFile, InputText, find_files, it
 from trainer.inference.features.settings import FeaturesSettings
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.process.device import choose_device
+from trainer.runs.continuing import Continuable
+from trainer.runs.run_folder import parse_object
 
-STARTED, FINISHED = "started.json", "features.json"
-# What may change between two starts: where things are, not what is computed.
-FREE_SETTINGS = ("model", "output", "device")
+FEATURES = Continuable(kind="a set of features", marker="started.json", free=("model", "output", "device"))
+FINISHED = "features.json"
 
 
 class PartCounter:
@@ -100,9 +99,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
 
 def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
     """Content of started.json: what has to be the same for a command to continue another's output."""
-    kept = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
     return {
-        "settings": hide_in(kept),
+        "settings": FEATURES.bound_settings(settings),
         "model_sha256": hash_state(opened.state),
         "hidden_size": opened.config.hidden_size,
     }
@@ -111,22 +109,19 @@ def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, 
 def _start(output: Folder, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     """Claims the folder; features.json where it is complete already."""
     found = output.list()
-    if found and STARTED not in found:
-        raise ValueError(f"{output.url} holds {', '.join(sorted(found)[:5])} and no {STARTED}; give another --output")
+    FEATURES.refuse_foreign(output.url, found)
     if found:
-        then = json.loads(output.read(STARTED))
-        old, new = ({**facts["settings"], "model": facts["model_sha256"][:12]} for facts in (then, plan))
-        changed = [
-            f"{name} was {old.get(name)!r} and is now {new[name]!r}" for name in new if new[name] != old.get(name)
-        ]
-        if changed:
-            raise ValueError(
-                f"{output.url} holds features of other settings: {'; '.join(changed)}; give another --output"
-            )
+        then = _read_json(output, FEATURES.marker)
+        old, new = ({**facts.get("settings", {}), "model_sha256": facts.get("model_sha256")} for facts in (then, plan))
+        FEATURES.check_settings(output.url, old, new)
         output.remove(find_temporaries(found))
     else:
-        output.write(STARTED, _to_json(plan))
-    return json.loads(output.read(FINISHED)) if FINISHED in found else None
+        output.write(FEATURES.marker, _to_json(plan))
+    return _read_json(output, FINISHED) if FINISHED in found else None
+
+
+def _read_json(output: Folder, name: str) -> dict[str, Any]:
+    return parse_object(output.read(name), output.locate(name), "restore it, or give another --output")
 
 
 def _write_or_say_how_many(output: Folder, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:

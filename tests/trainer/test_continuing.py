@@ -1,0 +1,70 @@
+"""Whether earlier work may be continued, and what run.json says of a launch."""
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from trainer.runs.continuing import Continuable, names_in
+from trainer.runs.launch import launch_facts
+
+ROOT = Path(__file__).parents[2]
+CAKE = Continuable(kind="a cake", marker="cake.json", free=("oven",))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    oven: str = "left"
+    grams: dict[str, int] = field(default_factory=lambda: {"flour": 200})
+
+
+def test_what_differs_is_named_with_both_values():
+    old = {"oven": "left", "grams": {"flour": 200, "salt": 1}, "steps": [{"minutes": 3}, {"minutes": 4}], "eggs": [2]}
+    new = {"oven": "right", "grams": {"flour": 250}, "steps": [{"minutes": 3}, {"minutes": 5}], "eggs": [2, 2]}
+    CAKE.check_settings("here", old, old | {"oven": "right"})
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        CAKE.check_settings("here", old, new, ["the cook was A and is now B"])
+    assert str(error.value) == (
+        "here holds a cake with other settings: eggs was [2] and is now [2, 2]; grams.flour was 200 and is now 250; "
+        "grams.salt was 1 and is now None; steps.1.minutes was 4 and is now 5; the cook was A and is now B. Give the "
+        "settings it was started with to continue it, or another --output"
+    )
+
+
+def test_settings_that_may_change_are_left_out():
+    assert CAKE.bound_settings(Recipe()) == {"grams": {"flour": 200}}
+
+
+@pytest.mark.parametrize(
+    ("names", "is_foreign"),
+    [
+        ((), False),
+        ((".lock",), False),
+        (("cake.json", ".lock", "notes.txt"), False),
+        (("notes.txt",), True),
+        ((".lock", "notes.txt"), True),
+    ],
+)
+def test_only_something_else_is_foreign(tmp_path, names, is_foreign):
+    for name in names:
+        (tmp_path / name).touch()
+    assert CAKE.is_foreign(names_in(tmp_path)) is is_foreign
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    assert names_in(tmp_path / "missing") == []
+    (tmp_path / "cake.json").touch()
+    CAKE.refuse_foreign("there", names_in(tmp_path))
+    for path in (tmp_path / "cake.json", tmp_path.parent):
+        with pytest.raises(
+            FileExistsError, match=r"^there exists and is not a cake, it has no cake\.json; give another"
+        ):
+            CAKE.refuse_foreign("there", names_in(path))
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source tree outside git has no commit")
+@pytest.mark.processes
+def test_a_launch_says_the_commit_of_its_source():
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert launch_facts(1)["git_commit"].removesuffix("+changes") == head.stdout.strip()

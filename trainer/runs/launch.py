@@ -1,0 +1,62 @@
+"""Facts of a launch, which run.json keeps: when, where, with which software and arguments."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.secret_values import hide_arguments
+
+SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors", "tokenizers")
+
+
+def launch_facts(world_size: int) -> dict[str, Any]:
+    """When, where, with which software and arguments the run was started."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": hide_arguments(sys.argv),
+        "world_size": world_size,
+        "host": platform.node(),
+        "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus},
+        "python": platform.python_version(),
+        "software": software_versions(SOFTWARE),
+        "git_commit": _git_commit(),
+    }
+
+
+def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
+    """Installed versions by name; None for what is not installed."""
+    return {name: _version(name) for name in distributions}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree this runs from, with "+changes" when files differ from it; None outside git."""
+    source = Path(__file__).resolve().parents[2]
+    try:
+        # An installed copy may lie inside somebody else's repository.
+        if Path(_git(source, "rev-parse", "--show-toplevel")) != source:
+            return None
+        commit = _git(source, "rev-parse", "HEAD")
+        return f"{commit}+changes" if _git(source, "status", "--porcelain") else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
