@@ -23,6 +23,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pipeline/instances/masking.py": _INSTANCES,
     "pipeline/instances/gather.py": _INSTANCES,
     "pipeline/seeds.py": (*_INSTANCES, "pipeline/test_sources.py"),
+    "pipeline/storage/folder.py": (
+        "pipeline/test_folder.py",
+        "pipeline/test_names.py",
+        "project/test_secret_values.py",
+        "stores/test_faults.py",
+    ),
     "pipeline/tokens/bucket_seals.py": ("pipeline/test_seals.py",),
     "pipeline/shards/seal.py": ("pipeline/test_seals.py",),
     "pipeline/shards/coverage.py": ("pipeline/test_seals.py",),

@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from pipeline.storage.faults import CutFileError, SizeError
 from pipeline.storage.folder import Folder
 
 
@@ -74,6 +75,47 @@ def test_a_file_is_found_by_the_folder_and_the_name_of_its_url(memory, tmp_path,
     assert pickle.loads(pickle.dumps(folder)).read(name) == b"data"
     with fsspec.open(url) as file:
         assert file.read() == b"data"
+
+
+def test_a_local_file_that_ends_early_is_cut_and_a_short_answer_is_not(tmp_path, monkeypatch):
+    folder = Folder(str(tmp_path))
+    folder.write("a", b"0123456789")
+    with pytest.raises(CutFileError, match="asked for bytes 5-11, got 5 of 6"):
+        folder.read_range("a", 5, 11)
+    monkeypatch.setattr(type(folder.filesystem), "cat_file", lambda *_, **__: b"5")
+    with pytest.raises(SizeError, match="asked for bytes 5-10, got 1 of 5") as caught:
+        folder.read_range("a", 5, 10)
+    assert caught.type is SizeError
+
+
+def test_a_listing_is_asked_for_anew_each_time(memory):
+    class Listed(type(memory)):
+        kept = None
+
+        def invalidate_cache(self, _path=None):
+            self.kept = None
+
+        def find(self, *arguments, **options):
+            self.kept = self.kept or super().find(*arguments, **options)
+            return self.kept
+
+    folder = Folder.on(Listed(), "/data")
+    assert [folder.list(), Folder("memory://data").write("a", b"1"), folder.list()] == [{}, None, {"a": 1}]
+    Folder("memory://data").write("b", b"1")
+    assert folder.list() == {"a": 1, "b": 1}
+
+
+def test_a_download_cut_short_is_asked_for_again(memory, tmp_path):
+    folder, left = Folder("memory://data"), [3, 9, 10]
+    folder.write("a.tar", b"0123456789")
+
+    class Cut(type(memory)):
+        def get_file(self, _path, target, **_):
+            Path(target).write_bytes(b"0123456789"[: left.pop(0)])
+
+    Folder.on(Cut(), "/data").download("a.tar", tmp_path / "a.tar")
+    assert (tmp_path / "a.tar").read_bytes() == b"0123456789"
+    assert left == []
 
 
 def test_a_file_of_a_filesystem_without_a_root_is_found(tmp_path):
