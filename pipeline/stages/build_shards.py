@@ -42,7 +42,7 @@ from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
 from pipeline.tokens.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, plan_buckets, prefix_of
 from pipeline.tokens.dataset_ids import write_document_ids
 from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
-from pipeline.tokens.index_rows import iterate_kept, pack_ids
+from pipeline.tokens.index_rows import iterate_kept, open_index, pack_ids
 from pipeline.tokens.token_index import Totals
 from tokenizer.vocab import CONTINUATION, Vocabulary
 
@@ -114,11 +114,12 @@ def _seal_buckets(
     sums, digest = BucketSums(buckets, held_out.ids), hashlib.blake2b(digest_size=32)
 
     def walk() -> Iterator[bytes]:
-        for kept in iterate_kept(tokens, store.part_names, has_dropped=store.has_dropped):
-            sums.add(*kept)
-            ids = pack_ids(kept[0], len(settings.corpus))
-            digest.update(ids)
-            yield ids
+        with open_index(tokens, store.part_names) as index:
+            for kept in iterate_kept(index, has_dropped=store.has_dropped):
+                sums.add(*kept)
+                ids = pack_ids(kept[0], len(settings.corpus))
+                digest.update(ids)
+                yield ids
         found = digest.hexdigest(), total_seal(sums.contents()).tokens
         if found != (expected := (store.totals.documents_hash, store.totals.tokens)):
             raise ValueError(

@@ -19,7 +19,8 @@ from pipeline.stages.choose_documents import choice_content, describe_near_dupli
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
 from pipeline.tokens.dropped_ids import DROPPED
-from pipeline.tokens.token_index import SourceTotals, Totals, build_index
+from pipeline.tokens.index_rows import open_index
+from pipeline.tokens.token_index import INDEX, SourceTotals, Totals, build_index
 from pipeline.tokens.token_parts import LAYOUT
 from pipeline.tokens.token_records import (
     choose_examples,
@@ -34,7 +35,6 @@ from tokenizer.vocab import Vocabulary
 
 STORE = "tokens.json"
 SETTINGS = "settings.json"
-INDEX = "index.parquet"
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20
 
@@ -95,13 +95,13 @@ def make_tokens(
     records = [record for found in finished_parts(folder.list(), parts).values() for record in found]
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
-    found = drop_documents(settings, names, beam_arguments)
-    totals, index = build_index(folder, names, num_sources, found.reasons, settings.validation_tokens)
+    with open_index(folder, names) as index:
+        found = drop_documents(settings, names, index, beam_arguments)
+        totals = build_index(index, num_sources, found.reasons, settings.validation_tokens)
     told = read_records(folder, records)
     silent = find_files_without_text(told, parts)
     by_source = _count(told, silent)
     _refuse_empty(sum_counters(by_source), totals)
-    folder.write(INDEX, index)
     examples = choose_examples(told)
     examples += describe_near_duplicates(folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]

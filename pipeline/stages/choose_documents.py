@@ -20,7 +20,7 @@ from pipeline.text.minhash import similarity_of
 from pipeline.tokens.buckets import VALIDATION_TOKENS
 from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
 from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped, id_keys
-from pipeline.tokens.grouped_rows import NUM_GROUPS, Rows, read_bounds, read_rows, write_groups
+from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, write_groups
 from pipeline.tokens.index_rows import distinct_rows, iterate_index
 from pipeline.tokens.near_duplicates import FOUND_DTYPE, keep_smallest, similarity_rule
 from pipeline.tokens.provenance import EncodedDocuments, find_documents
@@ -69,8 +69,16 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
     return content
 
 
-def drop_documents(settings: BuildSettings, names: Sequence[str], beam_arguments: Sequence[str]) -> Found:
+def drop_documents(
+    settings: BuildSettings, names: Sequence[str], index: LocalGroups, beam_arguments: Sequence[str]
+) -> Found:
     """Finds what is left out among the documents of some token parts, and writes dropped.ids.
+
+    Args:
+        settings: Of the build.
+        names: Of the token parts.
+        index: Of these parts, fetched.
+        beam_arguments: Of the user.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
@@ -87,7 +95,7 @@ def drop_documents(settings: BuildSettings, names: Sequence[str], beam_arguments
         sources[NEAR_DUPLICATE] = _read_found(folder, ranges, found)
     if sources:
         found.reasons = tuple(sources)
-        rows = (distinct_rows(rows) for rows, *_ in iterate_index(folder, names))
+        rows = map(distinct_rows, iterate_index(index))
         write_groups(folder, DROPPED, _choose_groups(rows, sources))
     return found
 
@@ -133,15 +141,10 @@ def _join_groups(streams: Sequence[Iterator[npt.NDArray[np.bytes_]]]) -> Iterato
 
 def _read_found(folder: Folder, ranges: Sequence[KeyRange], found: Found) -> Iterator[npt.NDArray[np.bytes_]]:
     """The ids that the job found, in 256 groups; the first of them become examples."""
-    names = [keys.file_name for keys in ranges]
-    bounds = [read_bounds(folder, name) for name in names]
-    for group in range(NUM_GROUPS):
-        read = (
-            read_rows(folder, name, FOUND_DTYPE, int(bound[group]), int(bound[group + 1]))
-            for name, bound in zip(names, bounds, strict=True)
-        )
-        rows = keep_smallest(np.concatenate([np.zeros(0, FOUND_DTYPE), *read]))
-        for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:
-            ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
-            found.near_duplicates.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))
-        yield id_keys(rows)
+    with LocalGroups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
+        for group in files:
+            rows = keep_smallest(group)
+            for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:
+                ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
+                found.near_duplicates.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))
+            yield id_keys(rows)

@@ -141,7 +141,7 @@ def make_plan(
         token_bytes=token_bytes,
         buckets=buckets,
         lengths=lengths,
-        requests=len(parts) * (1 + 4 + 256) + tasks * (min(len(parts), documents // buckets) + 3),
+        requests=len(parts) * (1 + 4 + 3) + tasks * (min(len(parts), documents // buckets) + 3),
         worker_bytes=worker_bytes,
         worker_seconds=seconds,
         dropped=sample.dropped,

@@ -7,8 +7,7 @@ asked once.
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, CutFileError, SizeError, call_patiently, driver_errors
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
@@ -26,7 +26,6 @@ from pipeline.storage.range_readers import RangeReader, range_reader
 from pipeline.storage.ranged_file import BUFFER_BYTES, RangedFile
 from pipeline.storage.secret_values import find_password, learn
 
-_FILES_AT_ONCE = 16
 _MAKING_READERS = Lock()
 
 Result = TypeVar("Result")
@@ -202,8 +201,10 @@ class Folder:
             raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
 
-    def read_many(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Small files by name, several at once, each length checked against the folder's listing.
+    def read_each(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Small files in the order of their names, one request each, some ahead of the reader.
+
+        Each length is checked against the folder's listing.
 
         Raises:
             FileNotFoundError: One is missing.
@@ -212,9 +213,11 @@ class Folder:
         sizes = self.list() if names else {}
         if missing := [name for name in names if name not in sizes]:
             raise FileNotFoundError(f"{self.locate()}: {missing[0]} and {len(missing) - 1} more are missing")
-        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            read = threads.map(lambda name: self.read_range(name, 0, sizes[name]), names)
-            return dict(zip(names, read, strict=True))
+        return map_ahead(lambda name: self.read_range(name, 0, sizes[name]), names)
+
+    def read_many(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Small files by name; raises as `read_each`."""
+        return dict(zip(names, self.read_each(names), strict=True))
 
     def open(self, name: str) -> io.BufferedReader:
         """A file opened for reading, on local disks by the system itself; elsewhere every read is checked and retried.

@@ -18,6 +18,7 @@ from pipeline.tokens.token_parts import ID_BYTES, INDEX_DTYPE
 LEAST_TOKENS = 20_000  # some 160 instances of 128: below, the loss hangs on single documents
 LEAST_SHARE = 20  # LEAST_TOKENS at most as this part of all tokens
 MOST_SHARE = 0.1  # of a source's tokens, unless a larger share is asked for
+_LOWEST_DTYPE = np.dtype([(name, INDEX_DTYPE[name]) for name in ("high", "low", "tokens")])
 LEAST_DOCUMENTS = 4  # two of each split, as a random B comes from another document
 
 
@@ -124,7 +125,7 @@ class LowestRows:
     def __init__(self, num_sources: int, most_tokens: int) -> None:
         """For a validation split of at most so many tokens."""
         self._most_tokens = most_tokens
-        self._rows: list[Rows] = [np.zeros(0, INDEX_DTYPE)] * num_sources
+        self._rows: list[Rows] = [np.zeros(0, _LOWEST_DTYPE)] * num_sources
         self._is_open = np.ones(num_sources, np.bool_)
 
     def add(self, rows: Rows) -> None:
@@ -133,7 +134,8 @@ class LowestRows:
             return
         chosen = rows[self._is_open[rows["source"]] & (rows["tokens"] <= self._most_tokens)]
         for source in np.unique(chosen["source"]).tolist():
-            own = np.concatenate([self._rows[source], chosen[chosen["source"] == source]])
+            added = chosen[chosen["source"] == source][list(_LOWEST_DTYPE.names or ())]
+            own = np.concatenate([self._rows[source], added])
             tokens = own["tokens"].astype(np.int64)
             is_enough = np.cumsum(tokens) - 10 * np.maximum.accumulate(tokens) > self._most_tokens
             self._is_open[source] = not is_enough.any()

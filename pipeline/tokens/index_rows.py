@@ -7,43 +7,22 @@ import numpy.typing as npt
 
 from pipeline.storage.folder import Folder
 from pipeline.tokens.dropped_ids import DROPPED_DTYPE, REASONS, iterate_dropped, reason_numbers
-from pipeline.tokens.grouped_rows import HEAD_BYTES, NUM_GROUPS, Rows, read_bounds, read_rows
+from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, parse_rows
 from pipeline.tokens.token_parts import INDEX_DTYPE
 
-_ROWS_AT_ONCE = 1 << 18  # read of all parts together: some 10 MB, and few requests of a small corpus
+
+def open_index(folder: Folder, part_names: Sequence[str]) -> LocalGroups:
+    """The rows of all parts' `.index` files, fetched to this machine by one request a part."""
+    return LocalGroups(folder, [f"{part}.index" for part in part_names], INDEX_DTYPE)
 
 
-def iterate_index(
-    folder: Folder, part_names: Sequence[str]
-) -> Iterator[tuple[Rows, npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-    """Index rows of all parts in 256 groups by the first byte of their ids; with its part and number in it.
+def iterate_index(index: LocalGroups) -> Iterator[Rows]:
+    """Index rows of all parts in 256 groups by the first byte of their ids, each sorted by id, then by source, part.
 
-    The rows of a group, which may have none, are sorted by id, then by source.
+    Columns `file` and `number` say which part a row is of, and where in it.
     """
-    names = [f"{part}.index" for part in part_names]
-    bounds = np.array([read_bounds(folder, name) for name in names], np.int64).reshape(len(names), NUM_GROUPS + 1)
-    for first, last in _plan_reads(bounds.sum(axis=0)):
-        starts, stops = bounds[:, first].tolist(), bounds[:, last].tolist()
-        places = zip(names, starts, stops, strict=True)
-        read = [read_rows(folder, name, INDEX_DTYPE, start, stop) for name, start, stop in places]
-        for group in range(first, last):
-            ranges = (bounds[:, group : group + 2] - bounds[:, first : first + 1]).tolist()
-            found = [rows[start:stop] for rows, (start, stop) in zip(read, ranges, strict=True)]
-            rows = np.concatenate([np.zeros(0, INDEX_DTYPE), *found])
-            parts = np.repeat(np.arange(len(names), dtype=np.int32), [len(part) for part in found])
-            order = np.lexsort((parts, rows["source"], rows["low"], rows["high"]))
-            within = (np.arange(*bound) for bound in bounds[:, group : group + 2])
-            yield rows[order], parts[order], np.concatenate([np.zeros(0, np.int64), *within])[order]
-
-
-def _plan_reads(bounds: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of groups, each of at most `_ROWS_AT_ONCE` rows or one group, from the first row of every group."""
-    first = 0
-    while first < NUM_GROUPS:
-        last = int(np.searchsorted(bounds, bounds[first] + _ROWS_AT_ONCE, side="right")) - 1
-        last = min(max(last, first + 1), NUM_GROUPS)
-        yield first, last
-        first = last
+    for rows in index:
+        yield rows[np.lexsort((rows["source"], rows["low"], rows["high"]))]
 
 
 def distinct_rows(rows: Rows) -> Rows:
@@ -63,11 +42,11 @@ def iterate_reasons(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
 
 
 def iterate_kept(
-    folder: Folder, names: Sequence[str], *, has_dropped: bool
+    index: LocalGroups, *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
     """In 256 groups the first row of each kept document, how many rows hold it or a copy, the sum of their crc32."""
-    dropped = iterate_reasons(folder, has_dropped=has_dropped)
-    for rows, *_ in iterate_index(folder, names):
+    dropped = iterate_reasons(index.folder, has_dropped=has_dropped)
+    for rows in iterate_index(index):
         starts = _first_rows(rows)
         documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
         sums = np.add.reduceat(rows["crc32"].astype(np.uint64), starts) if len(rows) else np.zeros(0, np.uint64)
@@ -77,7 +56,7 @@ def iterate_kept(
 
 def read_part_rows(folder: Folder, name: str) -> Rows:
     """All rows of a part's `.index` file, in the order of the ids."""
-    return np.frombuffer(folder.read(name)[HEAD_BYTES:], INDEX_DTYPE)
+    return parse_rows(folder.read(name), INDEX_DTYPE, folder.locate(name))[0]
 
 
 def pack_ids(rows: Rows, num_sources: int) -> bytes:

@@ -5,10 +5,11 @@ Read group by group (ids with the same top byte), so memory is the largest group
 
 import contextlib
 import hashlib
-import io
+import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.parquet_footer import RowGroup, read_file_footer
 from pipeline.tokens.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket, prefix_of
 from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
-from pipeline.tokens.grouped_rows import Rows, read_rows
+from pipeline.tokens.grouped_rows import LocalGroups, Rows, read_rows
 from pipeline.tokens.held_out import LowestRows, is_held_out, split_ids
 from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
 
+INDEX = "index.parquet"
 INDEX_SCHEMA = pa.schema(
     [
         ("prefix", pa.uint16()),
@@ -96,17 +98,15 @@ class Totals:
 
 
 def build_index(
-    folder: Folder,
-    names: Sequence[str],
+    index: LocalGroups,
     num_sources: int = 1,
     reasons: Sequence[str] = (),
     validation_tokens: int = VALIDATION_TOKENS,
-) -> tuple[Totals, bytes]:
-    """Reads the parts' index files and returns the totals and the table of ranges (index.parquet, by prefix).
+) -> Totals:
+    """Counts the documents of all parts and writes the table of their ranges (index.parquet, by prefix).
 
     Args:
-        folder: The folder of the token parts.
-        names: Names of the parts.
+        index: What `open_index` fetched.
         num_sources: How many sources the input has.
         reasons: What dropped.ids leaves documents out for; none where there is no such file.
         validation_tokens: What the validation split may hold.
@@ -116,12 +116,11 @@ def build_index(
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
     by_prefix = np.zeros(NUM_PREFIXES, np.int64)
     lowest = LowestRows(num_sources, validation_tokens)
-    sink = io.BytesIO()
     ranges: list[pa.Table] = []
-    with pq.ParquetWriter(sink, INDEX_SCHEMA, compression="zstd") as writer:
-        dropped = iterate_reasons(folder, has_dropped=bool(reasons))
-        for rows, parts, numbers in iterate_index(folder, names):
-            ranges.append(_find_ranges(rows, parts, numbers))
+    with _table_writer(index.folder) as writer:
+        dropped = iterate_reasons(index.folder, has_dropped=bool(reasons))
+        for rows in iterate_index(index):
+            ranges.append(_find_ranges(rows))
             if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
                 writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
                 ranges.clear()
@@ -149,7 +148,7 @@ def build_index(
         )
         for source, (own, rows, size, tokens) in enumerate(counts.tolist())
     )
-    totals = Totals(
+    return Totals(
         documents=sum(source.documents for source in sources),
         duplicates=sum(source.duplicates for source in sources),
         cleaned_bytes=sum(source.cleaned_bytes for source in sources),
@@ -159,7 +158,16 @@ def build_index(
         sources=sources,
         dropped={reason: int(drops[:, number].sum()) for number, reason in numbered},
     )
-    return totals, sink.getvalue()
+
+
+@contextlib.contextmanager
+def _table_writer(folder: Folder) -> Iterator[pq.ParquetWriter]:
+    """Writes index.parquet through a local file: 8 bytes for a part and prefix are a GB for 30,000 parts."""
+    with tempfile.NamedTemporaryFile(prefix="beambert-index-") as file:
+        with pq.ParquetWriter(file, INDEX_SCHEMA, compression="zstd") as writer:
+            yield writer
+        file.flush()
+        folder.write(INDEX, Path(file.name))
 
 
 def read_bucket(
@@ -270,8 +278,8 @@ def _read_ranges(
     Raises:
         ValueError: It is damaged, or a row points to no part, or before the beginning of one.
     """
-    path = folder.locate("index.parquet")
-    with _named_loss(path), folder.open("index.parquet") as file, named_damage(path, _REMEDY):
+    path = folder.locate(INDEX)
+    with _named_loss(path), folder.open(INDEX) as file, named_damage(path, _REMEDY):
         # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start. Arrow is not
         # asked for statistics, as its answer ends the process where a column's description is damaged.
         groups = [number for number, group in enumerate(read_file_footer(file)) if _may_hold(group, prefixes)]
@@ -298,16 +306,23 @@ def _may_hold(group: RowGroup, prefixes: Sequence[int]) -> bool:
     return bisect_left(prefixes, least) < bisect_right(prefixes, most)
 
 
-def _find_ranges(rows: Rows, parts: npt.NDArray[np.int32], numbers: npt.NDArray[np.int64]) -> pa.Table:
+def _find_ranges(rows: Rows) -> pa.Table:
     """(prefix, part, offset, size, row, rows), one row for each prefix that a part holds."""
     if not len(rows):
         return INDEX_SCHEMA.empty_table()
-    keys = _prefixes(rows) << 32 | parts
+    keys = _prefixes(rows) << 32 | rows["file"]
     order = np.lexsort((rows["offset"], keys))
-    keys, rows, numbers = keys[order], rows[order], numbers[order]
+    keys, rows = keys[order], rows[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     sizes = np.add.reduceat(rows["size"].astype(np.int64), starts)
     num_rows = np.diff(starts, append=len(rows))
-    columns = (keys[starts] >> 32, keys[starts] & 0xFFFFFFFF, rows["offset"][starts], sizes, numbers[starts], num_rows)
+    columns = (
+        keys[starts] >> 32,
+        keys[starts] & 0xFFFFFFFF,
+        rows["offset"][starts],
+        sizes,
+        rows["number"][starts],
+        num_rows,
+    )
     arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
     return pa.table(arrays, schema=INDEX_SCHEMA)

@@ -20,7 +20,7 @@ from pipeline.text.cleaning import clean_text, document_id
 from pipeline.tokens.buckets import Bucket
 from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, iterate_dropped, read_dropped_ids, reason_numbers
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
-from pipeline.tokens.index_rows import iterate_index
+from pipeline.tokens.index_rows import iterate_index, open_index
 from pipeline.tokens.token_index import build_index, read_bucket
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 from tests.pipeline.similar_texts import make_text, oracle
@@ -58,8 +58,8 @@ def part_folder(tmp_path):
         return np.array([make_document(number).id for number in numbers], "S16")
 
     reasons = {"excluded": keys(7, 110), "near_duplicate": keys(7, 9, 300 % 256)}
-    groups = (choose_dropped(rows, reasons) for rows, *_ in iterate_index(folder, list(parts)))
-    write_groups(folder, DROPPED, groups)
+    with open_index(folder, list(parts)) as index:
+        write_groups(folder, DROPPED, (choose_dropped(rows, reasons) for rows in iterate_index(index)))
     return folder, list(parts)
 
 
@@ -71,11 +71,11 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
     assert read_dropped_ids(folder, make_document(8).id, make_document(44).id) == {
         make_document(9).id, make_document(44).id
     }  # fmt: skip
-    totals, index = build_index(folder, names, 1, ("excluded", "near_duplicate"))
+    with open_index(folder, names) as index:
+        totals = build_index(index, 1, ("excluded", "near_duplicate"))
     assert totals.dropped == {"excluded": 2, "near_duplicate": 2}
     assert (totals.documents, totals.duplicates, totals.tokens) == (252, 20, 252 * 3)
     assert not dropped & {bytes.fromhex(each) for each in totals.sources[0].lowest_ids}
-    folder.write("index.parquet", index)
     bucket = Bucket("train", 0, 1, first, last)
     expected = [make_document(number).id for number in range(256) if make_document(number).id not in dropped]
     read = read_bucket(folder, names, bucket, np.uint16, has_dropped=True)
@@ -92,11 +92,12 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
 
 def test_reasons_are_found_again(part_folder):
     folder, names = part_folder
-    found = {
-        int(row["high"] >> np.uint64(56)): int(number)
-        for (rows, *_), dropped in zip(iterate_index(folder, names), iterate_dropped(folder), strict=True)
-        for row, number in zip(rows, reason_numbers(rows, dropped), strict=True)
-    }
+    with open_index(folder, names) as index:
+        found = {
+            int(row["high"] >> np.uint64(56)): int(number)
+            for rows, dropped in zip(iterate_index(index), iterate_dropped(folder), strict=True)
+            for row, number in zip(rows, reason_numbers(rows, dropped), strict=True)
+        }
     assert {number: reason for number, reason in found.items() if reason < 2} == {7: 0, 9: 1, 44: 1, 110: 0}
 
 

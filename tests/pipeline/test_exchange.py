@@ -21,7 +21,7 @@ from pipeline.shards.seal import NOTHING
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums
 from pipeline.tokens.buckets import plan_buckets
-from pipeline.tokens.index_rows import iterate_kept
+from pipeline.tokens.index_rows import iterate_kept, open_index
 from pipeline.tokens.token_index import build_index, read_bucket
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
 
@@ -40,7 +40,8 @@ def folder(tmp_path):
     for name, numbers in parts.items():
         for kind, data in zip(("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True):
             folder.write(f"{name}.{kind}", data)
-    folder.write("index.parquet", build_index(folder, list(parts))[1])
+    with open_index(folder, list(parts)) as index:
+        build_index(index)
     return TokenParts(folder, "uint16")
 
 
@@ -50,8 +51,9 @@ def numbers_in(chunk):
 
 def contents_of(folder, buckets, names=("one", "two", "none")):
     sums = BucketSums(buckets, folder.held_out)
-    for kept in iterate_kept(folder.folder, names, has_dropped=folder.has_dropped):
-        sums.add(*kept)
+    with open_index(folder.folder, names) as index:
+        for kept in iterate_kept(index, has_dropped=folder.has_dropped):
+            sums.add(*kept)
     return sums.contents()
 
 

@@ -35,7 +35,7 @@ from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums, find_buckets, total_seal
 from pipeline.tokens.held_out import choose_held_out, split_ids
-from pipeline.tokens.index_rows import iterate_kept
+from pipeline.tokens.index_rows import iterate_kept, open_index
 from pipeline.tokens.token_parts import pack_documents, unpack_documents
 from tests.datasets import edit_manifest
 from tokenizer.vocab import parse_vocab
@@ -98,8 +98,9 @@ def encoded(corpus, texts, vocab_file, tmp_path_factory):
     held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
     buckets = choose_buckets(settings, store.totals, held_out)
     sums = BucketSums(buckets, held_out.ids)
-    for kept in iterate_kept(tokens, store.part_names, has_dropped=False):
-        sums.add(*kept)
+    with open_index(tokens, store.part_names) as index:
+        for kept in iterate_kept(index, has_dropped=False):
+            sums.add(*kept)
     rules = {64: instance_rule(settings, parse_vocab(vocab_file.read_bytes(), "vocab.txt"), 64)}
     parts = TokenParts(tokens, "uint16", held_out=held_out.ids)
     return Encoded(parts, store.part_names, buckets, sums.contents(), rules)
@@ -123,7 +124,9 @@ def test_what_a_bucket_must_hold_is_what_its_parts_hold(encoded):
 @pytest.mark.processes
 def test_rows_find_their_bucket(encoded):
     held_out = encoded.tokens.held_out
-    for documents, *_ in iterate_kept(encoded.tokens.folder, encoded.part_names, has_dropped=False):
+    with open_index(encoded.tokens.folder, encoded.part_names) as index:
+        groups = [documents for documents, *_ in iterate_kept(index, has_dropped=False)]
+    for documents in groups:
         for row, place in zip(documents, find_buckets(documents, encoded.buckets, held_out), strict=True):
             bucket = encoded.buckets[place]
             document = int(row["high"]).to_bytes(8, "big") + int(row["low"]).to_bytes(8, "big")

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,10 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.storage.folder import Folder
-from pipeline.tokens import index_rows
+from pipeline.tokens import grouped_rows
 from pipeline.tokens.buckets import plan_buckets, prefix_of
+from pipeline.tokens.grouped_rows import LocalGroups, pack_rows
+from pipeline.tokens.index_rows import iterate_index, open_index
 from pipeline.tokens.token_index import build_index, read_bucket
-from pipeline.tokens.token_parts import TokenizedDocument, join_id, pack_documents, split_id, unpack_documents
+from pipeline.tokens.token_parts import (
+    INDEX_DTYPE,
+    TokenizedDocument,
+    join_id,
+    pack_documents,
+    split_id,
+    unpack_documents,
+)
+from tests.counting import empty_store
 
 
 def make_document(number, dtype=np.uint16):
@@ -35,9 +46,8 @@ def write_parts(folder, parts):
         tokens, index = pack_documents(documents)
         folder.write(f"{names[-1]}.tokens", tokens)
         folder.write(f"{names[-1]}.index", index)
-    totals, index = build_index(folder, names)
-    folder.write("index.parquet", index)
-    return folder, names, totals
+    with open_index(folder, names) as index:
+        return folder, names, build_index(index)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -92,16 +102,56 @@ def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
     folder, names, _ = write_parts(tmp_path, [documents[:500], [], documents[400:]])
 
     def read():
-        groups = index_rows.iterate_index(folder, names)
-        return [[values.tolist() for values in group] for group in groups]
+        with open_index(folder, names) as index:
+            return [rows.tolist() for rows in iterate_index(index)]
 
     expected = read()
     assert len(expected) == 256
-    assert sum(len(rows) for rows, *_ in expected) == 1000
-    assert all(row[0] >> 56 == group for group, (rows, *_) in enumerate(expected) for row in rows)
-    for number in (1, 7, 100):
-        monkeypatch.setattr(index_rows, "_ROWS_AT_ONCE", number)
+    assert sum(map(len, expected)) == 1000
+    assert all(row[0] >> 56 == group for group, rows in enumerate(expected) for row in rows)
+    for number in (1, 600):
+        monkeypatch.setattr(grouped_rows, "_ROWS_AT_ONCE", number)
         assert read() == expected
+
+
+def test_every_index_is_fetched_by_one_request_several_at_once(tmp_path):
+    store = empty_store()
+    documents = [make_document(number) for number in range(400)]
+    folder, names, _ = write_parts("counted://parts", [documents[start : start + 4] for start in range(0, 400, 4)])
+    store.requests.clear()
+    with open_index(folder, names) as index:
+        for _ in range(2):
+            assert sum(map(len, iterate_index(index))) == 400
+    assert store.kinds() == {"cat_file": 100, "find": 1}
+    assert store.count("cat_file", ".index") == 100
+
+
+def test_memory_is_not_that_of_the_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(grouped_rows, "_ROWS_AT_ONCE", 1 << 12)
+    rows = np.zeros(1 << 12, INDEX_DTYPE)
+    rows["high"] = np.arange(len(rows), dtype=np.uint64) << np.uint64(52)
+    folder, names = Folder(str(tmp_path)), [f"{number}.index" for number in range(100)]
+    for name in names:
+        folder.write(name, pack_rows(rows, rows["high"] >> np.uint64(56)))
+    tracemalloc.start()
+    with LocalGroups(folder, names, INDEX_DTYPE) as index:
+        read = sum(map(len, iterate_index(index)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read == 100 << 12
+    assert peak < 18e6 + 16 * rows.nbytes, f"{peak:,} of {100 * rows.nbytes:,} bytes"
+
+
+@pytest.mark.parametrize("size", [0, 100, 1028 + 44, -1])
+def test_a_cut_index_is_named(tmp_path, size):
+    folder, names, _ = write_parts(tmp_path, [[make_document(number) for number in range(9)]])
+    data = folder.read("part0.index")
+    folder.write("part0.index", data[:size])
+    with pytest.raises(ValueError, match=r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"):
+        open_index(folder, names)
+    folder.remove(["part0.index"])
+    with pytest.raises(ValueError, match=r"part0\.index .*missing; delete the folder of token parts"):
+        open_index(folder, names)
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 8])
