@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pipeline.pages.style import STYLE as PAGE_STYLE
 from trainer.report.charts import LEARNING, draw
+from trainer.report.page import STYLE
 from trainer.report.read import read_runs
-from trainer.report.style import STYLE
 
 MOST_BYTES = 60_000
 _HOVER = re.compile(r'<rect class="hover".*?</rect>', re.DOTALL)

@@ -120,9 +120,23 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """`python -m trainer export RUN --output DIR`."""
-    from trainer.inference.export_run import export_run
+    from pipeline.storage.folder import parse_storage_options
+    from trainer.conversion.export import export_google, export_hf
+    from trainer.inference.open_model import open_run
 
-    print(json.dumps(export_run(settings)))
+    opened = open_run(settings.run, parse_storage_options(settings.storage_options))
+    assert opened.vocab is not None, "a run has its vocabulary"
+    write = export_hf if settings.output_format == "huggingface" else export_google
+    write(
+        opened.state,
+        opened.config,
+        opened.vocab,
+        settings.output,
+        lower_case=opened.lower_case,
+        provenance=opened.provenance,
+    )
+    facts = {"exported": settings.output, "checkpoint": opened.where, "step": opened.provenance["steps"]}
+    print(json.dumps(facts))
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tokenizer.encode import Encoder
 from tokenizer.vocab import parse_vocab
-from trainer.finetune.squad.answers import WindowLogits, find_spans, softmax
+from trainer.finetune.squad.items import Window, cut_windows, find_best_windows
 from trainer.finetune.squad.offsets import OffsetEncoder
-from trainer.finetune.squad.windows import Window, cut_windows, find_best_windows
+from trainer.finetune.squad.predictions import WindowLogits, find_spans, softmax
 
 VOCAB = parse_vocab(
     "\n".join(

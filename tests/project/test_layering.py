@@ -81,8 +81,9 @@ ROOMS = {
         " trainer.inference.features"
     ),
     "trainer.cli": (
-        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.tool_settings trainer.runs"
-        " trainer.report trainer.preflight trainer.inference trainer.inference.features"
+        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.conversion"
+        " trainer.tool_settings trainer.runs trainer.report trainer.preflight trainer.inference"
+        " trainer.inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts trainer.cli",
 }

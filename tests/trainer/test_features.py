@@ -16,8 +16,7 @@ import transformers
 
 from tests.trainer.lettered_model import export_lettered_model
 from trainer.cli import main
-from trainer.inference.features.extract import FeatureExtractor
-from trainer.inference.features.layers import choose_layers
+from trainer.inference.features.extract import FeatureExtractor, choose_layers
 from trainer.inference.features.read import InputText
 from trainer.inference.features.windows import cut_windows
 from trainer.inference.open_model import open_model

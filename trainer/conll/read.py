@@ -12,8 +12,7 @@ Rules (docs/token-classification.md):
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.conll.schemes import SchemeName, resolve_scheme
-from trainer.conll.tags import OUTSIDE, Scheme, find_entities, is_tag, write_tags
+from trainer.conll.tags import OUTSIDE, Scheme, SchemeName, find_entities, is_tag, resolve_scheme, write_tags
 
 DOCUMENT_START = "-DOCSTART-"
 

@@ -5,13 +5,17 @@ another of its type at once; BIOES also ends entities of several words with E an
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 OUTSIDE = "O"
 
 Scheme = Literal["iob1", "iob2", "bioes"]
+SchemeName = Literal["auto", "iob1", "iob2", "bioes"]
+
+TaggedSentence = tuple[Sequence[str], Callable[[int], str]]
+"""Tags of a sentence, and where its words stand."""
 
 _TAG = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
@@ -101,6 +105,33 @@ def check_tags(tags: Sequence[str], scheme: Scheme) -> Violation | None:
     return None
 
 
+def resolve_scheme(sentences: Sequence[TaggedSentence], name: SchemeName) -> Scheme:
+    """The scheme of that name, after a check of every tag; with "auto" the one that all tags are of.
+
+    BIOES if there is an E or S, IOB1 if there is none and an I begins an entity, otherwise IOB2.
+
+    Raises:
+        ValueError: A tag is not of the scheme; says where, and with "auto" why it is that scheme.
+    """
+    if name != "auto":
+        fault = _first_fault(sentences, name)
+        if fault:
+            raise ValueError(f"{fault}; the scheme was named {name}")
+        return name
+    if any(tag[0] in "ES" for tags, _ in sentences for tag in tags):
+        fault = _first_fault(sentences, "bioes")
+        if fault:
+            raise ValueError(f"{fault}; the file has E- or S- tags, so it is bioes")
+        return "bioes"
+    not_iob2 = _first_fault(sentences, "iob2")
+    if not_iob2 is None:
+        return "iob2"
+    not_iob1 = _first_fault(sentences, "iob1")
+    if not_iob1:
+        raise ValueError(f"the tags are of no scheme: {not_iob2}, and {not_iob1}; mend one of them")
+    return "iob1"
+
+
 def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     """Every tag of these types that the scheme has, "O" first: a type seen with B alone has I too."""
     prefixes = "BIES" if scheme == "bioes" else "BI"
@@ -129,4 +160,12 @@ def _find_fault(before: str, tag: str, scheme: Scheme) -> str | None:
         return f"{tag} after {before} begins an entity, which B does in iob2"
     if scheme == "iob1" and tag[0] == "B" and (before == OUTSIDE or type_of(before) != type_of(tag)):
         return f"{tag} after {before}: iob1 writes B only where an entity follows another of its type at once"
+    return None
+
+
+def _first_fault(sentences: Sequence[TaggedSentence], scheme: Scheme) -> str | None:
+    for tags, locate in sentences:
+        violation = check_tags(tags, scheme)
+        if violation:
+            return f"{locate(violation.index)}: {violation.reason}"
     return None

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
-from trainer.finetune.squad.answers import WindowLogits
 from trainer.finetune.squad.evaluate import (
     Marks,
     apply_threshold,
@@ -19,6 +18,7 @@ from trainer.finetune.squad.items import WindowItem, cut_question, find_answer, 
 from trainer.finetune.squad.offsets import OffsetEncoder, Pieces
 from trainer.finetune.squad.predictions import (
     Prediction,
+    WindowLogits,
     predict,
     write_n_best,
     write_null_scores,
