@@ -15,11 +15,9 @@ import numpy as np
 
 from pipeline.shards.manifest import shard_name
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents
+from pipeline.tokens.bucket_seals import BucketContents, BucketFinder
 from pipeline.tokens.buckets import Bucket
-from pipeline.tokens.dropped_ids import REASONS, id_keys, read_dropped_rows, reason_numbers
-from pipeline.tokens.grouped_rows import Rows
-from pipeline.tokens.held_out import is_held_out
+from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.index_rows import read_part_rows
 from pipeline.tokens.token_index import join_ranges, read_bucket, read_tokens
 from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
@@ -89,7 +87,7 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
             | "TokenParts" >> beam.Create(self._part_names, reshuffle=True)
             | beam.FlatMap(cut_part, self._tokens, buckets).with_output_types(tuple[bytes, bytes])
             | beam.GroupByKey()
-            | beam.Map(unpack_group, self._tokens.token_dtype, by_bucket)
+            | beam.Map(unpack_group, self._tokens, by_bucket)
         )
 
 
@@ -191,11 +189,19 @@ class StoredDocuments:
 
 @dataclass(frozen=True)
 class GroupedDocuments:
-    """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated."""
+    """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated.
 
-    name: str
+    What dropped.ids leaves out is left out here: a part would have to read all of it, a bucket reads its range.
+    """
+
+    bucket: Bucket
     chunks: Iterable[bytes]
-    token_dtype: str
+    tokens: TokenParts
+
+    @property
+    def name(self) -> str:
+        """The bucket's."""
+        return self.bucket.name
 
     @property
     def origin(self) -> str:
@@ -209,6 +215,7 @@ class GroupedDocuments:
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
         seen: set[str] = set()
+        dropped = self._read_dropped()
         for chunk in self.chunks:
             part, data = unpack_chunk(chunk)
             if part in seen:
@@ -217,7 +224,13 @@ class GroupedDocuments:
                     f" {self.advice}"
                 )
             seen.add(part)
-            yield from unpack_documents(data, np.dtype(self.token_dtype), f"bucket {self.name}, part {part}")
+            found = unpack_documents(data, np.dtype(self.tokens.token_dtype), f"bucket {self.name}, part {part}")
+            yield from (document for document in found if document.id not in dropped)
+
+    def _read_dropped(self) -> frozenset[bytes]:
+        if not self.tokens.has_dropped or self.bucket.split == "validation":  # what is held out is not dropped
+            return frozenset()
+        return read_dropped_ids(self.tokens.folder, self.bucket.first_id, self.bucket.last_id)
 
 
 def find_documents(
@@ -228,30 +241,24 @@ def find_documents(
 
 
 def cut_part(name: str, tokens: TokenParts, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of the documents that a token part holds of each bucket, by the bucket's name; reads one at a time.
+    """The bytes of the documents that a token part holds of each bucket, by the bucket's name.
 
-    Documents that are left out are cut out, so the shuffle does not move them.
+    The part's tokens are read by one request, from the first document of a bucket to the last: as they were one list of
+    documents, that is about `part_bytes`. What dropped.ids leaves out is among them (`GroupedDocuments`).
     """
     rows = read_part_rows(tokens.folder, f"{name}.index")
-    keys, held_out = id_keys(rows), is_held_out(rows, tokens.held_out)
-    for bucket in buckets:
-        start = int(np.searchsorted(keys, np.bytes_(bucket.first_id)))
-        stop = int(np.searchsorted(keys, np.bytes_(bucket.last_id), side="right"))
-        chosen = rows[start:stop][held_out[start:stop] == (bucket.split == "validation")]
-        if tokens.has_dropped and len(chosen) and bucket.split == "train":  # what is held out is not dropped
-            dropped = read_dropped_rows(tokens.folder, bucket.first_id, bucket.last_id)
-            chosen = chosen[reason_numbers(chosen, dropped) == len(REASONS)]
-        if len(chosen):
-            data = _read_documents(tokens.folder, f"{name}.tokens", chosen)
-            yield bucket.name.encode(), pack_chunk(name, data)
-
-
-def _read_documents(folder: Folder, name: str, rows: Rows) -> bytes:
-    """The bytes of some documents of a part, read from the first of them to the last."""
-    ranges = join_ranges(rows)
-    first, last = ranges[0][0], ranges[-1][1]
-    data = read_tokens(folder, name, first, last)
-    return data if len(ranges) == 1 else b"".join(data[start - first : stop - first] for start, stop in ranges)
+    finder = BucketFinder(buckets, tokens.held_out)
+    owners = finder.find(rows)
+    rows, owners = rows[owners != finder.none], owners[owners != finder.none]
+    if not len(rows):
+        return
+    start, stop = int(rows["offset"][0]), int(rows["offset"][-1]) + int(rows["size"][-1])
+    data = memoryview(read_tokens(tokens.folder, f"{name}.tokens", start, stop))
+    order = np.argsort(owners, kind="stable")
+    for chosen in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+        ranges = join_ranges(rows[chosen])
+        documents = b"".join(data[first - start : last - start] for first, last in ranges)
+        yield buckets[int(owners[chosen[0]])].name.encode(), pack_chunk(name, documents)
 
 
 def pack_chunk(part: str, data: bytes) -> bytes:
@@ -267,10 +274,10 @@ def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
 
 
 def unpack_group(
-    group: tuple[bytes, Iterable[bytes]], token_dtype: str, tasks: Mapping[bytes, list[ShardTask]]
+    group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, tasks: Mapping[bytes, list[ShardTask]]
 ) -> tuple[list[ShardTask], GroupedDocuments]:
     """The tasks of a bucket and its documents; nothing is unpacked yet."""
     name, chunks = group
     if name not in tasks:
         raise ValueError(f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}")
-    return tasks[name], GroupedDocuments(name.decode(), chunks, token_dtype)
+    return tasks[name], GroupedDocuments(tasks[name][0].bucket, chunks, tokens)

@@ -64,7 +64,7 @@ class BucketSums:
             held_out: Ids of the validation documents (`pipeline.tokens.held_out.HeldOut`).
         """
         self._buckets = buckets
-        self._held_out = held_out
+        self._finder = BucketFinder(buckets, held_out)
         self._counts = np.zeros((4, len(buckets)), np.uint64)  # documents, tokens, rows, crc32
         self._ids = np.zeros((2, len(buckets)), np.uint64)  # xor of either half
         self._waiting: list[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]] = []
@@ -82,7 +82,7 @@ class BucketSums:
         documents, num_rows, crc32 = map(np.concatenate, zip(*self._waiting, strict=True))
         self._waiting.clear()
         self._num_waiting = 0
-        owners = find_buckets(documents, self._buckets, self._held_out)
+        owners = self._finder.find(documents)
         for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows, crc32)):
             np.add.at(self._counts[row], owners, values.astype(np.uint64))
         for row, name in enumerate(("high", "low")):
@@ -99,16 +99,30 @@ class BucketSums:
         }
 
 
-def find_buckets(documents: Rows, buckets: Sequence[Bucket], held_out: bytes) -> npt.NDArray[np.int64]:
-    """[D] the place in `buckets` of the one that holds each document; together they hold all ids there are."""
-    splits = [bucket.split for bucket in buckets]
-    train = [place for place, split in enumerate(splits) if split == "train"]
-    order = sorted(train, key=lambda place: buckets[place].last_id)
-    last_ids = np.array([buckets[place].last_id for place in order], "S16")
-    found = np.array(order)[np.searchsorted(last_ids, id_keys(documents))]
-    if held_out:
-        found[is_held_out(documents, held_out)] = splits.index("validation")
-    return found
+class BucketFinder:
+    """Finds the bucket of documents by their ids."""
+
+    def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
+        """Takes some buckets, all or not, in any order, and the ids of the validation documents."""
+        train = [place for place, bucket in enumerate(buckets) if bucket.split == "train"]
+        self._order = np.array(sorted(train, key=lambda place: buckets[place].first_id), np.int64)
+        self._first_ids = np.array([buckets[place].first_id for place in self._order], "S16")
+        self._last_ids = np.array([buckets[place].last_id for place in self._order], "S16")
+        self._held_out, self.none = held_out, len(buckets)
+        splits = [bucket.split for bucket in buckets]
+        self._validation = splits.index("validation") if "validation" in splits else self.none
+
+    def find(self, documents: Rows) -> npt.NDArray[np.int64]:
+        """[D] the place of each document's bucket among the buckets, `none` where they do not hold it."""
+        keys = id_keys(documents)
+        places = np.searchsorted(self._first_ids, keys, side="right") - 1
+        inside = np.flatnonzero(places >= 0)
+        inside = inside[keys[inside] <= self._last_ids[places[inside]]]
+        found = np.full(len(documents), self.none)
+        found[inside] = self._order[places[inside]]
+        if self._held_out:
+            found[is_held_out(documents, self._held_out)] = self._validation
+        return found
 
 
 def total_seal(contents: Mapping[str, BucketContents]) -> Seal:

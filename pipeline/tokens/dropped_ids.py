@@ -22,14 +22,9 @@ DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
 def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
     """The ids in [first_id, last_id] that are left out."""
-    rows = read_dropped_rows(folder, first_id, last_id)
+    rows = read_groups(folder, DROPPED, DROPPED_DTYPE, first_id[0], last_id[0])
     ids = (join_id(row["high"], row["low"]) for row in rows)
     return frozenset(each for each in ids if first_id <= each <= last_id)
-
-
-def read_dropped_rows(folder: Folder, first_id: bytes, last_id: bytes) -> Rows:
-    """The rows of the documents in [first_id, last_id], and some around them."""
-    return read_groups(folder, DROPPED, DROPPED_DTYPE, first_id[0], last_id[0])
 
 
 def iterate_dropped(folder: Folder) -> Iterator[Rows]:

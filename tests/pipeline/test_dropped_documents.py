@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.jobs import near_duplicates_job
-from pipeline.jobs.exchange import TokenParts, cut_part, unpack_chunk
+from pipeline.jobs.exchange import GroupedDocuments, TokenParts, cut_part
 from pipeline.shards import verify
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
@@ -22,7 +22,7 @@ from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, iterate_dropped
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
 from pipeline.tokens.index_rows import iterate_index, open_index
 from pipeline.tokens.token_index import build_index, read_bucket
-from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
+from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from tests.pipeline.similar_texts import make_text, oracle
 
 
@@ -80,12 +80,9 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
     expected = [make_document(number).id for number in range(256) if make_document(number).id not in dropped]
     read = read_bucket(folder, names, bucket, np.uint16, has_dropped=True)
     assert sorted({document.id for document in read}) == expected
-    cut = [
-        document.id
-        for name in names
-        for _, data in cut_part(name, TokenParts(folder, "uint16", has_dropped=True), [bucket])
-        for document in unpack_documents(unpack_chunk(data)[1], np.uint16, "chunk")
-    ]
+    tokens = TokenParts(folder, "uint16", has_dropped=True)
+    chunks = [chunk for name in names for _, chunk in cut_part(name, tokens, [bucket])]
+    cut = [document.id for document in GroupedDocuments(bucket, chunks, tokens)]
     assert sorted(set(cut)) == expected
     assert len(cut) == 276 - 4 - 1  # 110 was in both
 

@@ -24,6 +24,7 @@ from pipeline.tokens.buckets import plan_buckets
 from pipeline.tokens.index_rows import iterate_kept, open_index
 from pipeline.tokens.token_index import build_index, read_bucket
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents, unpack_documents
+from tests.counting import empty_store
 
 
 def make_document(number):
@@ -76,6 +77,22 @@ def test_a_part_is_cut_at_the_bounds_of_the_buckets_and_around_what_is_held_out(
     }
     assert list(cut_part("none", folder, buckets)) == []
     assert [name for name, _ in cut_part("two", folder, buckets[1:3])] == []
+    assert [name for name, _ in cut_part("two", folder, buckets[4:])] == [b"train-00003-of-00004"]
+    assert [name for name, _ in cut_part("two", folder, buckets[:1])] == [b"validation-00000-of-00001"]
+
+
+def test_a_part_is_read_by_three_requests_however_many_buckets_it_is_cut_into(folder):
+    store = empty_store()
+    elsewhere = Folder("counted://parts")
+    for name, data in zip(folder.folder.list(), folder.folder.read_each([*folder.folder.list()]), strict=True):
+        elsewhere.write(name, data)
+    store.requests.clear()
+    tokens, buckets = replace(folder, folder=elsewhere, held_out=HELD_OUT), plan_buckets(64, HELD_OUT)
+    for name in ("one", "two", "none"):
+        chunks = [numbers_in(data) for _, data in cut_part(name, tokens, buckets)]
+        assert len(chunks) == {"one": 52, "two": 15, "none": 0}[name]
+    assert store.kinds() == {"size": 3, "cat_file": 5}, "the size and bytes of each index, the bytes of tokens"
+    assert store.count("cat_file", ".tokens") == 2
 
 
 def test_gathered_documents_are_sorted_and_copies_dropped():

@@ -33,7 +33,7 @@ from pipeline.shards.verify import verify_dataset
 from pipeline.stages.build_shards import choose_buckets, instance_rule
 from pipeline.stages.build_tokens import read_store
 from pipeline.storage.folder import Folder
-from pipeline.tokens.bucket_seals import BucketContents, BucketSums, find_buckets, total_seal
+from pipeline.tokens.bucket_seals import BucketContents, BucketFinder, BucketSums, total_seal
 from pipeline.tokens.held_out import choose_held_out, split_ids
 from pipeline.tokens.index_rows import iterate_kept, open_index
 from pipeline.tokens.token_parts import pack_documents, unpack_documents
@@ -82,7 +82,7 @@ class Encoded:
     def deliver(self, key, chunks, output):
         """Builds a bucket of what a runner delivered."""
         tasks = group_tasks(plan_tasks(self.buckets, [64], 2, self.contents))
-        found, documents = unpack_group((key, chunks), "uint16", tasks)
+        found, documents = unpack_group((key, chunks), self.tokens, tasks)
         return list(ShardBuilder(Folder(str(output)), self.rules, 1, HASH).build(found, documents))
 
 
@@ -126,8 +126,9 @@ def test_rows_find_their_bucket(encoded):
     held_out = encoded.tokens.held_out
     with open_index(encoded.tokens.folder, encoded.part_names) as index:
         groups = [documents for documents, *_ in iterate_kept(index, has_dropped=False)]
+    finder = BucketFinder(encoded.buckets, held_out)
     for documents in groups:
-        for row, place in zip(documents, find_buckets(documents, encoded.buckets, held_out), strict=True):
+        for row, place in zip(documents, finder.find(documents), strict=True):
             bucket = encoded.buckets[place]
             document = int(row["high"]).to_bytes(8, "big") + int(row["low"]).to_bytes(8, "big")
             assert bucket.first_id <= document <= bucket.last_id
