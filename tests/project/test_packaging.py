@@ -100,6 +100,7 @@ def test_without_a_compiler_all_but_the_compiled_modules_is_installed(clean_chec
     with zipfile.ZipFile(build("wheel", clean_checkout, **({"CC": compiler} if compiler else {}))) as archive:
         installed = archive.namelist()
     assert "tokenizer/encode.py" in installed
+    assert not [name for name in installed if name.endswith((".c", ".h"))], "newer than what they are compiled to"
     assert {name.partition(".")[0] for name in installed if name.endswith((".so", ".pyd"))} == (
         set() if compiler else names
     )
