@@ -37,11 +37,8 @@ class SafetySettings:
 
     Attributes:
         spike_factor: A step is not taken, and weights and moments stay, where its gradient norm is
-            not finite or this many times the running median; 0 takes every finite one.
-        spike_window: Steps that the running median looks back on.
-        max_skipped: Steps in a row not taken that send the run back to the checkpoint before them.
-            It then leaves their instances out.
-        max_rollbacks: How often the run may go back before it stops with an error.
+            not finite or this many times the running median; 0 takes every finite one. Five such
+            steps in a row send the run back to the checkpoint before them, without their instances.
         weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
             bits; 1 also finds those that the next update would heal or spread, at some 4 % of a
             small model's step; 0 never compares.
@@ -52,17 +49,12 @@ class SafetySettings:
     """
 
     spike_factor: float = 10.0
-    spike_window: int = 64
-    max_skipped: int = 5
-    max_rollbacks: int = 3
     weights_interval: int = 10
     watchdog_minutes: float = 30.0
 
     def __post_init__(self) -> None:
         if self.spike_factor and self.spike_factor <= 1:
             raise ValueError(f"safety.spike_factor is {self.spike_factor}; it must be above 1, or 0 for none")
-        for name, least in (("spike_window", 16), ("max_skipped", 1), ("max_rollbacks", 0), ("weights_interval", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"safety.{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.watchdog_minutes < 0:
-            raise ValueError(f"safety.watchdog_minutes is {self.watchdog_minutes}; it must be at least 0")
+        for name in ("weights_interval", "watchdog_minutes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"safety.{name} is {getattr(self, name)}; it must be at least 0")

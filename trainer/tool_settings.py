@@ -179,7 +179,6 @@ class StreamSettings:
     Training to stand in for:
         world_size: How many ranks are stood in for, one after another.
         global_batch: Instances of one optimizer step, over all ranks.
-        micro_tokens: The most real tokens of one forward pass on one rank.
         steps: How many optimizer steps are read; 0 reads one epoch of the first dataset.
         seed: Random seed of the order of instances.
     """
@@ -188,7 +187,6 @@ class StreamSettings:
     seq_len: int | None = None
     world_size: int = 1
     global_batch: int = 256
-    micro_tokens: int = 16_384
     steps: int = 20
     seed: int = 0
     reading: ReadingSettings = field(default_factory=ReadingSettings)
@@ -197,4 +195,4 @@ class StreamSettings:
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, world_size=1, global_batch=1, micro_tokens=1, steps=0)
+        check_least(self, world_size=1, global_batch=1, steps=0)

@@ -159,7 +159,7 @@ def test_every_token_is_in_one_window_and_in_the_one_with_most_context(size):
 def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     words = (["the", "cat", "sat", ".", "a"] * 20)[:95]
     (tmp_path / "long.txt").write_text(" ".join(words) + "\nshort cat\n")
-    flags = ["--layers", "-1", "--seq_len", "20", "--stride", "9", "--micro_tokens", "64"]
+    flags = ["--layers", "-1", "--seq_len", "20", "--micro_tokens", "64"]
     assert features(hf, tmp_path / "long.txt", tmp_path / "out", *flags) == 0
     found = rows_of(tmp_path / "out", "layer_2")
     windows = cut_windows(95, 18, 9)
@@ -206,7 +206,6 @@ def test_fields_names_and_compressed_files(hf, tmp_path):
         ("a.txt", b"x\n", ["--layers", "2,-1"], "layers 2,-1 names a layer twice: they are 2, 2"),
         ("a.txt", b"x\n", ["--layers", "last"], "layers is 'last'; expected numbers separated by commas, or all"),
         ("a.txt", b"x\n", ["--seq_len", "99"], "seq_len is 99;"),
-        ("a.txt", b"x\n", ["--stride", "39"], "stride is 39; a window has 38 tokens beside [CLS] and [SEP]"),
         ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words, which a.txt has not; "),
     ],
 )
@@ -225,10 +224,10 @@ def test_layers_are_numbered_as_in_transformers():
 
 
 def test_words_have_the_vector_of_their_first_piece(hf):
-    extractor = FeatureExtractor(open_model(str(hf)), layers="-1,-2", rows="word", seq_len=12, stride=5)
+    extractor = FeatureExtractor(open_model(str(hf)), layers="-1,-2", rows="word", seq_len=12)
     words = ("the", "cats", "dog", "\x00", "Sat", "bird", "the")
     [rows] = extractor.iterate([extractor.encode(InputText(0, "f", 1, " ".join(words), words))])
-    every = FeatureExtractor(open_model(str(hf)), layers="-1,-2", seq_len=12, stride=5)
+    every = FeatureExtractor(open_model(str(hf)), layers="-1,-2", seq_len=12)
     [tokens] = every.iterate([every.encode(InputText(0, "f", 1, " ".join(words), words))])
     assert rows.index == list(range(7))
     pieces = " ".join(tokens.texts[0].pieces)

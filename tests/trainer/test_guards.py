@@ -189,7 +189,7 @@ def note_all(guard, norms, first=1):
 
 
 def test_the_spike_guard_takes_what_is_below_ten_medians():
-    guard = SpikeGuard(SafetySettings(max_skipped=3), {})
+    guard = SpikeGuard(SafetySettings(), {})
     assert guard.limit == math.inf
     assert note_all(guard, [2.0] * 15 + [50.0]) == [True] * 16, "too few norms are known"
     assert guard.limit == 20.0
@@ -199,17 +199,19 @@ def test_the_spike_guard_takes_what_is_below_ten_medians():
 
 
 def test_the_spike_guard_continues_from_a_checkpoint():
-    guard = SpikeGuard(SafetySettings(max_skipped=3, spike_window=16), {})
-    note_all(guard, [float(i) for i in range(1, 31)])
-    again = SpikeGuard(SafetySettings(max_skipped=3, spike_window=16), json.loads(json.dumps(guard.to_dict())))
+    guard = SpikeGuard(SafetySettings(), {})
+    note_all(guard, [float(i) for i in range(1, 79)])
+    again = SpikeGuard(SafetySettings(), json.loads(json.dumps(guard.to_dict())))
     for each in (guard, again):
-        assert each.limit == 225.0, "ten medians of 15 to 30"
-        note_all(each, [math.nan] * 3, first=31)
+        assert each.limit == 465.0, "ten medians of 15 to 78"
+        note_all(each, [math.nan] * 4, first=79)
+        assert not each.has_enough
+        each.note(math.nan, 83, 0, (40, 50))
         assert each.has_enough
-        assert (each.streak.first_step, each.streak.start, each.streak.stop) == (31, 0, 30)
+        assert (each.streak.first_step, each.streak.start, each.streak.stop) == (79, 0, 50)
     assert guard.to_dict() == again.to_dict()
     back = guard.went_back(SpikeGuard(SafetySettings(), {}))
-    assert (back.skipped(0), back.skipped(1), back.num_rollbacks, back.num_skipped) == ([(0, 30)], [], 1, 3)
+    assert (back.skipped(0), back.skipped(1), back.num_rollbacks, back.num_skipped) == ([(0, 50)], [], 1, 5)
 
 
 def test_who_hangs():

@@ -36,7 +36,7 @@ TINY = {
 }
 # First positions of global batches, and what their gradients are multiplied by on rank 1.
 NOT_FINITE, SPIKE = 8 * BATCH, 18 * BATCH
-ROW_OF_BAD = [first * BATCH for first in range(25, 28)]
+ROW_OF_BAD = [first * BATCH for first in range(25, 30)]
 FACTORS = {NOT_FINITE: math.nan, SPIKE: 1e4, **dict.fromkeys(ROW_OF_BAD, math.nan)}
 
 
@@ -87,7 +87,6 @@ def runs(tmp_path_factory):
             "phases": [phase],
             "model": {"preset": "tiny", "overrides": TINY},
             "checkpoint": {"interval": 10, "keep": 2, "keep_every": 20},
-            "safety": {"max_skipped": 3},
             "micro_tokens": 48,
         }
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
@@ -121,8 +120,8 @@ def test_exit_codes(runs):
 def test_what_was_skipped_is_written_down_with_its_instances(runs):
     rows = rows_of(runs[0] / "spoiled", "anomalies.jsonl")
     assert [row["positions"][0] for row in rows] == [NOT_FINITE, SPIKE, *ROW_OF_BAD]
-    assert [row["in_a_row"] for row in rows] == [1, 1, 1, 2, 3]
-    assert [row["grad_norm"] for row in rows if row["positions"][0] != SPIKE] == ["nan"] * 4
+    assert [row["in_a_row"] for row in rows] == [1, 1, 1, 2, 3, 4, 5]
+    assert [row["grad_norm"] for row in rows if row["positions"][0] != SPIKE] == ["nan"] * 6
     assert rows[1]["grad_norm"] > rows[1]["limit"] > 1
     for row in rows:
         places = [each.rpartition(":") for each in row["instances"]]
@@ -134,15 +133,15 @@ def test_what_was_skipped_is_written_down_with_its_instances(runs):
 def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(runs):
     folder, launches = runs
     said = launches["spoiled"][0].stdout + launches["spoiled"][0].stderr
-    assert "back to step 20, 3 steps in a row were not taken; positions 300-336 of phase 0 are left out" in said
+    assert "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0 are left out" in said
     rows = train_rows(folder / "spoiled")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    taken = [first * BATCH for first in range(STEPS + 3) if first * BATCH not in ROW_OF_BAD]
+    taken = [first * BATCH for first in range(STEPS + 5) if first * BATCH not in ROW_OF_BAD]
     assert [row["position"] for row in rows] == taken
-    assert rows[-1]["steps_skipped"] == 5
+    assert rows[-1]["steps_skipped"] == 7
     state = read_state(find_checkpoints(folder / "spoiled" / "checkpoints")[0][-1])
-    assert state["guard"]["left_out"] == [[0, 300, 336]]
-    assert (state["guard"]["num_rollbacks"], state["guard"]["num_skipped"]) == (1, 5)
+    assert state["guard"]["left_out"] == [[0, 300, 360]]
+    assert (state["guard"]["num_rollbacks"], state["guard"]["num_skipped"]) == (1, 7)
     assert state["num_updates"] == STEPS - 2, "of the steps that were kept, two moved nothing"
 
 

@@ -14,8 +14,12 @@ from typing import Any
 from trainer.safety_settings import SafetySettings
 from trainer.stream.order import Stretch
 
-FEWEST_NORMS = 16
-"""Norms that must be known before any counts as a spike."""
+FEWEST_NORMS, MOST_NORMS = 16, 64
+"""Norms that must be known before any counts as a spike, and norms that the running median looks back on."""
+MOST_SKIPPED = 5
+"""Steps in a row not taken that send the run back to the checkpoint before them."""
+MOST_ROLLBACKS = 3
+"""Times that the run may go back before it stops with an error."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class SpikeGuard:
     def __init__(self, settings: SafetySettings, state: Mapping[str, Any]) -> None:
         """Goes on from what `to_dict` returned; empty at the beginning of a run."""
         self._settings = settings
-        self._norms: deque[float] = deque(state.get("norms", ()), maxlen=settings.spike_window)
+        self._norms: deque[float] = deque(state.get("norms", ()), maxlen=MOST_NORMS)
         self.streak = Streak(**state["streak"]) if state.get("streak") else None
         self.num_skipped: int = state.get("num_skipped", 0)
         self.num_rollbacks: int = state.get("num_rollbacks", 0)
@@ -66,12 +70,12 @@ class SpikeGuard:
     @property
     def has_enough(self) -> bool:
         """Whether so many steps in a row were not taken that the run must go back."""
-        return self.streak is not None and self.streak.length >= self._settings.max_skipped
+        return self.streak is not None and self.streak.length >= MOST_SKIPPED
 
     @property
     def may_go_back(self) -> bool:
         """Whether the run may go back once more."""
-        return self.num_rollbacks < self._settings.max_rollbacks
+        return self.num_rollbacks < MOST_ROLLBACKS
 
     def note(self, norm: float, step: int, phase: int, positions: Stretch) -> bool:
         """Takes in a step's norm; whether the step was taken.

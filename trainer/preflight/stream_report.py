@@ -14,6 +14,7 @@ from tqdm import tqdm
 from pipeline.shards.block import Array
 from pipeline.storage.folder import parse_storage_options
 from trainer.process.allocator import keep_freed_memory
+from trainer.settings import PretrainSettings
 from trainer.stream.cached_read import STRETCH_BYTES, open_cache
 from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.step import RankStep, StepLoader
@@ -154,7 +155,7 @@ def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: i
             rank=rank,
             world_size=settings.world_size,
             global_batch=settings.global_batch,
-            micro_tokens=settings.micro_tokens,
+            micro_tokens=PretrainSettings.micro_tokens,
             seed=settings.seed,
             num_steps=num_steps,
             reading=reading,

@@ -86,7 +86,6 @@ class FeatureExtractor:
         combine: Combine = "each",
         rows: Rows = "token",
         seq_len: int | None = None,
-        stride: int | None = None,
         micro_tokens: int = 8_192,
         device: torch.device | None = None,
     ) -> None:
@@ -105,9 +104,7 @@ class FeatureExtractor:
         if not 3 <= length <= config.max_position_embeddings:
             raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {config.max_position_embeddings} tokens")
         self._size = length - 2
-        self._stride = stride or max(1, self._size // 2)
-        if not 1 <= self._stride <= self._size:
-            raise ValueError(f"stride is {stride}; a window has {self._size} tokens beside [CLS] and [SEP]")
+        self._stride = max(1, self._size // 2)
         if micro_tokens < length:
             raise ValueError(f"micro_tokens is {micro_tokens}: a window may take {length}; raise it")
         self._rows, self._combine, self._micro_tokens = rows, combine, micro_tokens

@@ -80,7 +80,6 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         combine=settings.combine,
         rows=settings.rows,
         seq_len=settings.seq_len,
-        stride=settings.stride,
         micro_tokens=settings.micro_tokens,
         device=choose_device(settings.device),
     )

@@ -32,9 +32,7 @@ class FeaturesSettings:
             by the last states of [CLS] (cls), the average over its tokens (mean) or the model's
             pooler.
         seq_len: Sequence length in tokens of a window, with [CLS] and [SEP]; null means all that
-            the model reads.
-        stride: Tokens from the beginning of one window of a long text to that of the next; null
-            means half a window.
+            the model reads. A longer text is read in windows that overlap by half.
 
     Running:
         output: Folder or fsspec URL to write. The same command again continues what was
@@ -61,10 +59,9 @@ class FeaturesSettings:
     output_format: Literal["parquet", "npy"] = "parquet"
     dtype: Literal["float32", "float16"] = "float32"
     seq_len: int | None = None
-    stride: int | None = None
     micro_tokens: int = 8_192
     texts_per_part: int = 10_000
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
-        check_least(self, seq_len=3, stride=1, micro_tokens=1, texts_per_part=1)
+        check_least(self, seq_len=3, micro_tokens=1, texts_per_part=1)
