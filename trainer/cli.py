@@ -1,4 +1,4 @@
-"""`python -m trainer COMMAND`: what each command is called with. Heavy imports stay inside the functions."""
+"""`python -m trainer COMMAND`: how each is called. Heavy imports stay inside the functions."""
 
 import json
 from pathlib import Path

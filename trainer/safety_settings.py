@@ -1,4 +1,4 @@
-"""Settings of what keeps work from being lost: checkpoints, and guards against what goes wrong. Stdlib only."""
+"""Settings of what keeps work from being lost: checkpoints, and guards. Stdlib only."""
 
 from dataclasses import dataclass
 

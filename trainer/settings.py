@@ -1,6 +1,7 @@
 """Settings of a pretraining run: every default, meaning and unit in one place.
 
-Files in configs/pretrain state what differs from these defaults, and flags what differs from the file.
+Files in configs/pretrain state what differs from these defaults, and flags what differs from the
+file.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ class Phase:
         steps: How many optimizer steps the phase has.
         peak_lr: The learning rate after the warm-up.
         warmup_fraction: Share of the steps in which the learning rate grows from 0 to peak_lr.
-        warmup_steps: The same as a number of steps. Give one of the two.
+        warmup_steps: Steps in which the learning rate grows, in place of warmup_fraction.
         end_lr: The learning rate at the end of the decay.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
         decay_from: Where the line of the decay begins: at the end of the warmup, as in Hugging
@@ -241,7 +242,7 @@ class PretrainSettings:
         return preset(self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides)
 
     def phases_of(self, seq_len: int) -> list[int]:
-        """Indices of the phases of one length, which read one stream, each going on where the one before ended."""
+        """Indices of the phases of one length, which go on in one stream."""
         return [index for index, phase in enumerate(self.phases) if phase.seq_len == seq_len]
 
     def skipped(self, *phases: int) -> list[tuple[int, int]]:
@@ -259,7 +260,7 @@ class PretrainSettings:
 
 
 def resolve(settings: PretrainSettings) -> PretrainSettings:
-    """The settings with all that is given for phases written into them, and with everything checked that can be alone.
+    """The settings, checked, with all that is given for phases written into them.
 
     Raises:
         ValueError: Numbers that do not fit each other.

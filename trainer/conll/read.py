@@ -1,11 +1,13 @@
-"""CoNLL columns: lines of a file to sentences of words and tags, and the same lines back with one more column.
+"""CoNLL columns: a file's lines to sentences of words and tags, and back with one more column.
 
 Rules (docs/token-classification.md):
 
 - A blank line, one of white space alone, and -DOCSTART- end a sentence.
-- Columns are separated by tabs if any line that does not begin with "#" has one, otherwise by any white space.
-- A line that begins with "#" is a comment if, with tabs, it has none; otherwise if it has another number of columns
-  than the first line without "#", or no tag in its tag column: words such as #NER are words.
+- Columns are separated by tabs if any line that does not begin with "#" has one, otherwise by any
+  white space.
+- A line that begins with "#" is a comment if, with tabs, it has none; otherwise if it has another
+  number of columns than the first line without "#", or no tag in its tag column: words such as #NER
+  are words.
 - Every other line has as many columns as the first.
 """
 
@@ -36,10 +38,11 @@ class Sentence:
 
     Attributes:
         path: The file.
-        words: At least one.
-        tags: One for each word, in `scheme`; empty where tags are not read.
-        scheme: Of the whole file; None where tags are not read.
-        lines: The file's lines after the sentence before up to this one's last; of the last sentence up to the end.
+        words: Words of the sentence, at least one.
+        tags: Tag of each word, in `scheme`; empty where tags are not read.
+        scheme: Scheme of the whole file; None where tags are not read.
+        lines: The file's lines after the sentence before up to this one's last; of the last
+            sentence up to the end.
         rows: Which of `lines` hold the words.
         first_line: Number of the first of `lines`, from 1.
         separator: What stands between columns.
@@ -109,8 +112,8 @@ def read_conll(text: str, path: str, columns: Columns, scheme: SchemeName = "aut
     """Sentences of a file's text, in order.
 
     Raises:
-        ValueError: No sentence, a wrong number of columns, an empty word, what is no tag, or tags that are not of one
-            scheme; says file and line.
+        ValueError: No sentence, a wrong number of columns, an empty word, what is no tag, or tags
+            that are not of one scheme; says file and line.
     """
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     layout = _find_layout(lines, path, columns)
@@ -122,7 +125,7 @@ def read_conll(text: str, path: str, columns: Columns, scheme: SchemeName = "aut
 
 
 def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
-    """The lines of the sentences' file, each word's with its tag as a further column; -DOCSTART- has O."""
+    """The file's lines, each word's with its tag as a further column; -DOCSTART- has O."""
     written = []
     for sentence, column in zip(sentences, tags, strict=True):
         of_row = dict(zip(sentence.rows, column, strict=True))

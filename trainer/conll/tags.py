@@ -1,7 +1,8 @@
 """Tags of words and the entities they spell: IOB1, IOB2 and BIOES.
 
-A tag is "O" or one of B, I, E, S, a hyphen and a type. IOB2 begins every entity with B; IOB1 only one that follows
-another of its type at once; BIOES also ends entities of several words with E and writes those of one as S.
+A tag is "O" or one of B, I, E, S, a hyphen and a type. IOB2 begins every entity with B; IOB1 only
+one that follows another of its type at once; BIOES also ends entities of several words with E and
+writes those of one as S.
 """
 
 import re
@@ -53,9 +54,10 @@ def type_of(tag: str) -> str:
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """Entities of any sequence of tags, well-formed or not, as conlleval and seqeval's default mode read them.
+    """Entities of any sequence of tags, well-formed or not, as conlleval reads them.
 
-    A tag goes on with the entity before it if it is I or E, of its type, and that entity has not ended with E or S.
+    A tag goes on with the entity before it if it is I or E, of its type, and that entity has not
+    ended with E or S.
     """
     entities: list[Entity] = []
     start: int | None = None
@@ -69,7 +71,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def find_strict_entities(tags: Sequence[str], scheme: Literal["iob2", "bioes"]) -> list[Entity]:
-    """Only the entities that are written as the scheme has them, as seqeval's strict mode counts."""
+    """Entities that are written as the scheme has them: what seqeval's strict mode counts."""
     first, last = ("B", "BI") if scheme == "iob2" else ("BS", "ES")
     entities = []
     for index, tag in enumerate(tags):
@@ -106,7 +108,7 @@ def check_tags(tags: Sequence[str], scheme: Scheme) -> Violation | None:
 
 
 def resolve_scheme(sentences: Sequence[TaggedSentence], name: SchemeName) -> Scheme:
-    """The scheme of that name, after a check of every tag; with "auto" the one that all tags are of.
+    """The scheme of that name once every tag is checked; "auto" finds the one that all tags are of.
 
     BIOES if there is an E or S, IOB1 if there is none and an I begins an entity, otherwise IOB2.
 
@@ -133,7 +135,7 @@ def resolve_scheme(sentences: Sequence[TaggedSentence], name: SchemeName) -> Sch
 
 
 def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Every tag of these types that the scheme has, "O" first: a type seen with B alone has I too."""
+    """Every tag of these types that the scheme has, "O" first: a type seen with B has I too."""
     prefixes = "BIES" if scheme == "bioes" else "BI"
     return (OUTSIDE, *(f"{prefix}-{name}" for name in sorted(set(types)) for prefix in prefixes))
 

@@ -47,9 +47,10 @@ def export_hf(
     provenance: Mapping[str, Any],
     head: Head | None = None,
 ) -> None:
-    """Writes config.json, model.safetensors (float32), vocab.txt, tokenizer.json and tokenizer_config.json.
+    """Writes config.json, model.safetensors (float32) and the files of the tokenizer.
 
-    The folder appears whole or not at all. An earlier export in its place is replaced, anything else is refused.
+    The folder appears whole or not at all. An earlier export in its place is replaced, anything
+    else is refused.
 
     Args:
         state: all parameters of BertForPreTraining, or of BertForTask, under our names.
@@ -57,11 +58,13 @@ def export_hf(
         vocab: content of vocab.txt.
         folder: local path or fsspec URL.
         lower_case: whether the model reads lower-cased text.
-        provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the known ones.
+        provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the
+            known ones.
         head: of a fine-tuned model; None for a pretrained one.
 
     Raises:
-        ValueError: the vocabulary does not fit the model, or the folder holds something that is not an export.
+        ValueError: the vocabulary does not fit the model, or the folder holds something that is not
+            an export.
     """
     vocabulary = _parse_fitting_vocab(vocab, config)
     if head is None:
@@ -90,7 +93,8 @@ def export_google(
 ) -> None:
     """Writes bert_config.json, bert_model.ckpt (a TensorFlow checkpoint, float32) and vocab.txt.
 
-    As `export_hf`, and with `lower_case` beside the provenance, for Google's format has no place for it.
+    As `export_hf`, and with `lower_case` beside the provenance, for Google's format has no place
+    for it.
 
     Raises:
         ValueError: as `export_hf`; or Google's program has no such model.
@@ -117,7 +121,7 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
 
 
 def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | None:
-    """As load_hf(), with the head, of a fine-tuned BERT saved by us or by transformers; None for a pretrained one."""
+    """Config, state and head of a fine-tuned BERT, ours or transformers'; None for another."""
     settings = read_json(folder, CONFIG)
     if (head := head_of_hf_config(settings, f"{folder}/{CONFIG}")) is None:
         return None
@@ -126,7 +130,7 @@ def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | No
 
 
 def read_provenance(folder: str) -> dict[str, Any]:
-    """What export_hf was told about the model's training; empty for a model that was not exported here."""
+    """What export_hf was told about the model's training; empty where it wrote no such model."""
     provenance: dict[str, Any] = read_json(folder, CONFIG).get(PROVENANCE_KEY, {})
     return provenance
 
@@ -165,9 +169,10 @@ def read_export_file(folder: str, name: str) -> bytes:
 
 
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
-    """Writes the files of an export: a renamed folder on local disks, elsewhere uploads in the order of `files`.
+    """Writes an export: as a renamed folder on local disks, elsewhere file after file.
 
-    The settings come last: without them nobody opens the model, so on an object store they mark a whole export.
+    The settings come last: without them nobody opens the model, so on an object store they mark a
+    whole export.
 
     Raises:
         ValueError: the folder holds something that is not an earlier export of the same form.
@@ -211,7 +216,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
-    """An existing folder may be replaced if it is empty or holds an export of ours and nothing else."""
+    """Whether a folder may be replaced: it is empty, or holds nothing but an export of ours."""
     if folder.is_file():
         raise ValueError(f"{folder.url}: is a file; name a folder to export to")
     found = folder.list()
@@ -223,7 +228,7 @@ def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
 
 
 def _replace_local_folder(target: Path, files: Mapping[str, bytes]) -> None:
-    """A temporary neighbour takes the folder's name; killed between the two renames, the old one is left beside."""
+    """Gives a temporary neighbour the folder's name; a kill may leave the old one beside it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
     fresh, old = (target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("partial", "replaced"))

@@ -1,7 +1,8 @@
 """Names and settings of google-research/bert's TensorFlow checkpoints, to and from ours.
 
-Dense kernels are stored transposed there; everything else keeps its shape. Google's code of 2018 used the exact GELU,
-later ones its tanh approximation; ours, like Hugging Face's conversions of the released models, is the exact one.
+Dense kernels are stored transposed there; everything else keeps its shape. Google's code of 2018
+used the exact GELU, later ones its tanh approximation; ours, like Hugging Face's conversions of the
+released models, is the exact one.
 """
 
 import re

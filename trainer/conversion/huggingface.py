@@ -1,7 +1,8 @@
 """Names and settings of Hugging Face's BertForPreTraining, to and from ours.
 
-Pure: files are export.py's. Every tensor keeps its shape, so export and import are renames. A model with
-`pre_norm` is transformers' MegatronBertForPreTraining, one that `is_causal` has its `is_decoder`.
+Pure: files are export.py's. Every tensor keeps its shape, so export and import are renames. A model
+with `pre_norm` is transformers' MegatronBertForPreTraining, one that `is_causal` has its
+`is_decoder`.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ _HEADS = {
     "mlm_head.bias": "cls.predictions.bias",
     "nsp_head": "cls.seq_relationship",
 }
-# What a file may hold beside the parameters: the tied decoder once more, and an old buffer of positions.
+# What a file may hold beside the parameters: the tied decoder once more, and an old buffer of
+# positions.
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -63,7 +65,8 @@ _SETTINGS = {
 # Settings that would make it another model than ours, and what they must be if given.
 _FIXED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _MODEL_TYPES = {"bert": "BertForPreTraining", "megatron-bert": "MegatronBertForPreTraining"}
-# What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for the other model type.
+# What a config.json leaves out has BERT-BASE's value, in transformers as in ours, but for the other
+# model type.
 _MEGATRON_DEFAULTS = {
     "vocab_size": 29_056,
     "hidden_size": 1_024,
@@ -90,20 +93,20 @@ def hf_names(num_layers: int, pre_norm: bool = False) -> dict[str, str]:
 
 
 def to_hf_state(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
-    """Our parameters under Hugging Face's names; the tied decoder is left out, as transformers does."""
+    """Our parameters under Hugging Face's names; the tied decoder is left out, as there."""
     names = hf_names(config.num_layers, config.pre_norm)
     assert set(state) == set(names), f"parameters differ from BERT's: {sorted(set(state) ^ set(names))}"
     return {names[name]: tensor for name, tensor in state.items()}
 
 
 def from_hf_state(tensors: Mapping[str, Tensor], config: BertConfig, where: str) -> dict[str, Tensor]:
-    """Hugging Face's tensors under our names, in float32; heads and pooler the file lacks are absent.
+    """Hugging Face's tensors under our names, in float32; heads that the file lacks are absent.
 
     Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new.
 
     Raises:
-        ValueError: a parameter of the encoder is missing, one is unknown or of another shape, or the decoder is
-            not tied; says which and where.
+        ValueError: a parameter of the encoder is missing, one is unknown or of another shape, or
+            the decoder is not tied; says which and where.
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
     _check_tied(found, where)
@@ -134,7 +137,7 @@ def _check_shapes(state: Mapping[str, Tensor], config: BertConfig, where: str) -
 
 
 def to_hf_config(config: BertConfig, pad_id: int) -> dict[str, Any]:
-    """Content of config.json that opens as transformers' BertForPreTraining, or MegatronBertForPreTraining."""
+    """Content of config.json: transformers opens it as a BERT or MegatronBERT to pretrain."""
     model_type = "megatron-bert" if config.pre_norm else "bert"
     return {
         "architectures": [_MODEL_TYPES[model_type]],
@@ -168,7 +171,7 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
 
 
 def _modern_name(name: str) -> str:
-    """Today's name of a tensor: LayerNorm's gamma and beta of 2018, BertModel saved without its prefix."""
+    """Today's name of a tensor: files of 2018 say gamma and beta, BertModel lacks the prefix."""
     name = name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 

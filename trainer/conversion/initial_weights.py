@@ -1,4 +1,4 @@
-"""Weights of a model trained elsewhere: folders of Hugging Face, of exports, and of Google's released checkpoints.
+"""Weights of models trained elsewhere: of Hugging Face, of exports, and of Google's releases.
 
 Nothing is unpickled unless the caller allows it.
 """

@@ -1,7 +1,8 @@
 """Names and settings of transformers' fine-tuned BERTs, to and from ours.
 
-BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification, BertForQuestionAnswering, and the
-same of MegatronBert for models with `pre_norm`. The encoder's names are trainer.conversion.huggingface's.
+BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification,
+BertForQuestionAnswering, and the same of MegatronBert for models with `pre_norm`. The encoder's
+names are trainer.conversion.huggingface's.
 """
 
 from collections.abc import Mapping
@@ -74,7 +75,8 @@ def from_hf_task_state(tensors: Mapping[str, Tensor], config: BertConfig, head: 
     """Tensors of transformers under the names of BertForTask, in float32.
 
     Raises:
-        ValueError: the head is missing or of another shape, or the rest is not the encoder's; says which and where.
+        ValueError: the head is missing or of another shape, or the rest is not the encoder's; says
+            which and where.
     """
     ours = {f"task_head.{leaf}": f"{_head_name(head)}.{leaf}" for leaf in ("weight", "bias")}
     if missing := sorted(set(ours.values()) - set(tensors)):

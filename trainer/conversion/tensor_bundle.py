@@ -3,8 +3,8 @@
     NAME.index                  a LevelDB table: name -> BundleEntryProto (dtype, shape, shard, offset, size, crc)
     NAME.data-00000-of-00001    the tensors' bytes, little endian
 
-Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto, leveldb/doc/table_format.md).
-Nothing is executed and every block and tensor is held to its crc32c.
+Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto,
+leveldb/doc/table_format.md). Nothing is executed and every block and tensor is held to its crc32c.
 """
 
 import math
@@ -81,7 +81,8 @@ class TensorBundle:
         """One tensor.
 
         Raises:
-            ValueError: Damaged, or of a kind that is not read (strings, bfloat16, sliced variables).
+            ValueError: Damaged, or of a kind that is not read (strings, bfloat16, sliced
+                variables).
         """
         entry = self._entries[name]
         if entry.dtype not in DTYPES or entry.is_sliced:

@@ -1,7 +1,7 @@
-"""Writes TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow: what tensor_bundle.py reads.
+"""Writes TensorFlow checkpoints (format V2) without TensorFlow: what tensor_bundle.py reads.
 
-Names are in order, in one block of the index and one file of data, as TensorFlow's Saver leaves them: the same tensors
-give the same bytes.
+Names are in order, in one block of the index and one file of data, as TensorFlow's Saver leaves
+them: the same tensors give the same bytes.
 """
 
 import struct
@@ -23,7 +23,7 @@ def bundle_files(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
     """The files of a checkpoint by their suffix.
 
     Args:
-        tensors: By name; float16, float32, float64, int32 or int64.
+        tensors: Tensors by name; float16, float32, float64, int32 or int64.
     """
     entries, chunks, offset = [(b"", _HEADER)], [], 0
     for name in sorted(tensors):
@@ -53,7 +53,7 @@ def _bytes_field(number: int, data: bytes) -> bytes:
 
 
 def _table(entries: list[tuple[bytes, bytes]]) -> bytes:
-    """A LevelDB table: the entries, an empty block about the table, an index with the one block of entries."""
+    """A LevelDB table: the entries, an empty block about it, an index of the one block."""
     data, about = _block(entries), _block([])
     index = _block([(_successor(entries[-1][0]), _handle(0, data))])
     handles = _handle(len(data), about) + _handle(len(data) + len(about), index)
@@ -65,7 +65,7 @@ def _handle(start: int, block: bytes) -> bytes:
 
 
 def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Every key without the prefix it shares with the one before, but for some to begin at; then its trailer."""
+    """Every key without the prefix that it shares with the one before; then the block's trailer."""
     block, restarts, before = b"", [], b""
     for number, (key, value) in enumerate(entries):
         if number % _RESTART_INTERVAL == 0:
@@ -80,7 +80,7 @@ def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def _successor(key: bytes) -> bytes:
-    """The shortest key that is not below this one, as LevelDB has it: of names in ASCII a letter."""
+    """The shortest key not below this one, as LevelDB finds it: a letter for ASCII names."""
     return bytes([key[0] + 1])
 
 

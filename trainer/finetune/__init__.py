@@ -1,1 +1,1 @@
-"""Fine-tuning of a pretrained BERT on labelled tasks: files to items, items to a model, predictions to metrics."""
+"""Fine-tuning on labelled tasks: files to items, items to a model, predictions to metrics."""

@@ -1,4 +1,4 @@
-"""Items to packed micro-batches: which items make a step, which rank reads them, and the tensors of a forward pass.
+"""Items to packed micro-batches: what makes a step, which rank reads it, and its tensors.
 
 Everything is in memory on every rank, so every rank knows every count.
 """
@@ -44,7 +44,7 @@ def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
 
 
 def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
-    """Neighbouring items together as long as they have at most micro_tokens tokens; an item is never cut."""
+    """Neighbouring items together while they fit into micro_tokens; an item is never cut."""
     cuts: list[list[Item]] = []
     room = 0
     for item in items:
@@ -58,7 +58,7 @@ def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
 
 
 def shuffled_order(num_items: int, seed: int, epoch: int) -> list[int]:
-    """A permutation that depends on its arguments only: no library's generator method may change it."""
+    """A permutation that depends on its arguments only, whatever a library's generator does."""
     draw = random.Random(seed_of(f"{seed}/order/{epoch}")).getrandbits
     keys = [draw(64) for _ in range(num_items)]
     return sorted(range(num_items), key=lambda index: (keys[index], index))
@@ -88,7 +88,7 @@ def make_step(items: Sequence[Item], world_size: int, micro_tokens: int) -> Step
 def iterate_steps(
     items: Sequence[Item], *, global_batch: int, epochs: int, seed: int, world_size: int, micro_tokens: int
 ) -> Iterator[Step]:
-    """All steps of a training run: every item once an epoch in an order of its own, the last batch of one shorter."""
+    """All steps of a training run: every epoch has an order of its own and a shorter last batch."""
     for epoch in range(epochs):
         order = shuffled_order(len(items), seed, epoch)
         for start in range(0, len(order), global_batch):

@@ -1,7 +1,7 @@
 """Multiple choice: SWAG and any table of the same form.
 
-Every choice is a sequence of its own, [CLS] context [SEP] beginning ending [SEP], and the softmax runs over the choices
-(BERT paper, section 4.4).
+Every choice is a sequence of its own, [CLS] context [SEP] beginning ending [SEP], and the softmax
+runs over the choices (BERT paper, section 4.4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, Tok
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import plain_name
 
-# rowanz/swagaf: the first sentence, the beginning of the second, four ends of it; the first column has no name.
+# rowanz/swagaf: the first sentence, the beginning of the second, four ends of it; the first column
+# has no name.
 SWAG = ColumnSettings(text="sent1", text_b="sent2", label="label")
 
 
@@ -46,7 +47,8 @@ class ChoiceTask:
 
     Attributes:
         columns: Names of the columns of its files.
-        is_swag: Whether predictions are written as SWAG's own program does (csv_predict.py of rowanz/swagaf).
+        is_swag: Whether predictions are written as SWAG's own program does (csv_predict.py of
+            rowanz/swagaf).
         kind: The kind of head, as `Task` says; main_metric likewise.
     """
 
@@ -74,7 +76,7 @@ class ChoiceTask:
         encoder: TextEncoder,
         split: Split,
     ) -> EncodedSet:
-        """As many sequences an example as there are choices; the longer of context and ending is cut, and counted."""
+        """A sequence for each choice; the longer of context and ending is cut, and counted."""
         contexts = encoder.encode_texts([example.context for example in examples])
         endings = iter(encoder.encode_texts([ending for example in examples for ending in example.endings]))
         items, num_cut, num_removed = [], 0, 0
@@ -109,7 +111,7 @@ class ChoiceTask:
         predictions: Sequence[int],
         metrics: Mapping[str, float],  # noqa: ARG002
     ) -> dict[str, str]:
-        """One table of ids and choices; for SWAG `NAME.csv` with the columns "" (the row, from 0) and `pred`."""
+        """One table of ids and choices; for SWAG `NAME.csv` with the row, from 0, and `pred`."""
         if self.is_swag:
             lines = [f"{row},{choice}\n" for row, choice in enumerate(predictions)]
             return {f"{plain_name(path)}.csv": "".join([",pred\n", *lines])}

@@ -1,7 +1,7 @@
-"""The nine tasks of GLUE: columns of its files, labels, metrics, and the files that its server takes.
+"""The nine tasks of GLUE: columns of its files, labels, metrics, and what its server takes.
 
-Columns are those of the tsv files that GLUE distributes; metrics those of Wang et al. 2019, table 1, of which the one
-that the BERT paper reports (table 1) chooses the best run.
+Columns are those of the tsv files that GLUE distributes; metrics those of Wang et al. 2019, table
+1, of which the one that the BERT paper reports (table 1) chooses the best run.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,8 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
     """Examples of one file of GLUE; those of a test file have no label.
 
     Raises:
-        ValueError: A row with another number of columns, or a column that is missing; says file and line.
+        ValueError: A row with another number of columns, or a column that is missing; says file and
+            line.
     """
     is_test = split == "test"
     texts = [layout.text] if layout.text_b is None else [layout.text, layout.text_b]

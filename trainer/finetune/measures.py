@@ -30,7 +30,7 @@ def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
-    """Matthews correlation, for any number of classes (Gorodkin 2004); 0 where one side has a single class."""
+    """Matthews correlation of any classes (Gorodkin 2004); 0 where a side has one class."""
     labels = sorted({*found, *expected})
     found_NK = np.array([[a == label for label in labels] for a in found], dtype=np.float64)
     expected_NK = np.array([[b == label for label in labels] for b in expected], dtype=np.float64)

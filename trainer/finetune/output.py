@@ -1,4 +1,4 @@
-"""The folder of a fine-tuning command: what it is about, and one file for each finished run, so that none is redone.
+"""The folder of a fine-tuning command: what it is about, and a file for each finished run.
 
     OUTPUT/finetune.json       what all runs share: settings, model and data by their hashes
     OUTPUT/runs/NAME.json      a finished run: recipe, loss, metrics, seconds
@@ -92,8 +92,8 @@ def open_output(output: OutputFolder, settings: FinetuneSettings, prepared: Prep
 
     Raises:
         FileExistsError: It holds something else.
-        ValueError: It holds runs of other settings, of another model or of other data, and says which; or finetune.json
-            is damaged.
+        ValueError: It holds runs of other settings, of another model or of other data, and says
+            which; or finetune.json is damaged.
     """
     FINETUNING.refuse_foreign(str(output.path), names_in(output.path))
     facts = json.loads(to_json(shared_facts(settings, prepared)))

@@ -42,8 +42,10 @@ class PairTask:
         main_metric: The metric that chooses the best run, as `Task` says.
         read_examples: Reads one file.
         measure: Computes the metrics.
-        write_predictions: Name and content of the file of predictions, from the path, the examples and predictions.
-        labels: The classes where the benchmark fixes them; None to take those of the training files.
+        write_predictions: Name and content of the file of predictions, from the path, the examples
+            and predictions.
+        labels: The classes where the benchmark fixes them; None to take those of the training
+            files.
     """
 
     kind: str
@@ -58,7 +60,7 @@ class PairTask:
         return self.read_examples(path, split)
 
     def find_labels(self, examples: Sequence[PairExample]) -> tuple[str, ...]:
-        """Those the benchmark fixes, or those there are, sorted.
+        """The classes that the benchmark fixes, or those there are, sorted.
 
         Raises:
             ValueError: A label is empty, or there is only one; says file and line.

@@ -1,4 +1,4 @@
-"""What a fine-tuning command works on: files read and encoded once, the model, and the head it is to have."""
+"""What a fine-tuning command works on: encoded files, the model, and the head it is to have."""
 
 import dataclasses
 import hashlib
@@ -82,7 +82,8 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     """Reads the files and the model, settles the head, and encodes everything.
 
     Raises:
-        ValueError: A malformed file, a label that training does not know, or a model that does not fit.
+        ValueError: A malformed file, a label that training does not know, or a model that does not
+            fit.
         FileNotFoundError: No such file or model.
     """
     task = open_task(settings)

@@ -12,7 +12,7 @@ from trainer.finetune.settings import SWEEPS, FinetuneSettings
 from trainer.finetune.training import Recipe
 
 Run = Mapping[str, Any]
-"""What OUTPUT/runs/NAME.json holds: name, global_batch, peak_lr, epochs, seed, steps, train_loss, metrics."""
+"""Content of OUTPUT/runs/NAME.json: name, recipe, steps, train_loss and metrics."""
 
 _GRID = ("global_batch", "peak_lr", "epochs")
 
@@ -26,12 +26,12 @@ def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
 
 
 def best_run(runs: Sequence[Run], main_file: str, main_metric: str) -> Run | None:
-    """The run with the highest main metric on the first validation file; the first of equal ones. None without runs."""
+    """The first run with the best main metric on the first validation file; None without runs."""
     return max(runs, key=lambda run: run["metrics"][main_file][main_metric], default=None)
 
 
 def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Mean and standard deviation (of the sample; None for one seed) over the seeds of each setting."""
+    """Mean and standard deviation (of the sample; None for one) over the seeds of each setting."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run[name] for name in _GRID), []).append(run)
@@ -47,7 +47,7 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
-    """A line for each setting: its metrics as mean +- standard deviation over seeds, the best run's marked."""
+    """A line for each setting, its metrics as mean +- standard deviation over seeds."""
     columns = [(file, metric) for file, metrics in summary[0]["mean"].items() for metric in metrics]
     several = len(summary[0]["mean"]) > 1
     names = [f"{file} {metric}" if several else metric for file, metric in columns]

@@ -1,4 +1,4 @@
-"""`python -m trainer finetune`: every run of the grid that is not finished, the best model, its predictions, results.
+"""`python -m trainer finetune`: the runs of a grid, the best model, its predictions, results.
 
 All ranks call everything; rank 0 writes and prints.
 """
@@ -53,7 +53,7 @@ def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
 
 
 def finetune_on(ranks: Ranks, settings: FinetuneSettings, watch: LauncherWatch | None = None) -> None:
-    """As finetune(), by processes that have joined each other already; may be called again and again.
+    """Fine-tunes by processes that have joined each other already; may be called again and again.
 
     Raises:
         Interrupted: A rank was told to stop, or its launcher is gone; says how many runs are kept.
@@ -174,7 +174,7 @@ def _run(
     progress: GridProgress,
     told: Told,
 ) -> Run:
-    """Trains and measures one run, keeps its model if it is the best so far, and then marks it as finished."""
+    """Trains and measures one run, keeps its model if it is the best, and marks it as finished."""
     model, new = begin_model(prepared, recipe.seed)
     if not finished and (note := describe_new(new)):
         progress.say(note)
@@ -250,7 +250,7 @@ def _finish(
 
 
 def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> Any:
-    """The best run's model on every rank; rank 0 alone reads it, others may be on machines without its disk."""
+    """The best run's model on every rank; rank 0 alone reads it, others may not see its disk."""
     own = prepared.task if isinstance(prepared.task, OwnModel) else None
     model = own.build_model(prepared.head, 0) if own else build_task_model(prepared.config, prepared.head, 0)
     with together(ranks):

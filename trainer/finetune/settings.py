@@ -14,7 +14,7 @@ SWEEPS: dict[str, tuple[list[int], list[float], list[int]]] = {
 
 @dataclass(frozen=True)
 class ColumnSettings:
-    """Names of the columns of a table, for the tasks classification, regression and multiple-choice.
+    """Names of the columns of a table: for classification, regression and multiple-choice.
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
@@ -76,7 +76,7 @@ class TokenSettings:
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """Fine-tunes a pretrained model on a task, for one or many settings and seeds, and keeps the best.
+    """Fine-tunes a pretrained model on a task, over settings and seeds, and keeps the best.
 
     Files:
         task: The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, swag; squad (1.1),
@@ -99,8 +99,8 @@ class FinetuneSettings:
         epochs: How often the training items are seen. Several numbers are all tried.
         seeds: Random seeds of new weights, order and dropout. One number says how many seeds, from
             0 on; several are the seeds.
-        sweep: A search in place of global_batch, peak_lr and epochs: paper for that of BERT's authors
-            (appendix A.3, 18 settings), small-models for that of Google's small models (20
+        sweep: A search in place of global_batch, peak_lr and epochs: paper for that of BERT's
+            authors (appendix A.3, 18 settings), small-models for that of Google's small models (20
             settings).
 
     Training:

@@ -1,4 +1,4 @@
-"""Where a run of fine-tuning begins: which head the model gets, its vocabulary, and its first weights."""
+"""Where a run of fine-tuning begins: the model's head, its vocabulary, and its first weights."""
 
 import dataclasses
 import json
@@ -19,7 +19,8 @@ def choose_head(
     """The head that the model gets, whether it is the one it has, and what to tell people.
 
     Raises:
-        ValueError: The model has a head of another kind or with other labels, which is not to be replaced.
+        ValueError: The model has a head of another kind or with other labels, which is not to be
+            replaced.
     """
     fresh, old = Head(task.kind, labels), opened.head
     if old is None:
@@ -40,10 +41,11 @@ def choose_head(
 
 
 def read_vocabulary(opened: OpenedModel) -> Vocabulary:
-    """vocab.txt, or the vocabulary in tokenizer.json, which is all that some folders of transformers have.
+    """The vocabulary of vocab.txt, or of tokenizer.json where that is all a folder has.
 
     Raises:
-        ValueError: There is neither, it is no WordPiece, or it has other ids than the model has embeddings for.
+        ValueError: There is neither, it is no WordPiece, or it has other ids than the model has
+            embeddings for.
     """
     if opened.vocab is not None:
         vocab = parse_vocab(opened.vocab, f"{opened.where}/{VOCAB}")
@@ -62,7 +64,7 @@ def read_vocabulary(opened: OpenedModel) -> Vocabulary:
 def start_model(
     opened: OpenedModel, config: BertConfig, head: Head, seed: int, keeps_head: bool
 ) -> tuple[BertForTask, list[str]]:
-    """A model with the opened one's weights, and with new ones, drawn from the seed, where it has none.
+    """A model with the opened one's weights, and with new ones where that has none.
 
     Args:
         opened: Where the weights come from.
@@ -81,7 +83,7 @@ def start_model(
 
 
 def describe_new(names: Sequence[str]) -> str | None:
-    """A word for people about parameters that begin as new besides the head; None if there are none."""
+    """A word for people about parameters besides the head that begin as new; None without any."""
     others = [name for name in names if not name.startswith("task_head.")]
     return f"the model lacks {', '.join(others)}, which begin as new" if others else None
 

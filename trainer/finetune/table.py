@@ -37,7 +37,8 @@ def read_pairs(columns: ColumnSettings, path: str, split: Split) -> ReadSet:
     """Examples of a table.
 
     Raises:
-        ValueError: A column that is missing, or a row with another number of columns; says file and line.
+        ValueError: A column that is missing, or a row with another number of columns; says file and
+            line.
     """
     optional = [columns.text_b, columns.id, None if split == "test" else columns.label]
     table = read_table(path, [columns.text, *(name for name in optional if name is not None)])

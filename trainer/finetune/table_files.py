@@ -1,4 +1,4 @@
-"""Tables of labelled text: tab- or comma-separated rows, or JSON lines, by the names of their columns.
+"""Tables of labelled text: tab- or comma-separated rows, or JSON lines, with named columns.
 
 Names of files end in .tsv, .csv or .jsonl, compressed or not.
 """
@@ -18,7 +18,7 @@ class Record:
 
     Attributes:
         place: File and line, for messages.
-        fields: Its cells by column.
+        fields: Cells of the row by column.
     """
 
     place: str
@@ -30,8 +30,9 @@ class Table:
     """A file's rows.
 
     Attributes:
-        records: In order.
-        num_skipped: Rows that had fewer columns than the header and were left out, where that is allowed.
+        records: Rows of the file in order.
+        num_skipped: Rows that had fewer columns than the header and were left out, where that is
+            allowed.
     """
 
     records: list[Record]
@@ -43,7 +44,8 @@ def read_table(
 ) -> Table:
     """Rows of a table.
 
-    In .tsv files quotes mean nothing, as in GLUE's; in .csv cells in double quotes may hold commas and line ends.
+    In .tsv files quotes mean nothing, as in GLUE's; in .csv cells in double quotes may hold commas
+    and line ends.
 
     Args:
         path: The file.
@@ -52,7 +54,8 @@ def read_table(
         skips_short_rows: Whether rows with too few columns are left out and counted.
 
     Raises:
-        ValueError: A row with another number of columns, a column that is missing, or no row; says file and line.
+        ValueError: A row with another number of columns, a column that is missing, or no row; says
+            file and line.
     """
     extension = data_format(path)
     if extension == "jsonl":

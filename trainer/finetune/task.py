@@ -1,4 +1,4 @@
-"""What a task is: how its files become items and a head's outputs become predictions, metrics and files.
+"""What a task is: how files become items, and outputs predictions, metrics and files.
 
     files --read--> examples --encode--> items --[BertForTask]--> outputs --decode--> predictions --score--> metrics
 
@@ -20,7 +20,7 @@ Split = Literal["train", "validation", "test"]
 """Examples of "test" need no labels."""
 
 Outputs = NDArray[np.float32]
-"""Logits of one item: [labels], [1] for regression, [choices], [tokens, labels], or [tokens, 2] for spans."""
+"""Logits of an item: [labels], [1] (a number), [choices], [tokens, labels], [tokens, 2] (spans)."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,12 @@ class Item:
     """What one loss is made of and one row of a batch: a sequence, or the choices of one question.
 
     Attributes:
-        example: Index of the example; several items may be of one example (windows, pieces of a long sentence).
-        sequences: One, or as many as there are choices.
-        labels: [1] int64 class or choice; [1] float32; [tokens] int64 classes with IGNORED; [2] int64 first and last
-            token of a span, counted in the sequence. Of a test file's item: empty.
+        example: Index of the example; several items may be of one example (windows, pieces of a
+            long sentence).
+        sequences: A single sequence, or one for each choice.
+        labels: [1] int64 class or choice; [1] float32; [tokens] int64 classes with IGNORED; [2]
+            int64 first and last token of a span, counted in the sequence. Of a test file's item:
+            empty.
     """
 
     example: int
@@ -86,7 +88,7 @@ class OwnModel(Protocol):
         """A new model, called as trainer.model.task_heads.BertForTask is."""
 
     def model_files(self, state: Mapping[str, Any], head: Any, provenance: Mapping[str, Any]) -> dict[str, bytes]:
-        """What OUTPUT/best holds, by file name; config.json is last, with the provenance under "beambert"."""
+        """What OUTPUT/best holds, by file name; config.json, with the provenance, is last."""
 
     def load_model(self, folder: str, head: Any) -> Any:
         """The model of those files."""
@@ -111,7 +113,7 @@ class Task(Protocol):
         """
 
     def find_labels(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Names of the classes in order, from the training examples; empty for heads without classes."""
+        """Names of the classes in order, from the training examples; empty without classes."""
 
     def encode(
         self, examples: Sequence[Any], labels: tuple[str, ...], encoder: TextEncoder, split: Split
@@ -128,7 +130,7 @@ class Task(Protocol):
         """One prediction for each example, from one output for each item."""
 
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """The task's metrics by name, `main_metric` among them; also what is tuned on these examples."""
+        """Metrics by name, `main_metric` among them, and what is tuned on these examples."""
 
     def prediction_files(
         self, path: str, examples: Sequence[Any], predictions: Sequence[Any], metrics: Mapping[str, float]
@@ -137,7 +139,7 @@ class Task(Protocol):
 
         Args:
             path: The file that the examples come from.
-            examples: Its examples.
+            examples: The examples of the file.
             predictions: What decode() made of them.
             metrics: Metrics of the first validation file, with what was tuned there.
         """

@@ -31,7 +31,7 @@ class TextEncoder:
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def join(self, a: IdArray, b: IdArray | None = None) -> tuple[IdArray, int]:
-        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], and the length of its first segment; both as TokenSequence."""
+        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], and the length of its first segment."""
         cls, sep = self.vocab.cls_id, self.vocab.sep_id
         second = [] if b is None else [*b.tolist(), sep]
         input_ids = np.array([cls, *a.tolist(), sep, *second], self.vocab.dtype)
@@ -39,7 +39,7 @@ class TextEncoder:
         return input_ids, len(a) + 2
 
     def truncate(self, a: IdArray, b: IdArray | None = None) -> "Truncated":
-        """What fits into a sequence: the longer of both loses its last token until it does, B where they are equal.
+        """What fits into a sequence: the longer text, B of equal ones, loses its last tokens.
 
         As `_truncate_seq_pair` of google-research/bert run_classifier.py.
         """

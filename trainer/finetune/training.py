@@ -98,7 +98,7 @@ def train_task(
 
 
 def task_step(engine: Any, head: Head, step: Step, ranks: Ranks, told: Told = lambda: False) -> float:
-    """One optimizer step, exact for any split over ranks and micro-batches; the loss, equal on all ranks."""
+    """One optimizer step, exact for any split over ranks and micro-batches; the loss."""
     count = max(1, sum(count_losses(head, torch.from_numpy(item.labels)) for item in step.items))
     total = torch.tensor([0.0, told()], dtype=torch.float64, device=ranks.device)
     for items in step.ranks[ranks.rank]:
@@ -127,7 +127,7 @@ def forward(module: Any, batch: TaskBatch) -> Tensor:
 def predict_items(
     model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks, told: Told = lambda: False
 ) -> list[Outputs]:
-    """The head's outputs for each item, in order, computed by all ranks together and known to all of them.
+    """The head's outputs for each item, in order, known to all ranks, which compute them together.
 
     The model keeps its mode; it drops nothing out meanwhile.
 

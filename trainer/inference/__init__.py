@@ -1,1 +1,1 @@
-"""What a trained model is used for: opened, evaluated, asked for words and next sentences, exported."""
+"""What a trained model is used for: opened, evaluated, asked for words and next sentences."""

@@ -37,7 +37,7 @@ class Band:
         name: For people.
         masked: How many.
         mlm_loss: Mean, nats.
-        perplexity: Its exponential.
+        perplexity: Exponential of the masked-LM loss.
         mlm_accuracy: Share whose most probable token is the right one.
     """
 
@@ -61,13 +61,13 @@ class Evaluation:
     bands: list[Band]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The measurement as plain values."""
         return {**self.columns, "bands": [asdict(band) for band in self.bands]}
 
 
 @dataclass(frozen=True)
 class _Tally:
-    """Sums by token, float64 [V]: of the text, and of masked positions by their label; and over instances."""
+    """Sums over instances, and by token, float64 [V]: of the text, and of masked labels."""
 
     text: Tensor
     masked: Tensor
@@ -89,11 +89,12 @@ def evaluate(
 ) -> Evaluation:
     """Reads the first `num_instances` (0: all) of a split's pass 0 once, without dropout, in fp32.
 
-    A model trained left to right predicts every token, as in its run. NSP is judged where the model was trained for it.
+    A model trained left to right predicts every token, as in its run. NSP is judged where the model
+    was trained for it.
 
     Raises:
-        ValueError: The dataset has another vocabulary, no such split and length, or longer instances than the model
-            reads.
+        ValueError: The dataset has another vocabulary, no such split and length, or longer
+            instances than the model reads.
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")

@@ -39,11 +39,12 @@ class MaskFiller:
 
 
 def open_mask_filler(name: str) -> MaskFiller:
-    """Opens a run, an export or a folder of transformers (`trainer.inference.open_model`) for fill_mask().
+    """Opens a run, an export or a folder of transformers for fill_mask().
 
     Raises:
         FileNotFoundError: there is no model, or it lacks a file.
-        ValueError: it is no BERT, was trained left to right, or saved without its masked language model head.
+        ValueError: it is no BERT, was trained left to right, or saved without its masked language
+            model head.
     """
     opened = open_model(name)
     if opened.config.is_causal:
@@ -58,12 +59,13 @@ def open_mask_filler(name: str) -> MaskFiller:
 
 @torch.inference_mode()
 def fill_mask(filler: MaskFiller, text: str, top_k: int = 5) -> list[list[Candidate]]:
-    """The `top_k` most probable tokens for each [MASK] of the text, best first; masks in reading order.
+    """The `top_k` most probable tokens for each [MASK] of the text, best first, in reading order.
 
     Several masks are filled independently of each other, each given all the others as masks.
 
     Raises:
-        ValueError: the text has no [MASK], is too long for the model, or top_k is not in 1..vocabulary size.
+        ValueError: the text has no [MASK], is too long for the model, or top_k is not in
+            1..vocabulary size.
     """
     _check_top_k(top_k, filler.model.config.vocab_size)
     input_ids_T = _encode(filler, text)

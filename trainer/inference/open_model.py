@@ -1,4 +1,4 @@
-"""How every tool opens a trained model: one function for model folders and runs, local or at any fsspec URL.
+"""How every tool opens a trained model: folders and runs, local or at any fsspec URL.
 
 RUN                 a run's folder or its --checkpoint.url: the newest committed checkpoint
 RUN@STEP            the checkpoint after that many optimizer steps
@@ -45,8 +45,8 @@ class OpenedModel:
     Attributes:
         where: The folder, or the checkpoint of a run, for messages.
         config: Sizes of the model.
-        state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent. Those of `head` are
-            task_head.weight and task_head.bias.
+        state: Parameters under our names, fp32, on the CPU; heads that the folder lacks are absent.
+            Those of `head` are task_head.weight and task_head.bias.
         vocab: Content of vocab.txt; None where the folder has tokenizer.json alone.
         tokenizer_file: Content of tokenizer.json; None where the folder has vocab.txt alone.
         lower_case: Whether the model reads lower-cased text.
@@ -65,7 +65,7 @@ class OpenedModel:
     head: Head | None = None
 
     def tokenizer(self) -> Tokenizer:
-        """A new tokenizer that adds [CLS] and [SEP], neither cuts nor pads, and reads "[MASK]" as the mask.
+        """A tokenizer that adds [CLS] and [SEP], never cuts or pads, and knows "[MASK]".
 
         Raises:
             ValueError: The folder has none, or it has other ids than the model has embeddings for.
@@ -81,7 +81,7 @@ class OpenedModel:
         return tokenizer
 
     def build(self, device: torch.device | str = "cpu") -> BertForPreTraining:
-        """The model in evaluation mode; parts without weights here stay on the meta device (see `check_has`)."""
+        """The model in evaluation mode; parts without weights stay on the meta device."""
         with torch.device("meta"):
             model = BertForPreTraining(self.config)
         model.load_state_dict({name: each.to(device) for name, each in self.state.items()}, strict=False, assign=True)
@@ -109,7 +109,8 @@ def open_model(name: str) -> OpenedModel:
         name: A run, folder or URL, as the module's docstring lists them.
 
     Raises:
-        FileNotFoundError: There is neither a run with a committed checkpoint nor a model; says what is there.
+        FileNotFoundError: There is neither a run with a committed checkpoint nor a model; says what
+            is there.
         ValueError: It is damaged, or not a BERT as pretrained here.
     """
     folder, step = _split_step(name)
@@ -175,7 +176,7 @@ def _read_model_config(run: RunFolder, facts: Mapping[str, Any]) -> BertConfig:
 
 
 def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
-    """Refuses weights that are not those of the whole model, of which half would be exported or begin as new."""
+    """Refuses weights that are not those of the whole model: a half would begin as new."""
     with torch.device("meta"):
         model = BertForPreTraining(config)
     expected = dict(model.named_parameters())
@@ -254,7 +255,7 @@ def _open_folder(folder: str) -> OpenedModel:
 
 
 def _reads_lower_case(tokenizer: bytes | None, settings: dict[str, Any], vocab: bytes | None) -> bool:
-    """What tokenizer.json does, else what tokenizer_config.json says, else whether vocab.txt has no capitals."""
+    """What tokenizer.json or tokenizer_config.json says, else whether vocab.txt has no capitals."""
     if tokenizer is not None:
         return bool((json.loads(tokenizer).get("normalizer") or {}).get("lowercase", False))
     if "do_lower_case" in settings:

@@ -1,1 +1,1 @@
-"""Before a run: its plan, `doctor` for every node, and the speed of its stream (docs/watching.md)."""
+"""Before a run: its plan, `doctor` for every node, the speed of its stream (docs/watching.md)."""

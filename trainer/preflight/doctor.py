@@ -20,7 +20,8 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
     """Examines all ranks of the job.
 
     Returns:
-        What to print, which is empty but on rank 0, and the exit code of every rank: 0 when all is well, 1 when not.
+        What to print, which is empty but on rank 0, and the exit code of every rank: 0 when all is
+            well, 1 when not.
     """
     ranks = start_ranks()
     try:

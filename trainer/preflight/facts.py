@@ -24,7 +24,8 @@ class LocalFacts:
         open_files: Soft limit of open files.
         lockable_bytes: Soft limit of memory that may be locked; None for no limit.
         has_infiniband: Whether there is an InfiniBand device, which needs locked memory.
-        memory_bytes: Memory that is available on the machine, or to its control group where that is less.
+        memory_bytes: Memory that is available on the machine, or to its control group where that is
+            less.
     """
 
     rank: int
@@ -53,9 +54,11 @@ class SharedFacts:
         clock_offset_seconds: How far every rank's clock is ahead of rank 0's.
         clock_error_seconds: Half of the round trip that it was measured with.
         link_mb_per_second: Rate from the rank before each, all at once; empty for a single rank.
-        all_reduce_gb_per_second: Bus bandwidth, 2 (n - 1) / n times the bytes in the time; None for a single rank.
+        all_reduce_gb_per_second: Bus bandwidth, 2 (n - 1) / n times the bytes in the time; None for
+            a single rank.
         sees_output: Whether each rank saw a file that rank 0 wrote at the place of the output.
-        url_faults: Why each rank cannot use the URL for checkpoints, empty where it can; None without a URL.
+        url_faults: Why each rank cannot use the URL for checkpoints, empty where it can; None
+            without a URL.
     """
 
     clock_offset_seconds: tuple[float, ...]

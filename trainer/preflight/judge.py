@@ -28,8 +28,8 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        rank: Where.
-        host: Its machine.
+        rank: Number of the rank that is unfit.
+        host: Machine of the rank.
         what: What was found and what was expected.
         advice: What to do.
     """
@@ -167,6 +167,6 @@ def _slow(rates: Sequence[float]) -> list[int]:
 
 
 def _most_common(values: Sequence[Value], default: Value) -> Value:
-    """The most frequent value, the earlier one of equally frequent ones; the default of no values."""
+    """The most frequent value, of equally frequent ones the earlier; the default without values."""
     counted = Counter(values).most_common(1)
     return counted[0][0] if counted else default

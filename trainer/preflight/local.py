@@ -75,7 +75,7 @@ def _try_data(settings: DoctorSettings, ranks: Ranks) -> tuple[float | None, tup
 
 
 def _read_rate(mixture: Mixture, ranks: Ranks) -> float:
-    """MB a second of whole blocks, a different shard on each rank, until there are enough or time is over."""
+    """MB a second of whole blocks, from another shard on each rank, for a while."""
     began, num_bytes = time.monotonic(), 0
     for each in mixture:
         shards = each.dataset.all_shards

@@ -1,7 +1,8 @@
-"""What a run will take, said before it starts (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth.
+"""What a run will take (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth.
 
-Everything follows from formulas (trainer.model.flops, trainer.preflight.step_time, trainer.optim.memory) and from the
-dataset's manifest and first block; nothing is trained, and torch is not imported.
+Everything follows from formulas (trainer.model.flops, trainer.preflight.step_time,
+trainer.optim.memory) and from the dataset's manifest and first block; nothing is trained, and torch
+is not imported.
 """
 
 import math
@@ -35,11 +36,12 @@ class PhasePlan:
         phase: The phase as configured.
         lengths: Means over the dataset's instances, or full ones where no dataset is given.
         stored_bytes: Bytes of an instance in the dataset; 0 without one.
-        instances_a_pass: Train instances of this length until one pass is through; 0 without a dataset.
+        instances_a_pass: Train instances of this length until one pass is through; 0 without a
+            dataset.
         passes: How many passes the dataset has; 0 without one.
         flops: Floating point operations of one instance.
         fast: A step's time at the fast end of its range.
-        slow: The same at the slow end.
+        slow: A step's time at the slow end.
     """
 
     phase: Phase
@@ -100,7 +102,8 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
     """All phases, with steps for the epochs that are asked for, where they are.
 
     Raises:
-        ValueError: The dataset has no instances of a length, or epochs are asked for and there is none.
+        ValueError: The dataset has no instances of a length, or epochs are asked for and there is
+            none.
     """
     main = max(mixture, key=lambda each: each.weight) if mixture else None
     dataset, share = (main.dataset, _share_of(main, mixture)) if main else (None, 1.0)
@@ -150,7 +153,7 @@ def plan_phase(
 
 
 def _work_of(phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float) -> Work:
-    """What a step of a phase asks of a rank; micro-batches are taken to be full but for the last one."""
+    """What a step of a phase asks of a rank; every micro-batch but the last is taken to be full."""
     instances = phase.global_batch / settings.world_size
     return Work(
         flops=instances * flops,
@@ -192,7 +195,7 @@ def memory_case(settings: PlanSettings, config: BertConfig, phases: Sequence[Pha
 
 
 def _stream_bytes(settings: PlanSettings, each: PhasePlan) -> int:
-    """Blocks of the steps that are planned together, stored and decoded (docs/order.md); two bytes a token unknown."""
+    """Blocks of the steps planned together, stored and decoded (docs/order.md)."""
     instances = _STEPS_PLANNED * each.phase.global_batch / settings.world_size
     if each.instances_a_pass:
         instances = min(instances, each.instances_a_pass * each.passes)
@@ -201,7 +204,7 @@ def _stream_bytes(settings: PlanSettings, each: PhasePlan) -> int:
 
 
 def checkpoint_bytes(parameters: int, precision: str) -> int:
-    """Size of a checkpoint: the model's weights, and fp32 weights and both running means of every parameter."""
+    """Size of a checkpoint: the model's weights, fp32 weights and both means of each."""
     return ((2 if precision == "bf16" else 4) + 12) * parameters
 
 

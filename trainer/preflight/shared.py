@@ -37,9 +37,10 @@ def find_shared_facts(ranks: Ranks, settings: DoctorSettings) -> SharedFacts:
 
 
 def compare_clocks(ranks: Ranks) -> list[tuple[float, float]]:
-    """Offset against rank 0's clock and its possible error for every rank, from the quickest of some round trips.
+    """Offset of every rank's clock against rank 0's, and its possible error.
 
-    Rank 0 asks one rank after another for its time; half of the round trip is the most the answer can be off.
+    Rank 0 asks one rank after another for its time; half of the round trip is the most the answer
+    can be off.
     """
     found = [(0.0, 0.0)] * ranks.world_size
     answer = torch.zeros(1, dtype=torch.float64)
@@ -123,7 +124,7 @@ def _sees_output(ranks: Ranks, output: str) -> bool:
 
 
 def _try_url(ranks: Ranks, settings: DoctorSettings) -> str:
-    """Why this rank cannot write, see rank 0's object or delete at the URL for checkpoints; empty where it can."""
+    """Why this rank cannot write, see rank 0's object or delete at the URL; empty where it can."""
     mine = f".beambert-doctor-{secrets.token_hex(8)}"
     fault = _fault_of(lambda: _store(settings).write(mine, b"doctor"))
     first = _gather(ranks, None if fault else mine)[0]

@@ -1,7 +1,8 @@
 """How long an optimizer step takes on GPUs, from the fastest it can be to the slowest it should be.
 
-Mathematics alone promises too much where a model or a batch is small: a GPU then waits for the host, which starts its
-kernels one by one, and for the other ranks. With n micro-batches on a rank, L layers, P parameters and N ranks:
+Mathematics alone promises too much where a model or a batch is small: a GPU then waits for the
+host, which starts its kernels one by one, and for the other ranks. With n micro-batches on a rank,
+L layers, P parameters and N ranks:
 
     step     = n * max(mathematics, launches) + optimizer + exchange + once
     mathematics = floating point operations of a micro-batch / (TFLOP/s of the data sheet * mfu)
@@ -10,10 +11,11 @@ kernels one by one, and for the other ranks. With n micro-batches on a rank, L l
     exchange    = latency of each collective * (1 + log2 N) + bytes of rings, 2 (N - 1) / N a gradient, over the links
     once        = what the host does for a step: data, counts, losses read back, the log
 
-80 and 108 are counted: the operations of one micro-batch in bf16 under ZeRO-1, attention being one of them, for a layer
-and for what is around the layers (tests/trainer/test_step_time.py). `compile` leaves out some 40 %. CUDA graphs would
-start a pass at once; the trainer has none, as lengths change from micro-batch to micro-batch. Every other constant is
-taken from data sheets or assumed, once for the fast end and once for the slow one: no GPU has measured them yet.
+80 and 108 are counted: the operations of one micro-batch in bf16 under ZeRO-1, attention being one
+of them, for a layer and for what is around the layers (tests/trainer/test_step_time.py). `compile`
+leaves out some 40 %. CUDA graphs would start a pass at once; the trainer has none, as lengths
+change from micro-batch to micro-batch. Every other constant is taken from data sheets or assumed,
+once for the fast end and once for the slow one: no GPU has measured them yet.
 """
 
 import math
@@ -24,7 +26,7 @@ from trainer.process.gpus import Gpu
 
 LAYER_LAUNCHES, OUTER_LAUNCHES, COMPILED_SHARE = 80, 108, 0.6
 RECOMPUTED = 4 / 3
-"""Mathematics with activation checkpointing, which makes the forward pass twice, over mathematics without."""
+"""Mathematics with activation checkpointing, and a second forward pass, over those without."""
 UPDATE_BYTES = {"adamw": 36, "lamb": 65}
 """Moved for one parameter, with its norm (scripts/bench/results/README.md)."""
 GPUS_A_NODE = 8
@@ -134,7 +136,10 @@ def step_time(work: Work, gpu: Gpu, assumed: Assumed) -> StepTime:
 
 
 def _exchange_seconds(work: Work, gpu: Gpu, assumed: Assumed) -> float:
-    """Gradients in fp32, once a step or, from ZeRO-2 on, once a micro-batch; then the weights and two small sums."""
+    """Seconds for gradients in fp32, for the weights, and for two small sums.
+
+    Gradients are exchanged once a step or, from ZeRO-2 on, once a micro-batch.
+    """
     if work.ranks == 1:
         return 0.0
     reductions = work.micro_batches if work.zero_stage >= 2 else 1

@@ -1,7 +1,7 @@
-"""What happens to a step whose gradient was not taken: it is written down; too many in a row take the run back.
+"""What happens to a step whose gradient was not taken, and to a run with too many in a row.
 
-RUN/anomalies.jsonl has a row for each, with the instances of its global batch. The optimizer has left weights and
-moments as they were (`ShardedOptimizer.norm_limit`).
+RUN/anomalies.jsonl has a row for each, with the instances of its global batch. The optimizer has
+left weights and moments as they were (`ShardedOptimizer.norm_limit`).
 """
 
 import dataclasses
@@ -18,10 +18,11 @@ from trainer.stream.step import RankStep, StepLoader
 
 
 def note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:
-    """Judges the gradient of the step just made; False where the run went back and its stream must begin anew.
+    """Judges the gradient of the step just made; False where the run went back.
 
     Raises:
-        ValueError: Training has diverged: there is nothing to go back to, or it went back too often.
+        ValueError: Training has diverged: there is nothing to go back to, or it went back too
+            often.
     """
     guard, norm, limit = run.guard, grad_norm(run.engine, run.optimizer), run.guard.limit
     start, stop = rank_step.first_position, rank_step.state["position"]
@@ -52,7 +53,7 @@ def note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepL
 
 
 def _roll_back(run: Run, norm: float) -> None:
-    """Returns to the newest checkpoint before the steps that were not taken, and leaves their instances out."""
+    """Returns to the checkpoint before the steps not taken, and leaves out their instances."""
     guard = run.guard
     assert guard.streak is not None, "there were steps that were not taken"
     first = guard.streak.first_step

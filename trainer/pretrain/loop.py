@@ -1,4 +1,4 @@
-"""The training loop: `train_phase` is all of it; run.py puts a run together, the engine makes a step."""
+"""The training loop: `train_phase` is all of it; run.py puts a run together."""
 
 import contextlib
 import math
@@ -48,7 +48,7 @@ STOPPING = "stopping after this step, saving; again leaves at once"
 
 
 def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
-    """Trains, or continues, the run in settings.output. Returns the exit code: 0 when the run is finished."""
+    """Trains, or continues, the run in settings.output; the exit code is 0 when it is finished."""
     assert not remainder, "the command line passes nothing after --"
     settings = resolve(settings)
     chosen = read_deepspeed_file(settings.deepspeed)
@@ -82,7 +82,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
 
 
 def train_phase(run: Run) -> None:
-    """The loop: the steps that are left of the current phase, or as many as there are before a signal to stop."""
+    """The loop: the steps that are left of the current phase, unless a signal stops it before."""
     settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
     validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
@@ -116,7 +116,7 @@ def train_phase(run: Run) -> None:
 
 
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
-    """This rank's share of every step that is left of the phase, the seconds it was waited for, its source."""
+    """This rank's share of every step that is left, the seconds it was waited for, its source."""
     phase_index, is_first = run.position.phase, True
     same_stream = run.settings.phases_of(phase.seq_len)
     steps = planned_steps(
@@ -149,7 +149,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
-    """Waits until every rank has its next step, however long a build takes; False where one was told to stop."""
+    """Waits until every rank has its next step; False where one was told to stop."""
     while True:
         run.watchdog.beat("waiting for the build")
         ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop.is_made)
@@ -159,7 +159,7 @@ def _have_step(run: Run, loader: StepLoader) -> bool:
 
 
 def _advance(position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]) -> Position:
-    """The position after a step, at the beginning of the next phase where it was the last of this one."""
+    """The position after a step; after the last of a phase it is the next one's beginning."""
     return Position(
         step=position.step + 1,
         phase=position.phase + ends,

@@ -6,7 +6,8 @@
 | mlm           | masked tokens                                    | bidirectional | BERT paper, 5.1 ("No NSP")       |
 | left-to-right | every token from those before it, nothing masked | causal        | BERT paper, 5.1 ("LTR & No NSP") |
 
-The instances are the same ones for all three: pairs of segments with static masks, which are undone for the last.
+The instances are the same ones for all three: pairs of segments with static masks, which are undone
+for the last.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ def prepare_step(step: RankStep, objective: str) -> RankStep:
 
 
 def as_left_to_right(batch: MicroBatch) -> MicroBatch:
-    """The text as it was before masking; every token but each instance's last one predicts the one after it."""
+    """The text as it was before masking; every token but an instance's last predicts the next."""
     text_T = unmasked_text(batch)
     predicts_T = torch.ones(len(text_T), dtype=torch.bool)
     predicts_T[batch.cu_seqlens[1:].long() - 1] = False
@@ -52,7 +53,7 @@ def unmasked_text(batch: MicroBatch) -> Tensor:
 
 
 def freeze_unused(model: Module, objective: str) -> None:
-    """Keeps the pooler and the NSP head as they are where nothing trains them: decay would shrink them."""
+    """Freezes the pooler and the NSP head where nothing trains them: decay would shrink them."""
     if objective != WITH_NSP:
         for name, parameter in model.named_parameters():
             if name.startswith(_NSP_PREFIXES):

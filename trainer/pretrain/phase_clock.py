@@ -1,7 +1,8 @@
-"""When a phase begins, where its learning rate stands and when it ends: by steps or by time. Imports this package only.
+"""When a phase begins, where its learning rate stands and when it ends: by steps or by time.
 
-A run by time has its seconds in the checkpoint's position, so a continued run goes on where the saved one was; seconds
-between the last checkpoint and an accident are not counted. Ranks agree on the time as they agree on a step's counts.
+A run by time has its seconds in the checkpoint's position, so a continued run goes on where the
+saved one was; seconds between the last checkpoint and an accident are not counted. Ranks agree on
+the time as they agree on a step's counts.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class PhaseClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the phase so far: steps, validation, checkpoints, waiting; 0 where steps decide."""
+        """Seconds of the phase so far, validation and saving included; 0 where steps decide."""
         if self.budget_seconds is None:
             return 0.0
         return self.spent_seconds + time.monotonic() - self._began
@@ -53,7 +54,7 @@ class PhaseClock:
 
 
 def seconds_left(settings: PretrainSettings, phase: int, elapsed_seconds: float) -> dict[str, float]:
-    """Columns of metrics.jsonl that a run by time has in place of an estimate; none for a run by steps."""
+    """Columns of metrics.jsonl that a run by time has in place of an estimate."""
     budgets = [settings.budget_seconds(index) or 0.0 for index in range(phase, len(settings.phases))]
     if settings.budget_hours is None:
         return {}
@@ -69,7 +70,7 @@ def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
 
 
 def finish_at_accuracy(position: Position, mlm_accuracy: float, settings: PretrainSettings) -> Position:
-    """The position behind the last phase where a measurement has reached the accuracy that ends the run."""
+    """The position behind the last phase once a measurement has reached the accuracy asked for."""
     target = settings.validation.stop_at_mlm_accuracy
     if target is None or mlm_accuracy < target:
         return position

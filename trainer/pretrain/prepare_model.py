@@ -21,16 +21,18 @@ _FREE_FIELDS = frozenset(
 def prepare_model(
     model: BertForPreTraining, settings: PretrainSettings, checkpoint: Path | None, vocabulary: Path
 ) -> Iterator[str]:
-    """Freezes, fills and compiles the model as asked; a word for people about each weight that came from elsewhere.
+    """Freezes, fills and compiles the model as asked; says which weights came from elsewhere.
 
     Args:
         model: With its initial weights.
         settings: Resolved settings.
-        checkpoint: The committed one that the run continues from, whose partitions are read later; None for a new run.
+        checkpoint: The committed one that the run continues from, whose partitions are read later;
+            None for a new run.
         vocabulary: vocab.txt of the run.
 
     Raises:
-        ValueError: `init_from` is of another model or another vocabulary, or damaged; the checkpoint lacks a weight.
+        ValueError: `init_from` is of another model or another vocabulary, or damaged; the
+            checkpoint lacks a weight.
         FileNotFoundError: It is not there.
     """
     freeze_unused(model, settings.objective)

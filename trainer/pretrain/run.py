@@ -1,4 +1,4 @@
-"""A run in progress on one rank: how it is put together from its settings, its dataset and its newest checkpoint."""
+"""A run in progress on one rank, put together from settings, dataset and newest checkpoint."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -49,7 +49,8 @@ class Position:
         tokens: Real tokens read by all ranks, over the whole run.
         instances: Instances read by all ranks, over the whole run.
         drawn: Instances and tokens of every dataset of the mixture, over the whole run.
-        streams: State of the stream of every length read so far, by the length in digits, as JSON's keys are text.
+        streams: State of the stream of every length read so far, by the length in digits, as JSON's
+            keys are text.
         phase_seconds: Spent on the phase, where time decides how long it is.
         guard: State of the spike guard, in checkpoints only.
     """
@@ -107,16 +108,16 @@ class Run:
         self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
 
     def reopen_records(self) -> None:
-        """Drops what metrics and curves say of steps after the position, which will be made again."""
+        """Drops rows and curves of steps after the position, which will be made again."""
         self.recorder.restart_after(self.position.step)
 
     def is_due(self, interval: int) -> bool:
-        """Whether something done every `interval` steps, and after each phase, is due after the step just made."""
+        """Whether something done every `interval` steps, and after each phase, is due now."""
         return self.position.phase_step == 0 or (interval > 0 and self.position.step % interval == 0)
 
 
 def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
-    """Everything a run needs, at its newest checkpoint or at its start; None, and a word about it, when it is finished.
+    """Everything a run needs, at its newest checkpoint or its start; None when it is finished.
 
     Args:
         settings: Resolved settings.
@@ -124,7 +125,8 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         ranks: This rank and the others.
 
     Raises:
-        ValueError: Settings, dataset and what is in the folder do not fit each other; the same on every rank.
+        ValueError: Settings, dataset and what is in the folder do not fit each other; the same on
+            every rank.
     """
     folder, position, store = RunFolder(Path(settings.output)), Position(), None
     say = (lambda line: tqdm.write(hide(line))) if ranks.rank == 0 else lambda _: None
@@ -212,10 +214,11 @@ def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
 
 
 def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
-    """The model's config, with the datasets' vocabulary, once settings and datasets are known to fit.
+    """The model's config with the datasets' vocabulary; settings and datasets are held to fit.
 
     Raises:
-        ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a vocabulary given twice.
+        ValueError: A length the dataset or the model lacks, a batch smaller than the ranks, a
+            vocabulary given twice.
     """
     config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
     for index, phase in enumerate(settings.phases):

@@ -1,6 +1,7 @@
-"""Validation loss: the same instances at every measurement, each counted once whatever the number of ranks.
+"""Validation loss of the same instances each time, whatever the number of ranks.
 
-Of a mixture, every dataset's split is measured by itself; together they are the mean weighted as the mixture is.
+Of a mixture, every dataset's split is measured by itself; together they are the mean weighted as
+the mixture is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,8 @@ def load_validation_sets(
     The builder holds a split to some 1.3 M tokens, 6 bytes each in here.
 
     Raises:
-        FileNotFoundError: Patience with a build that is still running ended; the same on every rank.
+        FileNotFoundError: Patience with a build that is still running ended; the same on every
+            rank.
         ValueError: The run is to stop at an accuracy, and too few instances are held out for it.
     """
     held_out = [
@@ -78,7 +80,7 @@ def load_validation_sets(
 
 
 def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
-    """Says which datasets have no validation split of a length, so that no loss is measured on them; else nothing."""
+    """Says which datasets have no validation split of a length, if any."""
     missing = [each.name for each in mixture if each.name not in {held_out.name for held_out in sets}]
     if not missing:
         return ""
@@ -134,7 +136,7 @@ def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ran
 
 @torch.no_grad()
 def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[str, float]:
-    """Losses and accuracies over the whole set, without dropout, beside what guesses reach; equal on all ranks."""
+    """Losses and accuracies over the whole set, beside what guesses reach; equal on all ranks."""
     model = engine.module
     model.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
@@ -150,7 +152,7 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
 
 
 def join_columns(parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]) -> dict[str, Any]:
-    """The mixture's columns: means weighted by the datasets' weights, numbers of instances and masked added up."""
+    """The mixture's columns: means weighted as the datasets are, and sums of what is counted."""
     if len(sets) == 1:
         return dict(parts[sets[0].name])
     total = sum(each.weight for each in sets)
@@ -173,7 +175,7 @@ def format_nsp_accuracy(columns: Mapping[str, Any]) -> str:
 
 
 def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> npt.NDArray[np.int64]:
-    """How often each token [V] stands in the text as it was before masking, over all ranks; no [CLS], [SEP]."""
+    """How often each token [V] stands in the unmasked text, over all ranks; no [CLS], [SEP]."""
     counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for batch in batches:
         counts_V += torch.bincount(unmasked_text(batch), minlength=len(counts_V))

@@ -25,7 +25,7 @@ class Chart:
     """One column of metrics.jsonl.
 
     Attributes:
-        column: Its name.
+        column: Name of the column.
         title: For people, with the unit.
         axis: How values are placed and written.
         factor: What values are multiplied by, for the unit.
@@ -82,13 +82,13 @@ _MOST_OTHERS = 12
 
 
 def speed_charts(runs: Sequence[ReadRun]) -> list[Chart]:
-    """Those of SPEED that tell something: TFLOP/s only where a run has no MFU, which is its share of a constant."""
+    """The charts of SPEED that tell something: TFLOP/s only where a run has no MFU."""
     all_have_mfu = all(number(row, "mfu") is not None for run in runs for row in run.train[-1:])
     return [chart for chart in SPEED if chart.column != "model_tflops_per_rank" or not all_have_mfu]
 
 
 def other_charts(runs: Sequence[ReadRun]) -> list[Chart]:
-    """A chart for every other column that holds numbers, at the top or in a table of numbers such as trust ratios."""
+    """A chart for every other column of numbers, or number of a table such as trust ratios."""
     known = {chart.column for chart in (*LEARNING, *SPEED)} | _LEFT_OUT
     found: dict[str, None] = {}
     for run in runs:
@@ -114,7 +114,7 @@ def draw(chart: Chart, runs: Sequence[ReadRun], by: str) -> str:
 
 
 def is_always_zero(chart: Chart, runs: Sequence[ReadRun]) -> bool:
-    """Whether some run has the column and no row of any holds another number than 0: not worth a chart."""
+    """Whether some run has the column and all its numbers are 0, which is not worth a chart."""
     values = {y for run in runs for _, y in _points(chart, run.train, _places(run, "step"))}
     return values == {0.0}
 

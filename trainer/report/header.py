@@ -19,7 +19,7 @@ def describe(run: ReadRun) -> str:
 
 
 def _model(run: ReadRun) -> str:
-    """Sizes and number of parameters, such as 12 layers of 768, 12 heads, 30,522 tokens: 110,106,428 parameters."""
+    """Sizes and number of parameters of the model."""
     names = {field.name for field in dataclasses.fields(BertConfig)}
     found = run.facts.get("model")
     try:

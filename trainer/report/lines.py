@@ -1,7 +1,7 @@
 """Line charts of several runs as inline SVG.
 
-Colours come from the page's style by class, `run0` to `run5`. Long curves are cut into stretches of which the mean is
-drawn as a line and the range as a band; a stretch tells its values on hover.
+Colours come from the page's style by class, `run0` to `run5`. Long curves are cut into stretches of
+which the mean is drawn as a line and the range as a band; a stretch tells its values on hover.
 """
 
 import math
@@ -28,8 +28,8 @@ class Curve:
         run: Number of the run, which gives its colour.
         label: For the text on hover.
         points: (x, y), x growing.
-        look: A line for many noisy values, dots for few exact ones, a guess for what a model is compared with,
-            which holds from one of its points to the next and beyond both ends.
+        look: A line for many noisy values, dots for few exact ones, a guess for what a model is
+            compared with, which holds from one of its points to the next and beyond both ends.
     """
 
     run: int
@@ -77,7 +77,7 @@ class _Scale:
 
 
 def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str, borders: Sequence[Border] = ()) -> str:
-    """The curves over one another; an empty text where none but a guess has a point that can be drawn."""
+    """The curves over one another; an empty text where only a guess has a point to draw."""
     curves = [_drawable(curve, axis) for curve in curves]
     if not any(curve.points for curve in curves if curve.look != "guess"):
         return ""
@@ -188,7 +188,7 @@ def _draw(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
 
 
 def _held(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
-    """Corners of a level line across the chart: a value holds back to the point before, as what it guesses did."""
+    """Corners of a level line: a value holds back to the point before, as what it guesses did."""
     places = [_x(x_scale, x) for x, _ in curve.points]
     starts, ends = [float(_LEFT), *places[:-1]], [*places[:-1], float(WIDTH - _RIGHT)]
     heights = [_y(y_scale, y) for _, y in curve.points]
@@ -200,7 +200,7 @@ def _held(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
 
 
 def _stretches(points: Sequence[Point], x_scale: _Scale) -> list[tuple[float, float, float, float]]:
-    """Mean x, mean y, lowest and highest y of the points of every stretch of the axis that has some."""
+    """Mean x, mean y, lowest and highest y of the points of every stretch that has some."""
     groups: dict[int, list[Point]] = {}
     for point in points:
         groups.setdefault(_stretch(point[0], x_scale), []).append(point)

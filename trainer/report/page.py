@@ -1,6 +1,7 @@
 """Runs as one page: curves over one another, settings that differ, hardware.
 
-The page has no script; steps or tokens on the x axis are chosen by two buttons that only the style knows.
+The page has no script; steps or tokens on the x axis are chosen by two buttons that only the style
+knows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ td.time { white-space: nowrap; }
 table.summary th { white-space: normal; vertical-align: bottom; line-height: 1.25; }
 @media print { .legend { position: static; } input[name=x]:not(:checked) + label { display: none; } }
 """
-"""What this page adds to the style of all pages: colours of runs, line charts, the choice of axis."""
+"""What this page adds to the style of all pages: colours of runs, line charts, choice of axis."""
 
 
 def render_page(runs: Sequence[ReadRun]) -> str:

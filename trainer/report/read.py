@@ -1,6 +1,7 @@
 """Runs as a report reads them: forgiving about what is missing or torn, and saying so.
 
-A report is asked for most when something went wrong, so whatever can be read is shown, and what cannot is listed.
+A report is asked for most when something went wrong, so whatever can be read is shown, and what
+cannot is listed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Whether a command may continue what lies in its output folder: one answer for pretrain, finetune and features."""
+"""Whether a command may continue what lies in its output folder: one answer for all of them."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -54,11 +54,12 @@ class Continuable:
         Args:
             where: The folder, for the message.
             old: Plain values as the folder has them.
-            new: The same of this command.
+            new: Plain values of this command.
             others: What else differs, in words.
 
         Raises:
-            ValueError: Something differs that has to stay; names each with its old and its new value.
+            ValueError: Something differs that has to stay; names each with its old and its new
+                value.
         """
         bound_old, bound_new = ({k: v for k, v in each.items() if k not in self.free} for each in (old, new))
         found = [
@@ -73,7 +74,7 @@ class Continuable:
 
 
 def names_in(path: Path) -> list[str]:
-    """Names of what lies in a local folder; a file in its place counts as something without a name."""
+    """Names of what lies in a local folder; a file in its place counts as one without a name."""
     return [each.name for each in path.iterdir()] if path.is_dir() else [""] * path.exists()
 
 

@@ -45,7 +45,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree this runs from, with "+changes" when files differ from it; None outside git."""
+    """The commit of this source tree, "+changes" if files differ from it; None outside git."""
     source = Path(__file__).resolve().parents[2]
     try:
         # An installed copy may lie inside somebody else's repository.

@@ -34,9 +34,10 @@ def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool =
 
 
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
-    """Entropy, in nats, of tokens counted in a text: a lower bound of the loss of any guess that ignores the context.
+    """Entropy, in nats, of tokens counted in a text: no guess without the context has a lower loss.
 
-    Too low where tokens are few, by about V / 2N for V kinds among N tokens: 0.02 at 8,000 kinds among 200,000.
+    Too low where tokens are few, by about V / 2N for V kinds among N tokens: 0.02 at 8,000 kinds
+    among 200,000.
     """
     counts = counts_V[counts_V > 0]
     return math.log(counts.sum()) - float((counts * np.log(counts)).sum() / counts.sum())
@@ -51,7 +52,7 @@ def majority_share(num_random: int, instances: int) -> float:
 
 
 class MetricsFile:
-    """metrics.jsonl: one row a line, on disk as soon as it is known, so that a killed run keeps what it did."""
+    """metrics.jsonl: a row a line, on disk as soon as it is known, so that a kill loses nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,7 +1,7 @@
-"""The folder of a run: what it was asked to do, with what, and whether the same command may continue it.
+"""The folder of a run: what it was asked to do, and with what.
 
-RUN/config.yaml (resolved settings), run.json (versions, hardware, arguments, dataset), metrics.jsonl, vocab.txt,
-tokenizer.json, checkpoints/.
+RUN/config.yaml (resolved settings), run.json (versions, hardware, arguments, dataset),
+metrics.jsonl, vocab.txt, tokenizer.json, checkpoints/.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ REMEDY = "restore it, from --checkpoint.url if the run has one, or give another 
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
-    # The data and what was skipped are checked by content, in the run's folder and in the stream's state.
+    # The data and what was skipped are checked by content, in the run's folder and in the stream's
+    # state.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "micro_tokens", "skip",
         "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "reading", "tensorboard", "wandb", "profile",
@@ -147,7 +148,7 @@ def parse_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
 
     Args:
         data: What the file holds.
-        where: Its path or URL, for messages.
+        where: Path or URL of the file, for messages.
         remedy: What to do where it is damaged.
 
     Raises:
@@ -181,12 +182,12 @@ def parse_facts(data: bytes, where: str) -> dict[str, Any]:
 
 
 def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int) -> None:
-    """Makes the run's folder, or checks that the one there may be continued with these settings. Rank 0 only.
+    """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
-        ValueError: The folder's run has other settings or another dataset, what the folder says of it is damaged, or a
-            dataset's vocabulary is not the one of its manifest.
+        ValueError: The folder's run has other settings or another dataset, what the folder says of
+            it is damaged, or a dataset's vocabulary is not the one of its manifest.
     """
     run = RunFolder(Path(settings.output))
     PRETRAINING.refuse_foreign(str(run.path), names_in(run.path))
@@ -229,7 +230,7 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
 
 
 def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[str]:
-    """What differs between the datasets of two launches; where they are and what they are called may."""
+    """What differs between the datasets of two launches; their places and names may."""
     if len(old) != len(new):
         names = [", ".join(each["name"] for each in side) for side in (old, new)]
         return [f"data was {len(old)} dataset(s), {names[0]}, and is now {len(new)}, {names[1]}"]
@@ -248,7 +249,8 @@ def _check_unchanged(
     run: RunFolder, settings: PretrainSettings, datasets: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
 ) -> None:
     new = yaml.safe_load(to_yaml(settings))
-    # A first launch may have been killed between run.json and config.yaml; then nothing was trained yet.
+    # A first launch may have been killed between run.json and config.yaml; then nothing was trained
+    # yet.
     was_killed_at_once = not run.config.exists() and not any(run.checkpoints.glob("step-*"))
     old = new if was_killed_at_once else run.read_config()
     PRETRAINING.check_settings(str(run.path), old, new, _changed_datasets(datasets, now))

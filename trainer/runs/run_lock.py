@@ -1,6 +1,7 @@
-"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving when the next job starts.
+"""One job at a time in a run's folder: ranks of a killed launcher may still be leaving.
 
-The lock's content is drawn by the job that holds it, so a rank that reads it there sees the folder of rank 0.
+The lock's content is drawn by the job that holds it, so a rank that reads it there sees the folder
+of rank 0.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ def lock_run(run: RunFolder, patience_seconds: float = PATIENCE_SECONDS) -> None
 
 @contextlib.contextmanager
 def locked(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Keeps other jobs out of any folder, which is made where there is none; raises as lock_run()."""
+    """Keeps other jobs out of a folder, which is made where there is none; raises as lock_run()."""
     with _lock(folder, patience_seconds):
         yield
 

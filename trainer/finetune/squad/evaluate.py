@@ -1,8 +1,8 @@
-"""Exact match and F1 of answers as SQuAD's official evaluators (1.1 and 2.0) define them, in percent.
+"""Exact match and F1 of answers, in percent, as SQuAD's official evaluators define them.
 
-Both compare answers in lower case, without ASCII punctuation, articles and superfluous white space, and take a
-question's best over all its answers. They differ where nothing of an answer is left: 2.0 does not count such answers,
-and its F1 of two empty texts is 1, which is 0 in 1.1.
+Both compare answers in lower case, without ASCII punctuation, articles and superfluous white space,
+and take a question's best over all its answers. They differ where nothing of an answer is left: 2.0
+does not count such answers, and its F1 of two empty texts is 1, which is 0 in 1.1.
 """
 
 import math
@@ -34,7 +34,7 @@ class Threshold:
     """The best that a threshold reaches.
 
     Attributes:
-        score: In percent.
+        score: The mean mark in percent.
         threshold: Questions whose score of no answer is above it are left unanswered.
     """
 
@@ -80,10 +80,11 @@ def find_best_threshold(
     null_scores: Mapping[str, float],
     has_answer: Mapping[str, bool],
 ) -> Threshold:
-    """The threshold with the best mean mark, as find_best_thresh of the official evaluator looks for it.
+    """The threshold with the best mean mark, as the official evaluator looks for it.
 
-    Unlike there the score is one that the threshold reaches: questions of equal null score are answered together, and
-    where it is best to answer nothing the threshold lies below every null score.
+    Unlike there the score is one that the threshold reaches: questions of equal null score are
+    answered together, and where it is best to answer nothing the threshold lies below every null
+    score.
 
     Args:
         marks: Exact match or F1 of each question's answer.
@@ -122,6 +123,6 @@ def _best(marks: Sequence[Marks]) -> Marks:
 
 
 def halfway_above(threshold: float, null_scores: Iterable[float]) -> float:
-    """A threshold that parts the same questions, halfway to the next null score: no score's last bit decides then."""
+    """A threshold halfway to the next null score: no score's last bit then decides a question."""
     above = [score for score in null_scores if score > threshold]
     return (threshold + min(above)) / 2 if above else threshold + 1.0

@@ -46,7 +46,7 @@ class WindowItem(Item):
 def cut_question(
     index: int, question: Question, query: IdArray, pieces: Pieces, encoder: TextEncoder, split: Split, stride: int
 ) -> list[WindowItem]:
-    """The windows of one question, an item each: [CLS] question [SEP] pieces of the context [SEP]."""
+    """The windows of one question as items: [CLS] question [SEP] pieces of the context [SEP]."""
     windows = cut_windows(len(pieces.ids), encoder.seq_len - len(query) - 3, stride)
     best_N = find_best_windows(windows, len(pieces.ids))
     items = []
@@ -61,9 +61,10 @@ def cut_question(
 
 
 def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
-    """Windows of `room` pieces, each beginning `stride` after the one before, until one reaches the end.
+    """Windows of `room` pieces, one every `stride` pieces, until one reaches the end.
 
-    Of a context without pieces there is none. A stride above the room is cut to it: no piece is passed over.
+    Of a context without pieces there is none. A stride above the room is cut to it: no piece is
+    passed over.
     """
     windows: list[Window] = []
     start = 0
@@ -79,8 +80,8 @@ def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
 def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int64]:
     """For each piece the index of the window where it has most context, [N].
 
-    Context is the smaller of what is left and right of the piece, plus a hundredth of the window's length; the first
-    window wins where it is equal.
+    Context is the smaller of what is left and right of the piece, plus a hundredth of the window's
+    length; the first window wins where it is equal.
     """
     pieces_N = np.arange(num_pieces)
     best_N = np.full(num_pieces, -1, dtype=np.int64)
@@ -109,7 +110,7 @@ def read_logits(item: WindowItem, output: Outputs) -> WindowLogits:
 
 
 def _label(question: Question, pieces: Pieces, window: Window, offset: int) -> tuple[int, int]:
-    """First and last token of the answer in the window's sequence; at [CLS] if it is not wholly in it."""
+    """First and last token of the answer in the window; at [CLS] if it is not wholly in it."""
     span = find_answer(question, pieces) if question.answers else None
     if span is None or span[0] < window.start or span[1] >= window.start + window.length:
         return NO_ANSWER

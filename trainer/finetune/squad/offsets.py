@@ -17,7 +17,8 @@ class Pieces:
 
     Attributes:
         ids: [N], as tokenizer.encode.Encoder makes them.
-        starts: [N] int64: the first character of the text as it was written that a piece stands for.
+        starts: [N] int64: the first character of the text as it was written that a piece stands
+            for.
         ends: [N] int64: one after the last, with the accents that are combined with it.
     """
 
@@ -33,7 +34,7 @@ class Pieces:
 
 
 class OffsetEncoder:
-    """Encodes texts with their places, by the tokenizer that an export is opened with; words of "[SEP]" are words."""
+    """Encodes texts with their places, by an export's tokenizer; "[SEP]" in a text is a word."""
 
     def __init__(self, vocab: Vocabulary, lower_case: bool) -> None:
         self.dtype = vocab.dtype
@@ -55,7 +56,7 @@ class OffsetEncoder:
 
 
 def _skip_accents(text: str, end: int) -> int:
-    """Where the combining characters end that begin at `end`: the normalizer drops those of a word's last letter."""
+    """Where combining characters from `end` on end: the normalizer drops a last letter's."""
     while end < len(text) and unicodedata.category(text[end]) == "Mn":
         end += 1
     return end

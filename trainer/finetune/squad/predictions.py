@@ -1,8 +1,9 @@
 """Logits of a question's windows to its best answers, and the files that they are written to.
 
-Rules of google-research/bert run_squad.py, write_predictions, with two of our own: every pair of a start and an end is
-looked at and not those of the 20 best starts and ends, and an answer is cut out of the context as it was written. The
-three files are those of run_squad.py, and what SQuAD's evaluators read.
+Rules of google-research/bert run_squad.py, write_predictions, with two of our own: every pair of a
+start and an end is looked at and not those of the 20 best starts and ends, and an answer is cut out
+of the context as it was written. The three files are those of run_squad.py, and what SQuAD's
+evaluators read.
 
 Shapes: N pieces of a window's context, S spans.
 """
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from trainer.finetune.squad.offsets import Pieces
 from trainer.finetune.squad.records import Question
 
-# Of google-research/bert run_squad.py: the most pieces of an answer, and the answers of a question that are kept.
+# Of google-research/bert run_squad.py: the most pieces of an answer, and the answers of a question
+# that are kept.
 MAX_ANSWER_PIECES, NUM_BEST = 30, 20
 
 Logits = NDArray[np.float32]
@@ -50,8 +52,8 @@ class Span:
     Attributes:
         first: Number of its first piece in the context.
         last: Number of its last one.
-        start_logit: That it begins there.
-        end_logit: That it ends there.
+        start_logit: Logit that the answer begins there.
+        end_logit: Logit that the answer ends there.
     """
 
     first: int
@@ -71,10 +73,10 @@ class Candidate:
 
     Attributes:
         text: Characters start to end - 1 of the context; empty for no answer.
-        start: Its first character; None for no answer.
+        start: First character of the answer; None for no answer.
         end: One after its last.
-        start_logit: That the answer begins there.
-        end_logit: That it ends there.
+        start_logit: Logit that the answer begins there.
+        end_logit: Logit that the answer ends there.
     """
 
     text: str
@@ -96,7 +98,7 @@ class Prediction:
     Attributes:
         id: The question's.
         answers: Answers of different texts, best first; none only where the context has no text.
-        no_answer: Its logits in the window where it is least likely.
+        no_answer: Logits of no answer in the window where it is least likely.
     """
 
     id: str
@@ -116,7 +118,8 @@ class Prediction:
 
 def predict(question: Question, pieces: Pieces | None, windows: Sequence[WindowLogits]) -> Prediction:
     """The best answers of all windows of a question together; none without a window."""
-    # Different spans may have one text: three times as many leave enough texts in all but odd cases.
+    # Different spans may have one text: three times as many leave enough texts in all but odd
+    # cases.
     spans = [span for window in windows for span in find_spans(window, MAX_ANSWER_PIECES, 3 * NUM_BEST)]
     answers: dict[str, Candidate] = {}
     for span in sorted(spans, key=lambda span: -span.score):
@@ -128,7 +131,7 @@ def predict(question: Question, pieces: Pieces | None, windows: Sequence[WindowL
 
 
 def find_spans(window: WindowLogits, max_pieces: int, num_spans: int) -> list[Span]:
-    """The best spans of a window, of at most max_pieces each, best first; of equal ones the first, shortest first."""
+    """The best spans of a window, of at most max_pieces, best first; of equal ones the first."""
     num_pieces = len(window.start_logits)
     lengths = np.arange(min(max_pieces, num_pieces))
     ends_NL = np.arange(num_pieces)[:, None] + lengths
@@ -164,7 +167,7 @@ def softmax(scores: Sequence[float]) -> list[float]:
 
 
 def write_predictions(predictions: Sequence[Prediction], null_threshold: float | None) -> str:
-    """Content of predictions.json: the answer to each question by its id; with a threshold it may be empty."""
+    """Content of predictions.json: answers by id; with a threshold an answer may be empty."""
     return _to_json({each.id: choose_text(each, null_threshold) for each in predictions})
 
 
@@ -175,7 +178,7 @@ def choose_text(prediction: Prediction, null_threshold: float | None) -> str:
 
 
 def write_n_best(predictions: Sequence[Prediction], *, with_no_answer: bool) -> str:
-    """Content of nbest_predictions.json: each question's best answers with their probabilities among themselves."""
+    """Content of nbest_predictions.json: each question's best answers with their probabilities."""
     return _to_json({each.id: _list_candidates(each, with_no_answer) for each in predictions})
 
 

@@ -18,7 +18,7 @@ class Answer:
 
     Attributes:
         text: The answer as it stands in the context.
-        start: Its first character, from 0.
+        start: First character of the answer, from 0.
     """
 
     text: str
@@ -48,14 +48,14 @@ def read_squad(text: str, path: str, *, with_impossible: bool, needs_answers: bo
     """Questions of a file, in order.
 
     Args:
-        text: Its content.
-        path: Its name, for messages.
+        text: Content of the file.
+        path: Name of the file, for messages.
         with_impossible: Whether questions may be marked as having no answer (2.0).
         needs_answers: Whether every other question must have an answer.
 
     Raises:
-        ValueError: No JSON, another layout, no question, an id that is there twice, or a question without answer that
-            is not marked; says file, article and id.
+        ValueError: No JSON, another layout, no question, an id that is there twice, or a question
+            without answer that is not marked; says file, article and id.
     """
     try:
         content = json.loads(text)

@@ -1,4 +1,4 @@
-"""The tasks squad (1.1) and squad2 (2.0): answers that are passages of a text (BERT paper, sections 4.2 and 4.3)."""
+"""The tasks squad (1.1) and squad2 (2.0): answers are passages (BERT paper, sections 4.2, 4.3)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,8 @@ class SquadTask:
         """One item for each window: [CLS] question [SEP] pieces of the context [SEP].
 
         Raises:
-            ValueError: In training, an answer without a piece, such as one of control characters, where those stop.
+            ValueError: In training, an answer without a piece, such as one of control characters,
+                where those stop.
         """
         contexts = list(dict.fromkeys(question.context for question in examples))
         found = OffsetEncoder(encoder.vocab, encoder.lower_case).encode_texts(contexts)

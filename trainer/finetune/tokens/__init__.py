@@ -1,1 +1,1 @@
-"""Token classification: CoNLL columns to labelled pieces, predicted tags to entities and their scores."""
+"""Token classification: CoNLL columns to labelled pieces, predicted tags to entities."""

@@ -51,7 +51,7 @@ def score_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> Entit
 
 
 def score_strict_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
-    """Scores by well-formed entities alone (seqeval's strict mode): BIOES where a tag is of it, otherwise IOB2."""
+    """Scores by well-formed entities (seqeval's strict mode), of BIOES or else IOB2."""
     is_bioes = any(tag[0] in "ES" for sentences in (labels, predictions) for tags in sentences for tag in tags)
     return _score(labels, predictions, lambda tags: find_strict_entities(tags, "bioes" if is_bioes else "iob2"))
 

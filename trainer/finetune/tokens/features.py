@@ -1,8 +1,9 @@
-"""The task ner-features: entities by a BiLSTM over a model's states, which are computed once and never trained.
+"""The task ner-features: entities by a BiLSTM over states of a model that is not trained.
 
-BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side, and two layers of
-BiLSTM before the classifier. Files, tags and scores are those of the task ner. Every word has one vector, those of
-sentences longer than the model reads from windows (trainer.inference.features.windows).
+BERT paper, section 5.3 and table 7: the last four layers of each word's first piece, side by side,
+and two layers of BiLSTM before the classifier. Files, tags and scores are those of the task ner.
+Every word has one vector, those of sentences longer than the model reads from windows
+(trainer.inference.features.windows).
 """
 
 import hashlib
@@ -68,7 +69,7 @@ class FeatureTask(TokenTask):
         encoder: TextEncoder,  # noqa: ARG002
         split: Split,
     ) -> EncodedSet:
-        """One item for each sentence, its words numbered as rows of the vectors, which are computed unless kept."""
+        """One item for each sentence; its words are rows of the vectors, computed unless kept."""
         num_words = sum(len(sentence.words) for sentence in examples)
         row = self._store.add(self._vectors([sentence.words for sentence in examples], num_words))
         items: list[Item] = []
@@ -90,7 +91,7 @@ class FeatureTask(TokenTask):
         return build_tagger(self._store, width, settings.lstm_hidden_size, NUM_LSTM_LAYERS, head, seed)
 
     def model_files(self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]) -> dict[str, bytes]:
-        """The tagger's weights and what they are; the states come from the model that the provenance names."""
+        """The tagger's weights and what they are; the provenance names the model of the states."""
         tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
         facts = {
             "model_type": "bilstm-tagger",

@@ -1,4 +1,4 @@
-"""The task ner: entities of CoNLL files by the tag of each word's first piece (BERT paper, section 5.3)."""
+"""The task ner: entities by the tag of each word's first piece (BERT paper, section 5.3)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +76,8 @@ class TokenTask:
     ) -> EncodedSet:
         """One item for each window of each sentence.
 
-        A word that has no piece, such as one of control characters, is read as [UNK]; one with more pieces than a
-        sequence holds as its first ones. Both are counted.
+        A word that has no piece, such as one of control characters, is read as [UNK]; one with more
+        pieces than a sequence holds as its first ones. Both are counted.
         """
         pieces = _encode_words(examples, encoder)
         room = encoder.seq_len - 2
@@ -109,7 +109,7 @@ class TokenTask:
         return [tuple(of_sentence) for of_sentence in tags]
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
-        """Scores of entities as seqeval counts them, all and by labelled type, and the share of right tags."""
+        """Scores of entities as seqeval counts them, and the share of right tags."""
         true = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
         scores, strict = score_entities(true, predictions), score_strict_entities(true, predictions)
         metrics = {
@@ -129,7 +129,7 @@ class TokenTask:
         predictions: Sequence[Tags],
         metrics: Mapping[str, float],  # noqa: ARG002
     ) -> dict[str, str]:
-        """The file's lines with a column of predicted tags; where it has tags, also tables of scores by type."""
+        """The file's lines with a column of predicted tags; with tags also scores by type."""
         written = [
             tags if sentence.scheme != "iob1" else _as_iob1(tags)
             for sentence, tags in zip(examples, predictions, strict=True)
@@ -151,7 +151,7 @@ def open_ner(settings: FinetuneSettings) -> TokenTask:
 
 
 def _model_scheme(sentence: Sentence) -> Scheme:
-    """The scheme of the model's labels: what IOB1 says of an entity's beginning can be read from IOB2 alone."""
+    """The scheme of the model's labels: IOB2 says all that IOB1 does."""
     return "bioes" if sentence.scheme == "bioes" else "iob2"
 
 

@@ -1,4 +1,4 @@
-"""Words of a long sentence to windows that fit the model, each word predicted in exactly one of them. Pure Python."""
+"""Words of a long sentence to windows that fit the model; each word is predicted in one of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """Words that the model reads together; those from `predicted_from` to `predicted_to` - 1 are predicted here.
+    """Words that the model reads together, of which some are predicted here.
 
     Attributes:
         first: The first word that is read.
@@ -24,9 +24,10 @@ class Window:
 def cut_windows(num_pieces: Sequence[int], room: int, context: int) -> list[Window]:
     """Windows of at most `room` pieces, cut between words, in order.
 
-    Where a window ends inside the sentence its last words, of `context` pieces together at most, are only read: the
-    next window predicts them, and reads as much of what it does not predict before them. Each word that is predicted
-    so sees the pieces of some `context` on both sides, or the sentence's end.
+    Where a window ends inside the sentence its last words, of `context` pieces together at most,
+    are only read: the next window predicts them, and reads as much of what it does not predict
+    before them. Each word that is predicted so sees the pieces of some `context` on both sides, or
+    the sentence's end.
 
     Args:
         num_pieces: How many pieces each word has, from 1 to `room`.

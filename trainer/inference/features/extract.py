@@ -1,4 +1,4 @@
-"""Texts to vectors: encoded, cut into windows, packed, and the states of chosen layers taken out again.
+"""Texts to vectors: encoded, cut into windows, packed, and states of chosen layers taken out.
 
 T tokens and R rows of a micro-batch, C columns, F their width.
 """
@@ -92,7 +92,8 @@ class FeatureExtractor:
         """Builds the model; see `FeaturesSettings` for what the arguments mean.
 
         Raises:
-            ValueError: A layer that the model has not, a length that it does not read, or no pooler where one is asked.
+            ValueError: A layer that the model has not, a length that it does not read, or no pooler
+                where one is asked.
         """
         config = opened.config
         if rows == "pooler":
@@ -200,7 +201,7 @@ class FeatureExtractor:
         return pack_sequences(sequences, self._device)
 
     def _wanted(self, piece: _Piece) -> list[tuple[int, int]]:
-        """Row index and token of every row that a window gives; the token of [CLS] is the one before the first."""
+        """Row index and token of every row of a window; [CLS] is the token before the first."""
         window, firsts = piece.window, piece.text.first_pieces
         if self._rows == "cls":
             return [(0, window.start - 1)]
@@ -251,7 +252,7 @@ def column_names(layers: Sequence[int], combine: Combine) -> list[str]:
 def _mean_rows(
     pieces: Sequence[_Piece], counts: Sequence[int], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
 ) -> FeatureRows:
-    """Means of the texts that end in this micro-batch; the sum of one that goes on is kept in `sums`."""
+    """Means of the texts that end in this micro-batch; `sums` keeps that of one that goes on."""
     texts, means = [], []
     stop = 0
     for piece, count in zip(pieces, counts, strict=True):

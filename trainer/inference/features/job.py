@@ -1,7 +1,7 @@
-"""`python -m trainer features`: texts of files to parts of features, continued where it was interrupted.
+"""`python -m trainer features`: texts of files to parts of features.
 
 OUTPUT/started.json     settings and the model's hash: what the parts there are made with
-       part-00000.*     texts_per_part texts each (trainer.inference.features.parts)
+       part-00000.*     --texts_per_part texts each (trainer.inference.features.parts)
        features.json    written last: only where it is, the features are complete
 """
 
@@ -61,7 +61,7 @@ class PartCounter:
 
 
 def write_features(settings: FeaturesSettings) -> dict[str, Any]:
-    """Writes the features of the input's texts; what an earlier start with these settings finished is kept.
+    """Writes the features of the input's texts, but for parts that an earlier start finished.
 
     Returns:
         Content of features.json.
@@ -69,8 +69,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     Raises:
         FileNotFoundError: No model or no input.
         Interrupted: The process was told to end; says how many parts are kept.
-        ValueError: The output folder holds something else or features of other settings, the input has changed since
-            its first parts were made, or a text cannot be read.
+        ValueError: The output folder holds something else or features of other settings, the input
+            has changed since its first parts were made, or a text cannot be read.
     """
     files = find_files(settings.input)
     opened = open_model(settings.model)
@@ -97,7 +97,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
 
 
 def describe_plan(settings: FeaturesSettings, opened: OpenedModel) -> dict[str, Any]:
-    """Content of started.json: what has to be the same for a command to continue another's output."""
+    """Content of started.json: what has to be the same for a command to continue the output."""
     return {
         "settings": FEATURES.bound_settings(settings),
         "model_sha256": hash_state(opened.state),

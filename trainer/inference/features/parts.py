@@ -4,7 +4,8 @@
                          word, word of a word, and unless as npy the vectors, a fixed_size_list a column
     part-00000.npy       the vectors as [rows, F], or [rows, C, F] of several columns; there before its .parquet
 
-The .parquet's metadata (key "beambert", JSON) has the counts and the hash of the texts that the part was made of.
+The .parquet's metadata (key "beambert", JSON) has the counts and the hash of the texts that the
+part was made of.
 """
 
 import json
@@ -118,7 +119,7 @@ def write_part(
         folder: The folder of all parts.
         name: Name of the part, without a suffix.
         layout: The part's columns.
-        batches: Its rows.
+        batches: Rows of the part.
         counted: Asked for the part's JSON values when the batches are at their end.
 
     Returns:

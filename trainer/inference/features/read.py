@@ -1,4 +1,4 @@
-"""Texts of files, one after another without holding a file: a line each, or a field of a JSON object a line each.
+"""Texts of files, one after another: each a line, or a field of a line's JSON object.
 
 CoNLL files are read whole.
 """
@@ -24,9 +24,9 @@ class InputText:
     """A text and where it comes from.
 
     Attributes:
-        number: Among all texts of the input, from 0.
+        number: Number of the text in the whole input, from 0.
         source: URL of its file.
-        line: On which it begins, from 1.
+        line: Line on which the text begins, from 1.
         text: The text as it stands there; words are joined by spaces.
         words: Words of a CoNLL sentence; None for plain text.
         name: What --id_field holds.
@@ -60,7 +60,7 @@ def plain_texts(texts: Iterable[str]) -> Iterator[InputText]:
 
 
 def find_files(inputs: Sequence[str]) -> list[InputFile]:
-    """The files that the user named: files, those below folders, and what matches globs; each in order of names.
+    """The files that the user named, those below folders, and matches of globs, in order of names.
 
     Raises:
         FileNotFoundError: One names nothing.

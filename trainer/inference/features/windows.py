@@ -1,7 +1,8 @@
 """How a text longer than the model reads is cut into windows so that each token has one vector.
 
-Windows of `size` tokens begin every `stride` tokens, and the last one ends with the text. A token's vector is that of
-the window in which the nearer of its two ends is farthest from it; of two such windows, the earlier one's.
+Windows of `size` tokens begin every `stride` tokens, and the last one ends with the text. A token's
+vector is that of the window in which the nearer of its two ends is farthest from it; of two such
+windows, the earlier one's.
 """
 
 from dataclasses import dataclass
