@@ -1,6 +1,5 @@
 """Every setting of a build, its default and its meaning, and which of them change content."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -221,10 +220,6 @@ class BuildSettings:
     def open_tokens(self) -> Folder:
         """The folder of the encoded documents; raises as `filesystem_options`."""
         return Folder(self.tokens_folder, self.filesystem_options())
-
-    def predictions_for(self, seq_len: int) -> int:
-        """Most masked positions of an instance of one length: 20 at 128, 77 at 512."""
-        return self.max_predictions or math.ceil(seq_len * self.masked_lm_prob)
 
     @property
     def corpus(self) -> tuple[Source, ...]:

@@ -8,8 +8,11 @@ hand (pipeline.instances.compiled), they do the same.
 Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,9 @@ _GRID_ROWS = 1024  # instances drawn for at a time; part of what a seed means
 _NEVER = np.uint32(2**32 - 1)  # greater than any key of a token that may be masked
 _MASK_BELOW = 8 * 2**32 // 10  # of 2**32: 80 % become [MASK]
 _KEEP_BELOW = 9 * 2**32 // 10  # 10 % stay, the rest become any id of the vocabulary
+
+SETTINGS = ("masked_lm_prob", "max_predictions", "whole_word_masking")
+"""The settings of a build that decide how its instances are masked."""
 
 Ids = npt.NDArray[np.unsignedinteger]
 
@@ -43,6 +49,27 @@ class MaskingRule:
     max_predictions: int
     masked_lm_prob: float = 0.15
     is_continuation: npt.NDArray[np.bool_] | None = None
+
+
+def masking_rule(
+    settings: Mapping[str, Any], seq_len: int, mask_id: int, is_continuation: npt.NDArray[np.bool_]
+) -> MaskingRule:
+    """The rule for instances of one length.
+
+    Args:
+        settings: Those of SETTINGS, of a build or of its manifest.
+        seq_len: Most tokens of an instance.
+        mask_id: Id of [MASK].
+        is_continuation: [vocab_size], true for ids of pieces starting "##".
+    """
+    masked_lm_prob = settings["masked_lm_prob"]
+    return MaskingRule(
+        mask_id=mask_id,
+        vocab_size=len(is_continuation),
+        max_predictions=settings["max_predictions"] or math.ceil(seq_len * masked_lm_prob),
+        masked_lm_prob=masked_lm_prob,
+        is_continuation=is_continuation if settings["whole_word_masking"] else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.instances.masking import MaskingRule, count_predictions
+from pipeline.instances.masking import SETTINGS, MaskingRule, count_predictions, masking_rule
 from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
 from pipeline.shards.block import Block
 from pipeline.shards.records import Manifest
@@ -21,7 +21,6 @@ from pipeline.shards.records import Manifest
 # A sound group fails a test of shares once in 10^9: chi-square of 2 degrees of freedom, one side of a normal.
 MAX_CHI_SQUARE = 2 * math.log(1e9)
 MAX_DEVIATIONS = 6.0
-_SETTINGS = ("masked_lm_prob", "max_predictions", "whole_word_masking")
 
 Bools = npt.NDArray[np.bool_]
 
@@ -78,16 +77,10 @@ def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> Instan
         ValueError: The manifest's settings do not say how it was masked.
     """
     settings = manifest.settings
-    if missing := [name for name in _SETTINGS if name not in settings]:
+    if missing := [name for name in SETTINGS if name not in settings]:
         raise ValueError(f"the manifest's settings say nothing of {', '.join(missing)}; instances cannot be checked")
     special = manifest.special_ids
-    masking = MaskingRule(
-        mask_id=special["mask"],
-        vocab_size=manifest.vocab_size,
-        max_predictions=settings["max_predictions"] or math.ceil(seq_len * settings["masked_lm_prob"]),
-        masked_lm_prob=settings["masked_lm_prob"],
-        is_continuation=is_continuation if settings["whole_word_masking"] else None,
-    )
+    masking = masking_rule(settings, seq_len, special["mask"], is_continuation)
     never = np.array([special[name] for name in ("pad", "cls", "sep", "mask")], np.int64)
     return InstanceRules(seq_len, special["cls"], special["sep"], never, masking)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.documents.sources import apply_weights
 from pipeline.instances.build_bucket import InstanceRule
-from pipeline.instances.masking import MaskingRule
+from pipeline.instances.masking import masking_rule
 from pipeline.jobs.exchange import ShardTask, TokenParts, plan_names, plan_tasks
 from pipeline.jobs.run_beam import Outputs
 from pipeline.jobs.shard_records import record_name
@@ -201,16 +201,8 @@ def _records_of(tasks: Sequence[ShardTask]) -> set[str]:
 
 def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int) -> InstanceRule:
     """How instances of one length are made from these settings."""
-    is_continuation = None
-    if settings.whole_word_masking:
-        is_continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary.tokens])
-    masking = MaskingRule(
-        mask_id=vocabulary.mask_id,
-        vocab_size=len(vocabulary),
-        max_predictions=settings.predictions_for(seq_len),
-        masked_lm_prob=settings.masked_lm_prob,
-        is_continuation=is_continuation,
-    )
+    is_continuation = np.array([token.startswith(CONTINUATION) for token in vocabulary.tokens])
+    masking = masking_rule(vars(settings), seq_len, vocabulary.mask_id, is_continuation)
     return InstanceRule(
         seq_len=seq_len,
         seed=settings.seed,
