@@ -73,7 +73,11 @@ def test_two_nodes_train_as_one(tmp_path):
     wait(nodes, tmp_path)
     torchrun = [BIN / "torchrun", "--nproc_per_node", 2, "--master_port", free_port(), "-m"]
     wait({"torchrun": start([*torchrun, *pretrain("one-node")], tmp_path, "torchrun")}, tmp_path)
-    wait({"alone": start([sys.executable, "-m", *pretrain("alone")], tmp_path, "alone")}, tmp_path)
+    alone = [sys.executable, "-X", "importtime", "-m", *pretrain("alone")]
+    wait({"alone": start(alone, tmp_path, "alone")}, tmp_path)
+    imported = {line.rpartition("|")[2].strip() for line in (tmp_path / "alone.log").read_text().splitlines()}
+    assert "deepspeed" in imported
+    assert "torch._dynamo" not in imported, "torch's compiler, which takes a second of a start"
 
     two, one, alone = (losses(tmp_path / name) for name in ("two-nodes", "one-node", "alone"))
     assert len(two) == 6

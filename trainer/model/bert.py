@@ -25,9 +25,9 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.word = _embedding(config.vocab_size, config.hidden_size)
+        self.position = _embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type = _embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.Identity() if config.pre_norm else _layer_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
@@ -156,7 +156,7 @@ class BertModel(nn.Module):
 class BertForPreTraining(nn.Module):
     """BERT with the masked language model and next sentence heads.
 
-    Make one with build_model(): the constructor alone leaves torch's default weights.
+    Make one with build_model(): the constructor alone leaves weights undefined.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -179,6 +179,13 @@ class BertForPreTraining(nn.Module):
         hidden_TH, pooled_BH = self.bert(inputs)
         masked_MH = hidden_TH.index_select(0, masked_positions)
         return self.mlm_head(masked_MH, self.bert.embeddings.word.weight), self.nsp_head(pooled_BH)
+
+
+def _embedding(num_rows: int, hidden_size: int) -> nn.Embedding:
+    """One without initial weights: drawing them on the meta device would import torch._dynamo, for a second."""
+    weight = torch.empty(num_rows, hidden_size)
+    embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)  # type: ignore[no-untyped-call]
+    return embedding
 
 
 def _layer_norm(config: BertConfig) -> nn.LayerNorm:

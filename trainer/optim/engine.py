@@ -4,6 +4,7 @@ DeepSpeed partitions states and gradients (ZeRO) and reduces gradients; what a s
 learning rate are ours. Its settings files hold only what `CHOOSABLE` lists.
 """
 
+import importlib
 import json
 import math
 from collections.abc import Sequence
@@ -133,6 +134,7 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
     with quiet_deepspeed():
         import deepspeed
 
+        _load_muon()
         sizes = bucket_sizes(model)
         sized = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
         engine, *_ = deepspeed.initialize(model=model.to(ranks.device), optimizer=optimizer, config=sized)
@@ -141,6 +143,19 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
     adopt_partitions(engine, optimizer)
     check_partitions(engine, optimizer, ranks)
     return engine
+
+
+def _load_muon() -> None:
+    """Imports DeepSpeed's Muon, which every engine asks for, without its kernels compiled.
+
+    They would be by an import, which loads torch's compiler: a second of every start for what nobody here calls.
+    """
+    compile_kernels = torch.compile
+    torch.compile = lambda kernel: kernel  # type: ignore[assignment]
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        torch.compile = compile_kernels
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:

@@ -6,6 +6,7 @@ need the parameters back: a `Fragment` is the piece of one parameter that lies i
 form one group, because ZeRO calls `step` once per group and a global norm must see all of them at once.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     state_names: tuple[str, ...] = ()
+    # As torch wraps it, the first optimizer imports torch._dynamo, for a second, only to keep it away from here.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float) -> None:
         """Takes the model's parameters before DeepSpeed flattens them.
