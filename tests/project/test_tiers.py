@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 TIERS = ("pure", "processes", "engines")
 # Who reaches one of these names needs the tier.
 STARTS = {
-    "processes": {"subprocess", "Popen", "run_program", "DataLoader"},
+    "processes": {"subprocess", "Popen", "Program", "run_python", "run_program", "DataLoader"},
     "engines": {"run_ranks", "run_nodes", "train_tiny_run", "start_ranks", "start_engine", "Soak"},
 }
 

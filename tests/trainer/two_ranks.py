@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from tests.loaded_python import Program
 from tests.ports import free_port
 from trainer.stream.step import MicroBatch
 
@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> list[subprocess.CompletedProcess]:
-    """Runs `python COMMAND...` once per rank, as a launcher would; the finished processes, by rank."""
+    """Runs `python COMMAND...` once per rank, as a launcher would, in forks of a Python that has torch loaded.
+
+    Returns:
+        The finished processes, by rank.
+    """
     return run_nodes([(command, world_size)], timeout)
 
 
@@ -24,29 +28,16 @@ def run_nodes(nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600) 
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
     places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
-    processes = []
-    for rank, (command, local_rank, size) in enumerate(places):
-        place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": size}
-        environment = {**os.environ, **{name: str(value) for name, value in {**place, **address}.items()}}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *command],
-                env=environment,
-                cwd=ROOT,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
+    programs = []
     try:
-        outputs = [process.communicate(timeout=timeout) for process in processes]
+        for rank, (command, local_rank, size) in enumerate(places):
+            place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": size}
+            environment = {**os.environ, **{name: str(value) for name, value in {**place, **address}.items()}}
+            programs.append(Program(command, ROOT, environment))
+        return [program.wait(timeout) for program in programs]
     finally:
-        for process in processes:
-            process.kill()
-    return [
-        subprocess.CompletedProcess(process.args, process.returncode, *output)
-        for process, output in zip(processes, outputs, strict=True)
-    ]
+        for program in programs:
+            program.close()
 
 
 def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> MicroBatch:
