@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from trainer.finetune.measures import accuracy, f1, matthews, pearson, spearman
 from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
-from trainer.finetune.settings import FinetuneSettings
-from trainer.finetune.table_files import read_table
+from trainer.finetune.settings import ColumnSettings, FinetuneSettings
+from trainer.finetune.table import read_pairs
 from trainer.finetune.task import ReadSet, Split
 from trainer.finetune.text_files import plain_name
 
@@ -70,53 +69,24 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
     layout = LAYOUTS[settings.task]
     return PairTask(
         kind="classification" if layout.labels else "regression",
-        main_metric=layout.metrics[0],
+        metrics=layout.metrics,
         read_examples=partial(read_glue, layout),
-        measure=partial(_measure, layout),
         write_predictions=partial(_submission, layout),
         labels=layout.labels or None,
     )
 
 
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
-    """Examples of one file of GLUE; those of a test file have no label.
+    """Examples of one file of GLUE; those of a test file have its ids, others their row's number.
 
     Raises:
         ValueError: A row with another number of columns, or a column that is missing; says file and
             line.
     """
     is_test = split == "test"
-    texts = [layout.text] if layout.text_b is None else [layout.text, layout.text_b]
-    table = read_table(
-        path,
-        [*([layout.id] if is_test else [layout.label]), *texts],
-        header=None if is_test else layout.header,
-        skips_short_rows=layout.skips_short_rows and not is_test,
-    )
-    examples = [
-        PairExample(
-            place=record.place,
-            id=record.fields[layout.id] if is_test else str(number),
-            text=record.fields[layout.text],
-            text_b=None if layout.text_b is None else record.fields[layout.text_b],
-            label=None if is_test else record.fields[layout.label],
-        )
-        for number, record in enumerate(table.records)
-    ]
-    return ReadSet(examples, {"skipped_rows": table.num_skipped} if layout.skips_short_rows else {})
-
-
-def _measure(layout: Layout, found: Sequence[Prediction], expected: Sequence[Prediction]) -> dict[str, float]:
-    if not layout.labels:
-        numbers = [float(value) for value in found], [float(value) for value in expected]
-        return {"spearman": spearman(*numbers), "pearson": pearson(*numbers)}
-    classes = [str(value) for value in found], [str(value) for value in expected]
-    known = {
-        "accuracy": lambda: accuracy(*classes),
-        "f1": lambda: f1(*classes, label="1"),
-        "matthews": lambda: matthews(*classes),
-    }
-    return {name: known[name]() for name in layout.metrics}
+    columns = ColumnSettings(layout.text, layout.text_b, layout.label, id=layout.id if is_test else None)
+    header, skips = (None, False) if is_test else (layout.header, layout.skips_short_rows)
+    return read_pairs(columns, path, split, header, skips)
 
 
 def _submission(

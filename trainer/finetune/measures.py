@@ -3,7 +3,9 @@
 Shapes: N examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +60,18 @@ def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
 def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> float:
     """Mean of squared differences."""
     return float(np.mean((np.asarray(found, dtype=np.float64) - np.asarray(expected, dtype=np.float64)) ** 2))
+
+
+METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
+    "accuracy": accuracy,
+    "f1": partial(f1, label="1"),
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+    "mean_squared_error": mean_squared_error,
+}
+"""Metrics by name, of predictions and what is right; f1 is that of the class 1, as in GLUE."""
 
 
 def _ranks(values: Sequence[float]) -> Numbers:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.finetune.measures import METRICS
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, TokenSequence
 from trainer.finetune.text import TextEncoder
 
 Prediction = str | float
-Measure = Callable[[Sequence[Prediction], Sequence[Prediction]], dict[str, float]]
-"""Metrics by name from predictions and what is right."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,8 @@ class PairTask:
 
     Attributes:
         kind: classification or regression.
-        main_metric: The metric that chooses the best run, as `Task` says.
         read_examples: Reads one file.
-        measure: Computes the metrics.
+        metrics: Names of the metrics; the first one chooses the best run.
         write_predictions: Name and content of the file of predictions, from the path, the examples
             and predictions.
         labels: The classes where the benchmark fixes them; None to take those of the training
@@ -49,11 +47,15 @@ class PairTask:
     """
 
     kind: str
-    main_metric: str
     read_examples: Callable[[str, Split], ReadSet]
-    measure: Measure
+    metrics: tuple[str, ...]
     write_predictions: Callable[[str, Sequence[PairExample], Sequence[Prediction]], tuple[str, str]]
     labels: tuple[str, ...] | None = None
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that chooses the best run, as `Task` says."""
+        return self.metrics[0]
 
     def read(self, path: str, split: Split) -> ReadSet:
         """Examples of a file, as `Task` says."""
@@ -107,10 +109,9 @@ class PairTask:
 
     def score(self, examples: Sequence[PairExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Metrics of the predictions."""
-        expected: list[Prediction] = [
-            float(str(example.label)) if self.kind == "regression" else str(example.label) for example in examples
-        ]
-        return self.measure(predictions, expected)
+        convert = float if self.kind == "regression" else str
+        expected = [convert(str(example.label)) for example in examples]
+        return {name: METRICS[name](predictions, expected) for name in self.metrics}
 
     def prediction_files(
         self,

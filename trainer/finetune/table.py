@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-from trainer.finetune.measures import accuracy, macro_f1, mean_squared_error, pearson, spearman
 from trainer.finetune.pairs import PairExample, PairTask, Prediction, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.table_files import read_table
@@ -15,9 +14,8 @@ def open_classification(settings: FinetuneSettings) -> PairTask:
     """One of the classes in the training files for each row."""
     return PairTask(
         kind="classification",
-        main_metric="accuracy",
+        metrics=("accuracy", "macro_f1"),
         read_examples=partial(read_pairs, settings.columns),
-        measure=_measure_classes,
         write_predictions=_write_table,
     )
 
@@ -26,22 +24,35 @@ def open_regression(settings: FinetuneSettings) -> PairTask:
     """A number for each row."""
     return PairTask(
         kind="regression",
-        main_metric="pearson",
+        metrics=("pearson", "spearman", "mean_squared_error"),
         read_examples=partial(read_pairs, settings.columns),
-        measure=_measure_numbers,
         write_predictions=_write_table,
     )
 
 
-def read_pairs(columns: ColumnSettings, path: str, split: Split) -> ReadSet:
-    """Examples of a table.
+def read_pairs(
+    columns: ColumnSettings,
+    path: str,
+    split: Split,
+    header: Sequence[str] | None = None,
+    skips_short_rows: bool = False,
+) -> ReadSet:
+    """Examples of a table; those of a test file have no label.
+
+    Args:
+        columns: Names of the columns that are read.
+        path: The file.
+        split: What the examples are for.
+        header: Names of all columns of a file without a header.
+        skips_short_rows: Whether rows with too few columns are left out and counted.
 
     Raises:
         ValueError: A column that is missing, or a row with another number of columns; says file and
             line.
     """
     optional = [columns.text_b, columns.id, None if split == "test" else columns.label]
-    table = read_table(path, [columns.text, *(name for name in optional if name is not None)])
+    needed = [columns.text, *(name for name in optional if name is not None)]
+    table = read_table(path, needed, header, skips_short_rows)
     examples = [
         PairExample(
             place=record.place,
@@ -52,21 +63,7 @@ def read_pairs(columns: ColumnSettings, path: str, split: Split) -> ReadSet:
         )
         for number, record in enumerate(table.records)
     ]
-    return ReadSet(examples)
-
-
-def _measure_classes(found: Sequence[Prediction], expected: Sequence[Prediction]) -> dict[str, float]:
-    classes = [str(value) for value in found], [str(value) for value in expected]
-    return {"accuracy": accuracy(*classes), "macro_f1": macro_f1(*classes)}
-
-
-def _measure_numbers(found: Sequence[Prediction], expected: Sequence[Prediction]) -> dict[str, float]:
-    numbers = [float(value) for value in found], [float(value) for value in expected]
-    return {
-        "pearson": pearson(*numbers),
-        "spearman": spearman(*numbers),
-        "mean_squared_error": mean_squared_error(*numbers),
-    }
+    return ReadSet(examples, {"skipped_rows": table.num_skipped} if skips_short_rows else {})
 
 
 def _write_table(path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]) -> tuple[str, str]:
