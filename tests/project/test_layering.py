@@ -21,7 +21,8 @@ ROOMS = {
     "pipeline.pages": "",
     "pipeline.command_line": "pipeline.interrupts pipeline.storage",
     "pipeline.shards": "pipeline.storage",
-    "pipeline.documents": "pipeline.seeds pipeline.storage",
+    "pipeline.documents.compression": "",
+    "pipeline.documents": "pipeline.seeds pipeline.storage pipeline.documents.compression",
     "pipeline.text": "tokenizer pipeline.seeds pipeline.storage pipeline.documents",
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
     "pipeline.instances": "tokenizer pipeline.seeds pipeline.shards pipeline.documents pipeline.tokens",
@@ -72,13 +73,13 @@ ROOMS = {
         " trainer.tool_settings trainer.runs trainer.checkpoints trainer.pretrain"
     ),
     "trainer.inference.features": (
-        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line trainer.conll trainer.process"
-        " trainer.model trainer.conversion trainer.runs trainer.inference"
+        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents.compression"
+        " trainer.conll trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (
-        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage trainer.model_settings trainer.conll"
-        " trainer.process trainer.model trainer.conversion trainer.optim trainer.runs trainer.watch trainer.inference"
-        " trainer.inference.features"
+        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.documents.compression"
+        " trainer.model_settings trainer.conll trainer.process trainer.model trainer.conversion trainer.optim"
+        " trainer.runs trainer.watch trainer.inference trainer.inference.features"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.conversion"

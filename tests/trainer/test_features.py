@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+import zstandard
 
 from tests.trainer.lettered_model import export_lettered_model
 from trainer.cli import main
@@ -181,12 +182,14 @@ def test_fields_names_and_compressed_files(hf, tmp_path):
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    frames = [zstandard.compress(lines[:30].encode()), zstandard.compress(lines[30:].encode())]
+    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
     flags = ["--rows", "cls", "--text_field", "body", "--id_field", "key", "--layers", "-1"]
     assert features(hf, [tmp_path / "*.jsonl*"], tmp_path / "out", *flags) == 0
     rows = rows_of(tmp_path / "out")
-    assert [row["name"] for row in rows] == ["k0", "k1", "k0", "k1"]
-    assert [Path(row["source"]).name for row in rows] == ["a.jsonl"] * 2 + ["b.jsonl.gz"] * 2
-    assert rows[0]["layer_2"] == rows[2]["layer_2"]
+    assert [row["name"] for row in rows] == ["k0", "k1"] * 3
+    assert [Path(row["source"]).name for row in rows] == ["a.jsonl"] * 2 + ["b.jsonl.gz"] * 2 + ["c.jsonl.zst"] * 2
+    assert rows[0]["layer_2"] == rows[2]["layer_2"] == rows[4]["layer_2"]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,14 @@
-"""Files of labelled text: their content and what their names say.
+"""Files of labelled text at any fsspec URL, compressed or not: their content and what their names say."""
 
-Files may be any fsspec URL, and end in .zst or .gz.
-"""
-
-import gzip
-import io
-import zlib
 from pathlib import PurePosixPath
 
-import zstandard
-
+from pipeline.documents.compression import decompress, is_compressed
+from pipeline.documents.compression import plain_name as uncompressed_name
 from pipeline.storage.folder import Folder
 
 
 def read_text(path: str) -> str:
-    """The content of a file, decompressed where its name ends in .zst or .gz.
+    """The content of a file, decompressed where its name ends in .zst, .gz, .bz2 or .xz.
 
     Raises:
         FileNotFoundError: No such file.
@@ -22,13 +16,8 @@ def read_text(path: str) -> str:
     """
     folder, name = Folder.of_file(path)
     data = folder.read(name)
-    try:
-        if path.endswith(".zst"):
-            data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
-        elif path.endswith(".gz"):
-            data = gzip.decompress(data)
-    except (zstandard.ZstdError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: cannot be decompressed ({error}); copy it again") from error
+    if is_compressed(path):
+        data = b"".join(decompress([data], path))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -39,9 +28,9 @@ def read_text(path: str) -> str:
 def plain_name(path: str) -> str:
     """A file's name without folders, compression and extension: train of data/train.tsv.zst."""
     name = PurePosixPath(path.replace("\\", "/")).name
-    return name.removesuffix(".zst").removesuffix(".gz").rsplit(".", 1)[0]
+    return uncompressed_name(name).rsplit(".", 1)[0]
 
 
 def data_format(path: str) -> str:
     """The extension in lower case, without compression: tsv of data/train.tsv.zst."""
-    return path.removesuffix(".zst").removesuffix(".gz").rpartition(".")[2].lower()
+    return uncompressed_name(path).rpartition(".")[2].lower()

@@ -3,20 +3,18 @@
 CoNLL files are read whole.
 """
 
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import fsspec.compression
-import fsspec.utils
-
+from pipeline.documents.compression import decompress, is_compressed, plain_name
 from pipeline.storage.folder import Folder
 from trainer.inference.features.settings import FeaturesSettings
 
 CONLL_SUFFIXES = (".conll", ".iob2", ".bio", ".conllu")
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -119,21 +117,24 @@ _Read = tuple[int, str, tuple[str, ...] | None, str | None]
 
 
 def _read_file(file: InputFile, stored: Any, settings: FeaturesSettings) -> Iterator[_Read]:
-    plain_name, compression = _split_compression(file.url)
-    content = fsspec.compression.compr[compression](stored, mode="rb") if compression else stored
-    chosen = settings.format if settings.format != "auto" else _format_of(plain_name)
+    blocks: Iterator[bytes] = iter(partial(stored.read, READ_BYTES), b"")
+    content = decompress(blocks, file.url) if is_compressed(file.url) else blocks
+    chosen = settings.format if settings.format != "auto" else _format_of(plain_name(file.url))
     if chosen == "conll":
-        yield from _read_conll(content.read(), file.url, settings.token_column)
+        yield from _read_conll(b"".join(content), file.url, settings.token_column)
         return
-    lines = io.BufferedReader(content) if compression == "zstd" else content  # whose reader knows no lines
-    for line, data in enumerate(lines, start=1):
+    for line, data in enumerate(_split_lines(content), start=1):
         text = _decode(data.rstrip(b"\r\n"), f"{file.url}:{line}")
         yield (line, text, None, None) if chosen == "text" else (line, *_parse_json(text, file.url, line, settings))
 
 
-def _split_compression(path: str) -> tuple[str, str | None]:
-    suffix = next((each for each in COMPRESSIONS if path.endswith(each)), "")
-    return path.removesuffix(suffix), COMPRESSIONS.get(suffix)
+def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    pending = b""
+    for block in blocks:
+        *lines, pending = (pending + block).split(b"\n")
+        yield from lines
+    if pending:
+        yield pending
 
 
 def _format_of(name: str) -> str:
