@@ -61,9 +61,16 @@ def parse_record(data: bytes) -> ShardRecord:
 def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRecord | None:
     """The record of a task that is finished; None where there is none that counts, so that its shard is built again."""
     try:
-        record = parse_record(folder.read(record_name(task.name)))
+        data = folder.read(record_name(task.name))
     except FileNotFoundError:
         return None
+    return accept_record(data, task, settings_hash)
+
+
+def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardRecord | None:
+    """The record that a file holds, if it is whole and of the task."""
+    try:
+        record = parse_record(data)
     except (ValueError, KeyError, TypeError):  # cut short, or of an earlier version
         return None
     return record if record.is_of(task, settings_hash) else None

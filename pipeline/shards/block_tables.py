@@ -7,8 +7,8 @@ A small file is read whole, of a large one the footer once and then the row grou
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +48,18 @@ _OPENING_SECONDS = 5.0
 """Threads that want rows wait so long for the one that opens the file; its request may hang for ever."""
 
 
-def blocks_table(tables: Sequence[BlockTable]) -> bytes:
-    """blocks.parquet: one row a block, in the order of shards.parquet; a row group holds whole shards."""
+def blocks_table(tables: Iterable[BlockTable]) -> bytes:
+    """What `write_blocks` writes."""
     sink = io.BytesIO()
+    write_blocks(sink, tables)
+    return sink.getvalue()
+
+
+def write_blocks(sink: IO[bytes], tables: Iterable[BlockTable]) -> None:
+    """blocks.parquet: one row a block, in the order of shards.parquet; a row group holds whole shards.
+
+    The tables are taken as they are needed; a row group of them is held.
+    """
     options = {"compression": "zstd", "write_statistics": False, "write_page_checksum": True}
     with pq.ParquetWriter(sink, BLOCKS_SCHEMA, **options) as writer:
         for first, members in _group_shards(tables):
@@ -60,7 +69,6 @@ def blocks_table(tables: Sequence[BlockTable]) -> bytes:
             columns["shard"] = np.repeat(np.arange(first, first + len(members)), [len(table) for table in members])
             arrays = [pa.array(columns[field.name]).cast(field.type) for field in BLOCKS_SCHEMA]
             writer.write_table(pa.table(arrays, schema=BLOCKS_SCHEMA))
-    return sink.getvalue()
 
 
 def open_block_tables(data: bytes, shards: Sequence[Shard], where: str) -> "BlockTables":
@@ -197,15 +205,17 @@ class BlockTables:
         return first_row, group_rows
 
 
-def _group_shards(tables: Sequence[BlockTable]) -> Iterator[tuple[int, list[BlockTable]]]:
+def _group_shards(tables: Iterable[BlockTable]) -> Iterator[tuple[int, list[BlockTable]]]:
     """The tables of each row group, with the number of the first."""
-    first, members, num_rows = 0, [], 0
-    for number, table in enumerate(tables):
+    first, members, num_rows = 0, list[BlockTable](), 0
+    for table in tables:
         members.append(table)
         num_rows += len(table)
-        if num_rows >= ROWS_PER_GROUP or number == len(tables) - 1:
+        if num_rows >= ROWS_PER_GROUP:
             yield first, members
-            first, members, num_rows = number + 1, [], 0
+            first, members, num_rows = first + len(members), [], 0
+    if members:
+        yield first, members
 
 
 def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockTable:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
 from pipeline.shards.records import json_bytes
+from pipeline.shards.seal import Seal
 from pipeline.stages.build_tokens import TokenStore
 from pipeline.stages.build_vocab import write_tokenizer
 from pipeline.stages.describe import describe_dataset
 from pipeline.stages.publish import (
     SETTINGS,
     Built,
+    KeptBlocks,
     PassPublisher,
     planned_groups,
     publish_dataset,
@@ -69,17 +72,35 @@ def make_shards(
         return open_dataset(settings.output, settings.filesystem_options())
     contents = _seal_buckets(settings, store, buckets, held_out, folder)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
-    described = describe_dataset(settings, vocabulary, store, held_out, [], total_seal(contents))
+    with KeptBlocks() as kept:
+        _build_missing(settings, vocabulary, store, held_out, tasks, total_seal(contents), built, kept, beam_arguments)
+    return open_dataset(settings.output, settings.filesystem_options())
+
+
+def _build_missing(
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    store: TokenStore,
+    held_out: HeldOut,
+    tasks: Sequence[ShardTask],
+    seal: Seal,
+    built: Built,
+    kept: KeptBlocks,
+    beam_arguments: Sequence[str],
+) -> None:
+    """Builds those of the tasks' shards that are not there and publishes all of them."""
+    folder = settings.open_output()
+    described = describe_dataset(settings, vocabulary, store, held_out, [], seal)
     settings_hash = described.settings_hash
     built = _without_others(built, tasks)
-    built |= read_records(folder, _not_in(built, tasks), settings_hash)
+    built |= read_records(folder, _not_in(built, tasks), settings_hash, kept)
     missing = _not_in(built, tasks)
     plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
     write_tokenizer(folder, vocabulary, settings.lower_case)
     publish_plan(folder, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
     folder.remove(sorted(_records_of(missing) & folder.list().keys()))
-    publisher = PassPublisher(folder, tasks, built, settings_hash)
+    publisher = PassPublisher(folder, tasks, built, settings_hash, kept)
     num_found = len(tasks) - len(missing)
     outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
     tokens = TokenParts(settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, held_out.ids)
@@ -89,13 +110,11 @@ def make_shards(
         builder, tokens, store.part_names, missing, settings.exchange, outputs, settings.workers, beam_arguments
     )
     built |= publisher.built
-    built |= read_records(folder, _not_in(built, missing), settings_hash)
-    built = _without_lost(folder, built, names)
+    built |= read_records(folder, _not_in(built, missing), settings_hash, kept)
+    built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
-    described = describe_dataset(settings, vocabulary, store, held_out, shards, total_seal(contents))
-    publish_dataset(folder, built, described)
-    return open_dataset(settings.output, settings.filesystem_options())
+    publish_dataset(folder, built, describe_dataset(settings, vocabulary, store, held_out, shards, seal))
 
 
 def _seal_buckets(
@@ -172,7 +191,7 @@ def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str,
     if folder.exists(MANIFEST):
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
-        built = {shard.name: (shard, dataset.blocks(shard)) for shard in dataset.all_shards}
+        built = {shard.name: (shard, partial(dataset.blocks, shard)) for shard in dataset.all_shards}
     elif folder.exists(SETTINGS):
         found = json.loads(folder.read(SETTINGS))
     if found is not None and (changed := describe_changes(found, content)):

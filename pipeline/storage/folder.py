@@ -7,6 +7,7 @@ asked once.
 import contextlib
 import io
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -201,16 +202,16 @@ class Folder:
             raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
 
-    def read_each(self, names: Sequence[str]) -> Iterator[bytes]:
+    def read_each(self, names: Sequence[str], sizes: Mapping[str, int] | None = None) -> Iterator[bytes]:
         """Small files in the order of their names, one request each, some ahead of the reader.
 
-        Each length is checked against the folder's listing.
+        Each length is checked against the folder's listing, which is made here unless it is given.
 
         Raises:
             FileNotFoundError: One is missing.
             StorageError: The store does not answer.
         """
-        sizes = self.list() if names else {}
+        sizes = (self.list() if names else {}) if sizes is None else sizes
         if missing := [name for name in names if name not in sizes]:
             raise FileNotFoundError(f"{self.locate()}: {missing[0]} and {len(missing) - 1} more are missing")
         return map_ahead(lambda name: self.read_range(name, 0, sizes[name]), names)
@@ -271,7 +272,9 @@ class Folder:
             raise SizeError(f"{size_of(data)} bytes were uploaded, the store held {stored}, which were removed")
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, and on local disks the folders that this empties; what is gone already is no error.
+        """Removes files, several at once, and on local disks the folders that this empties.
+
+        What is gone already is no error.
 
         Raises:
             ValueError: A name leads out of the folder; nothing is removed.
@@ -279,13 +282,15 @@ class Folder:
         names = tuple(names)
         for name in names:
             self._refuse_leaving(name)
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # an attempt before may have removed it without an answer
-                self.ask(partial(self.filesystem.rm_file, self._prefix + name), name)
+        deque(map_ahead(self._remove, names), maxlen=0)
         if self.is_local:
             parents = {self.local_path(name).parent for name in names}
             for parent in sorted(parents, key=lambda each: len(each.parts), reverse=True):
                 remove_empty_folders(parent, self.local_path())
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # an attempt before may have removed it without an answer
+            self.ask(partial(self.filesystem.rm_file, self._prefix + name), name)
 
     def _refuse_leaving(self, name: str) -> None:
         if not stays_below(name):

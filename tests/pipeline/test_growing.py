@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,14 @@ class Build:
         return self.whole.shards("train", 8192, number)
 
     def plan(self) -> None:
-        groups = planned_groups([], {shard.name: (shard, table) for shard, table in self.rows(range(NUM_PASSES))})
+        groups = planned_groups(
+            [],
+            {
+                shard.name: (shard, partial(self.whole.blocks, shard))
+                for n in range(NUM_PASSES)
+                for shard in self.shards(n)
+            },
+        )
         publish_plan(self.place, dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH))
 
     def publish(self, *passes: int) -> None:
@@ -57,7 +65,7 @@ class Build:
         rows = [*self.rows(passes), *((shard, self.whole.blocks(shard)) for shard in held_out)]
         shards = [shard for shard, _ in rows]
         totals = {"groups": group_totals(shards), "root_hash": root_hash(shards)}
-        built = {shard.name: (shard, table) for shard, table in rows}
+        built = {shard.name: (shard, partial(self.whole.blocks, shard)) for shard in shards}
         publish_dataset(self.place, built, dataclasses.replace(self.whole.manifest, **totals))
 
 
