@@ -5,15 +5,14 @@ alone, and where the evidence does not suffice the user has to say it: both erro
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.documents.encoding import head_to_utf8
 from pipeline.documents.files import TAIL_BLOCK_BYTES, FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.formats import FORMATS, detect_format
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.documents.zip_archive import SUFFIX as ZIP
+from pipeline.storage.ahead import map_ahead
 
-_NUM_DETECTING_THREADS = 16
 _NUM_FILES_LOOKED_AT = 64
 _LEAST_BLOCKS_OF_MANY_FILES = 10  # on average
 
@@ -32,22 +31,23 @@ def choose_formats(
         return [text_format] * len(files)
     if text_format != "auto":
         raise ValueError(f"format is {text_format!r}, expected auto or one of {', '.join(FORMATS)}")
-    with ThreadPoolExecutor(_NUM_DETECTING_THREADS) as threads:
-        heads = threads.map(lambda file: read_head(file[0], file[1], storage_options), files)
-        found = [
-            text_format if url.endswith(ZIP) else detect_format(url, head)
-            for (url, _), head in zip(files, heads, strict=True)
-        ]
+    found = list(map_ahead(lambda file: _detect(file, storage_options), files))
     texts = [file for file, own in zip(files, found, strict=True) if own == "text" and file[1]]
     if wrapping == "auto" and texts and _has_sentence_lines(texts, storage_options):
         return [SENTENCE_LINES if own == "text" else own for own in found]
     return found
 
 
+def _detect(file: File, storage_options: StorageOptions) -> str:
+    url, size = file
+    return "auto" if url.endswith(ZIP) else detect_format(url, read_head(url, size, storage_options))
+
+
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
     """Whether plain texts hold a sentence a line and blank lines between documents, by some of them."""
     looked_at = files[:: -(-len(files) // _NUM_FILES_LOOKED_AT)]
-    seen = {url: _look(url, size, storage_options) for url, size in looked_at}
+    looks = map_ahead(lambda file: _look(*file, storage_options), looked_at)
+    seen = {url: look for (url, _), look in zip(looked_at, looks, strict=True)}
     likely = {url: own for url, own in seen.items() if own.is_likely}
     if not likely:
         return False

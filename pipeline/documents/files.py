@@ -79,9 +79,13 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def read_head(url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES) -> bytes:
-    """The first bytes of a file, decompressed: `num_bytes`, or as many as its compressed start gives."""
-    head = FileRange(url, 0, min(size, num_bytes), size, format="")
-    return next(filter(None, read_blocks(head, storage_options)), b"")
+    """The first bytes of a file, decompressed: `num_bytes`, or as many as its compressed start gives.
+
+    One request, or a few where the first block of a compressed file is long; its size is believed.
+    """
+    folder, name = Folder.of_file(url, storage_options)
+    blocks = _read_ranges(folder, name, FileRange(url, 0, min(size, num_bytes), size, format=""))
+    return next(filter(None, decompress(blocks, url) if is_compressed(url) else blocks), b"")
 
 
 def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from pipeline.documents.files import FileRange
 from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from tests.counting import empty_store
 
 URL = "memory://cut/file"
 
@@ -170,6 +171,15 @@ def test_the_key_of_a_part_is_fixed():
     part = Part((FileRange("/a.jsonl", 0, 5, 9, "jsonl"),))
     assert part.key == "c6b85679e83a81f9b3ff1a985cc5e433"
     assert part.key != Part((FileRange("/a.jsonl", 0, 5, 9, "text"),)).key
+
+
+def test_formats_are_found_by_one_request_a_file():
+    store = empty_store()
+    store.pipe({f"/many/{number:03d}.jsonl": b'{"text": "a"}\n' for number in range(100)})
+    files = find_inputs(["counted://many"])
+    store.requests.clear()
+    plan_parts(files, "auto", 2**20)
+    assert store.kinds() == {"cat_file": 100}
 
 
 def test_unknown_formats_are_refused():

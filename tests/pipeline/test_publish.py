@@ -103,7 +103,7 @@ def test_a_pass_that_lost_a_shard_is_withdrawn_and_published_again(whole, tasks,
     assert len(published(folder)) == 3
 
 
-def test_every_record_is_read_and_removed_by_one_request_several_at_once(whole, tasks, kept):
+def test_every_record_is_read_and_removed_by_one_request(whole, tasks, kept):
     store = empty_store()
     folder = Folder("counted://data")
     for shard in whole.all_shards:

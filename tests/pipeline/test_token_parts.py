@@ -114,7 +114,7 @@ def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
         assert read() == expected
 
 
-def test_every_index_is_fetched_by_one_request_several_at_once(tmp_path):
+def test_every_index_is_fetched_by_one_request():
     store = empty_store()
     documents = [make_document(number) for number in range(400)]
     folder, names, _ = write_parts("counted://parts", [documents[start : start + 4] for start in range(0, 400, 4)])
