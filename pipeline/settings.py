@@ -10,7 +10,7 @@ from pipeline.machine import num_cores
 from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.text.filters import DEFAULT_LANGUAGE_THRESHOLD, FilterRule
 from pipeline.text.sentences import RULES
-from pipeline.tokens.buckets import NUM_PREFIXES, VALIDATION_RULES, VALIDATION_TOKENS
+from pipeline.tokens.buckets import MAX_BUCKETS, VALIDATION_RULES, VALIDATION_TOKENS
 
 OF_A_SOURCE = ("format", "text_field", "wrapping", "language")
 """Settings that each of several sources has for itself."""
@@ -171,8 +171,8 @@ class BuildSettings:
             "max_predictions": (self.max_predictions is None or self.max_predictions >= 1, "1 or more, or null"),
             "part_bytes": (self.part_bytes >= 1024, "1024 or more"),
             "num_buckets": (
-                self.num_buckets in (None, *(1 << bits for bits in range(NUM_PREFIXES.bit_length()))),
-                f"a power of two from 1 to {NUM_PREFIXES}, or null",
+                self.num_buckets in (None, *(1 << bits for bits in range(MAX_BUCKETS.bit_length()))),
+                f"a power of two from 1 to {MAX_BUCKETS}, or null",
             ),
             "workers": (self.workers >= 1, "1 or more"),
             "vocab_size": (self.vocab_size >= 100, "100 or more"),

@@ -42,7 +42,7 @@ from pipeline.stages.publish import (
 )
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketSums, total_seal
-from pipeline.tokens.buckets import NUM_PREFIXES, Bucket, choose_num_buckets, plan_buckets, prefix_of
+from pipeline.tokens.buckets import Bucket, choose_num_buckets, plan_buckets, prefix_of
 from pipeline.tokens.dataset_ids import write_document_ids
 from pipeline.tokens.held_out import HeldOut, choose_held_out, split_ids
 from pipeline.tokens.index_rows import iterate_kept, open_index, pack_ids
@@ -175,9 +175,9 @@ def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
 
 def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -> list[Bucket]:
     """The validation bucket and the train buckets of a corpus."""
-    prefixes = [prefix_of(each) for each in split_ids(held_out.ids)]
     by_prefix = np.array(totals.documents_by_prefix, np.int64)
-    by_prefix -= np.bincount(prefixes, minlength=NUM_PREFIXES).astype(np.int64)
+    prefixes = [prefix_of(each, len(by_prefix)) for each in split_ids(held_out.ids)]
+    by_prefix -= np.bincount(prefixes, minlength=len(by_prefix)).astype(np.int64)
     sizes = ([getattr(source, name) for source in totals.sources] for name in ("documents", "cleaned_bytes"))
     used_bytes, used = apply_weights(settings.weights, *sizes)
     number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)

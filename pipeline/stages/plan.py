@@ -21,7 +21,7 @@ from pipeline.shards.block import block_instances
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.stages.plan_sample import Sample, take_sample
-from pipeline.tokens.buckets import NUM_PREFIXES, choose_num_buckets
+from pipeline.tokens.buckets import choose_num_buckets, num_prefixes
 from pipeline.tokens.held_out import wanted_tokens
 from pipeline.tokens.provenance import pack_places
 from pipeline.tokens.token_parts import pack_documents
@@ -114,9 +114,10 @@ def make_plan(
     documents, cleaned_bytes = sum(documents_of), sum(bytes_of)
     tokens_of = sample.scaled(scales, lambda own: sum(len(document.tokens) for document in own))
     tokens = sum(tokens_of)
-    spread = np.bincount(np.arange(documents) * NUM_PREFIXES // max(1, documents), minlength=NUM_PREFIXES)
+    prefixes = num_prefixes(cleaned_bytes)
+    spread = np.diff(-(-np.arange(prefixes + 1) * documents // prefixes))
     used_bytes, used = apply_weights(settings.weights, documents_of, bytes_of)
-    buckets = choose_num_buckets(spread.astype(np.int64), used_bytes, settings.num_buckets, "num_buckets", used)
+    buckets = choose_num_buckets(spread, used_bytes, settings.num_buckets, "num_buckets", used)
     held_out = wanted_tokens(tokens, settings.validation_fraction, settings.validation_tokens) / max(1, tokens)
     lengths = tuple(
         _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), [each * (1 - held_out) for each in scales])

@@ -12,7 +12,11 @@ import numpy.typing as npt
 from pipeline.tokens.token_parts import ID_BYTES, split_id
 
 PREFIX_BITS = 12
-NUM_PREFIXES = 1 << PREFIX_BITS
+"""Of ids in index.parquet, and of the counts that buckets are chosen by, up to 256 GiB of text; beyond it these are of
+16 bits. A bucket that is finer than the index reads the range of its prefix, some kilobytes of a part."""
+_FINE_PREFIX_BITS = 16
+_COARSE_BYTES = 256 * 2**30
+MAX_BUCKETS = 1 << _FINE_PREFIX_BITS
 MAX_BUCKET_BYTES = 128 * 2**20
 MIN_BUCKET_DOCUMENTS = 64
 VALIDATION_TOKENS = 1_280_000
@@ -81,26 +85,29 @@ def choose_num_buckets(
     Halved until no bucket holds fewer than 2 documents, because a random B must come from another one.
 
     Args:
-        documents_by_prefix: [4096] distinct train documents by the first 12 bits of their ids.
+        documents_by_prefix: [4096 or 65536] distinct train documents by the first 12 or 16 bits of their ids; there are
+            never more buckets than that.
         total_bytes: Cleaned text of all of them.
         num_wanted: The user's number instead, checked.
         where: The setting's name, for messages.
         num_used: Documents that a pass uses, where weights leave some of them out.
 
     Raises:
-        ValueError: The user's number is no power of two up to 4096 or leaves a bucket with fewer than 2 documents.
+        ValueError: The user's number is no power of two up to that or leaves a bucket with fewer than 2 documents.
     """
-    total = int(documents_by_prefix.sum())
+    total, most = int(documents_by_prefix.sum()), len(documents_by_prefix)
     if num_wanted is not None:
-        if num_wanted not in {1 << bit for bit in range(PREFIX_BITS + 1)}:
-            raise ValueError(f"{where}: {num_wanted} is not a power of two between 1 and {NUM_PREFIXES}")
+        if num_wanted not in {1 << bit for bit in range(most.bit_length())}:
+            raise ValueError(
+                f"{where}: {num_wanted} is not a power of two between 1 and {most}, the most for {total_bytes:,} bytes"
+            )
         if _fewest_documents(documents_by_prefix, num_wanted) < 2:
             raise ValueError(
                 f"{where}: {num_wanted} buckets leave one with fewer than 2 of {total} documents; take fewer"
             )
         return num_wanted
     num_buckets = 1
-    while num_buckets < NUM_PREFIXES and total_bytes > num_buckets * MAX_BUCKET_BYTES:
+    while num_buckets < most and total_bytes > num_buckets * MAX_BUCKET_BYTES:
         num_buckets *= 2
     while num_buckets > 1 and min(total, total if num_used is None else num_used) < num_buckets * MIN_BUCKET_DOCUMENTS:
         num_buckets //= 2
@@ -109,9 +116,14 @@ def choose_num_buckets(
     return num_buckets
 
 
-def prefix_of(document_id: bytes) -> int:
-    """The first 12 bits of an id."""
-    return split_id(document_id)[0] >> (64 - PREFIX_BITS)
+def num_prefixes(cleaned_bytes: int) -> int:
+    """How many prefixes of ids the documents of a corpus are counted by: 4,096, above 256 GiB of text 65,536."""
+    return 1 << (PREFIX_BITS if cleaned_bytes <= _COARSE_BYTES else _FINE_PREFIX_BITS)
+
+
+def prefix_of(document_id: bytes, num: int = 1 << PREFIX_BITS) -> int:
+    """Which of the `num` prefixes, a power of two, an id has."""
+    return split_id(document_id)[0] * num >> 64
 
 
 def _fewest_documents(documents_by_prefix: npt.NDArray[np.int64], num_buckets: int) -> int:

@@ -22,9 +22,9 @@ from pipeline.shards.table_checks import check_range
 from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
 from pipeline.storage.parquet_footer import RowGroup, read_file_footer
-from pipeline.tokens.buckets import NUM_PREFIXES, PREFIX_BITS, VALIDATION_TOKENS, Bucket, prefix_of
+from pipeline.tokens.buckets import MAX_BUCKETS, PREFIX_BITS, VALIDATION_TOKENS, Bucket, num_prefixes, prefix_of
 from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
-from pipeline.tokens.grouped_rows import LocalGroups, Rows, read_rows
+from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, read_rows
 from pipeline.tokens.held_out import LowestRows, is_held_out, split_ids
 from pipeline.tokens.index_rows import distinct_rows, iterate_index, iterate_reasons, pack_ids
 from pipeline.tokens.token_parts import INDEX_DTYPE, TokenizedDocument, join_id, unpack_documents
@@ -82,7 +82,7 @@ class Totals:
         tokens: Their tokens.
         documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
             what the corpus is, whatever files held it.
-        documents_by_prefix: [4096] by the first 12 bits of the id.
+        documents_by_prefix: [4096] by the first 12 bits of the id; above 256 GiB of text [65536] by the first 16.
         sources: The totals of each source, by its number.
         dropped: Documents that filters over all documents left out, by reason; none where these are off.
     """
@@ -114,12 +114,12 @@ def build_index(
     digest = hashlib.blake2b(digest_size=32)
     counts = np.zeros((num_sources, 4), np.int64)  # documents, rows, bytes, tokens
     drops = np.zeros((num_sources, len(REASONS) + 1), np.int64)
-    by_prefix = np.zeros(NUM_PREFIXES, np.int64)
+    by_prefix = np.zeros((NUM_GROUPS, MAX_BUCKETS // NUM_GROUPS), np.int64)
     lowest = LowestRows(num_sources, validation_tokens)
     ranges: list[pa.Table] = []
     with _table_writer(index.folder) as writer:
         dropped = iterate_reasons(index.folder, has_dropped=bool(reasons))
-        for rows in iterate_index(index):
+        for group, rows in enumerate(iterate_index(index)):
             ranges.append(_find_ranges(rows))
             if sum(map(len, ranges)) >= _ROWS_PER_GROUP:
                 writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
@@ -130,7 +130,7 @@ def build_index(
             distinct = distinct[found == len(REASONS)]
             digest.update(pack_ids(distinct, num_sources))
             counts += _count_by_source(rows, distinct, num_sources)
-            by_prefix += np.bincount(_prefixes(distinct), minlength=NUM_PREFIXES)
+            by_prefix[group] = _count_prefixes(distinct)
             lowest.add(distinct)
         if ranges:
             writer.write_table(pa.concat_tables(ranges), row_group_size=_ROWS_PER_GROUP)
@@ -148,13 +148,14 @@ def build_index(
         )
         for source, (own, rows, size, tokens) in enumerate(counts.tolist())
     )
+    cleaned_bytes = sum(source.cleaned_bytes for source in sources)
     return Totals(
         documents=sum(source.documents for source in sources),
         duplicates=sum(source.duplicates for source in sources),
-        cleaned_bytes=sum(source.cleaned_bytes for source in sources),
+        cleaned_bytes=cleaned_bytes,
         tokens=sum(source.tokens for source in sources),
         documents_hash=digest.hexdigest(),
-        documents_by_prefix=by_prefix.tolist(),
+        documents_by_prefix=by_prefix.reshape(num_prefixes(cleaned_bytes), -1).sum(axis=1).tolist(),
         sources=sources,
         dropped={reason: int(drops[:, number].sum()) for number, reason in numbered},
     )
@@ -257,6 +258,11 @@ def find_prefix_rows(folder: Folder, names: Sequence[str], prefixes: Sequence[in
     columns = _read_ranges(folder, prefixes, ("part", "row", "rows"), len(names))
     found = zip(*(column.tolist() for column in columns), strict=True)
     return [(names[part], row, row + rows) for part, row, rows in found]
+
+
+def _count_prefixes(distinct: Rows) -> npt.NDArray[np.int64]:
+    """[256] documents of a group by the second byte of their ids."""
+    return np.bincount((distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF, minlength=MAX_BUCKETS // NUM_GROUPS)
 
 
 def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArray[np.int64]:

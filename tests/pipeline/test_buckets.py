@@ -4,13 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline.tokens.buckets import MAX_BUCKET_BYTES, choose_num_buckets, plan_buckets
+from pipeline.tokens.buckets import MAX_BUCKET_BYTES, choose_num_buckets, num_prefixes, plan_buckets, prefix_of
 
 
-def spread(documents):
-    by_prefix = np.full(4096, documents // 4096, np.int64)
-    by_prefix[: documents % 4096] += 1
+def spread(documents, prefixes=4096):
+    by_prefix = np.full(prefixes, documents // prefixes, np.int64)
+    by_prefix[: documents % prefixes] += 1
     return by_prefix
 
 
@@ -28,6 +30,29 @@ def spread(documents):
 )
 def test_the_smallest_number_that_bounds_memory(documents, total_bytes, expected):
     assert choose_num_buckets(spread(documents), total_bytes, None, "num_buckets") == expected
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "expected"),
+    [(4096 * MAX_BUCKET_BYTES, 4096), (4096 * MAX_BUCKET_BYTES + 1, 8192), (5 * 10**12, 65_536), (10**14, 65_536)],
+)
+def test_large_corpora_have_more_buckets_than_4096(total_bytes, expected):
+    assert num_prefixes(total_bytes) == 65_536
+    assert choose_num_buckets(spread(2_000_000_000, 65_536), total_bytes, None, "num_buckets") == expected
+
+
+@given(st.integers(1, 300 * 2**30), st.integers(2, 10**7))
+def test_finer_counts_change_no_number_of_buckets_that_was_possible_before(total_bytes, documents):
+    fine = spread(documents, 65_536)
+    coarse = fine.reshape(4096, 16).sum(axis=1)
+    found = [choose_num_buckets(each, total_bytes, None, "num_buckets") for each in (fine, coarse)]
+    assert found[0] == found[1] <= 4096
+
+
+def test_counts_are_coarse_up_to_256_gib():
+    assert [num_prefixes(each) for each in (0, 256 * 2**30, 256 * 2**30 + 1)] == [4096, 4096, 65_536]
+    assert prefix_of(bytes.fromhex("abcdef") + bytes(13)) == 0xABC
+    assert prefix_of(bytes.fromhex("abcdef") + bytes(13), 65_536) == 0xABCD
 
 
 def test_no_bucket_is_left_with_fewer_than_two_documents():

@@ -167,6 +167,16 @@ def test_buckets_hold_every_document_once(tmp_path, num_buckets):
     assert b"".join(sorted(found["validation-00000-of-00001"])) == held_out
 
 
+def test_buckets_finer_than_the_index_hold_their_documents(tmp_path):
+    documents = [make_document(number) for number in range(300)]
+    folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
+    assert len(totals.documents_by_prefix) == 4096
+    buckets = plan_buckets(65_536, b"")
+    for start in {int.from_bytes(document.id[:2], "big") for document in documents[::5]}:
+        found = sorted({document.id for document in read_bucket(folder, names, buckets[start], np.uint16)})
+        assert found == sorted(document.id for document in documents if document.id[:2] == start.to_bytes(2, "big"))
+
+
 def test_a_bucket_reads_only_its_prefixes(tmp_path):
     documents = [make_document(number) for number in range(400)]
     folder, names, _ = write_parts(tmp_path, [documents])
