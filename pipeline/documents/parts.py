@@ -1,6 +1,6 @@
 """Which files the input is, and which bytes of them one task reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -122,9 +122,24 @@ def plan_parts(
     source = ordered[0].source if ordered else 0
     assert all(file.source == source for file in ordered), "files of several sources in one plan"
     formats = choose_formats([(file.url, file.size) for file in ordered], text_format, wrapping, storage_options)
-    ranges = (
-        r for file, found in zip(ordered, formats, strict=True) for r in _cut_file(file, found, part_bytes, wrapping)
+    files_found = zip(ordered, formats, strict=True)
+    return _gather(
+        (r for file, found in files_found for r in _cut_file(file, found, part_bytes, wrapping)), source, part_bytes
     )
+
+
+def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
+    """Parts of one source as `plan_parts` would have planned them with this size; nothing is read."""
+    files = {each.url: each for part in parts for each in part.ranges}
+    ranges = (
+        r
+        for url, each in sorted(files.items())
+        for r in _cut_file(InputFile(url, each.size), each.format, part_bytes, each.wrapping)
+    )
+    return _gather(ranges, parts[0].source, part_bytes)
+
+
+def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[Part]:
     parts: list[Part] = []
     gathered: list[FileRange] = []
     num_bytes = 0

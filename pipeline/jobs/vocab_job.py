@@ -6,7 +6,7 @@ Words are counted list by list and added up by bucket; each bucket leaves one fi
 file is sorted, so neither the order nor the grouping in which a runner adds changes a byte.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import apache_beam as beam
@@ -40,14 +40,14 @@ class CountingRule:
     Attributes:
         reading: How documents are read.
         filter: Which of them stay.
-        num_bits: One of 2^num_bits documents is counted.
+        num_bits: Of a part one of 2^bits documents is counted, by its key; of others all.
         lower_case: Whether words are.
         factors: What counts of each source are multiplied by.
     """
 
     reading: ReadingRule
     filter: FilterRule
-    num_bits: int
+    num_bits: Mapping[str, int]
     lower_case: bool
     factors: Sequence[int]
 
@@ -78,9 +78,9 @@ def run_vocab_job(
 
 
 class SampleDocuments(beam.PTransform):  # type: ignore[misc]
-    """Keeps one of 2^num_bits cleaned documents, by their ids."""
+    """Keeps one of 2^bits cleaned documents of each part, by their ids."""
 
-    def __init__(self, num_bits: int) -> None:
+    def __init__(self, num_bits: Mapping[str, int]) -> None:
         super().__init__()
         self._num_bits = num_bits
 

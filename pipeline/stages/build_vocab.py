@@ -26,7 +26,7 @@ from pipeline.tokens.token_records import (
     read_records,
     sum_counters,
 )
-from pipeline.tokens.word_counts import join_tables, read_commonest, sample_bits
+from pipeline.tokens.word_counts import choose_sample, join_tables, read_commonest
 from tokenizer.export import tokenizer_json
 from tokenizer.learn import learn_vocabulary
 from tokenizer.vocab import Vocabulary, parse_vocab
@@ -141,16 +141,17 @@ def _count_words(
 ) -> tuple[Mapping[str, int], bytes, list[str]]:
     """Runs the job from its beginning: what was read and counted, the table of all words, files without text."""
     folder = output / _COUNTING
-    num_bits = sample_bits(sum(part.text_bytes for part in parts))
+    sample = choose_sample(parts)
+    num_bits = {part.key: bits for part, bits in sample.items() if bits}
     factors = count_factors([source.millionths for source in settings.corpus])
     rule = CountingRule(reading_rule(settings), settings.filter_rule, num_bits, settings.lower_case, factors)
-    run_vocab_job(parts, rule, folder, settings.workers, beam_arguments)
+    run_vocab_job(list(sample), rule, folder, settings.workers, beam_arguments)
     names = folder.list()
-    records = [record for found in finished_parts(names, parts).values() for record in found]
+    records = [record for found in finished_parts(names, list(sample)).values() for record in found]
     told = read_records(folder, records)
     table = join_tables(folder, [name for name in names if name.endswith(".parquet")])
     _remove_counting(output)
-    silent = [url for url, _ in find_files_without_text(told, parts)]
+    silent = [url for url, _ in find_files_without_text(told, list(sample))]
     return sum_counters(count_by_source(told)), table, silent
 
 

@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.documents import Document
+from pipeline.documents.parts import Part, cut_again
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import document_id
 from pipeline.tokens.document_lists import DocumentList
 from tokenizer.words import count_words
 
 MAX_SAMPLE_BYTES = 2 * 2**30
+_PIECE_BYTES = 8 * 2**20
+_FEWEST_PIECES = 64
 MAX_LEARNED_WORDS = 1_000_000
 """Words a vocabulary is learned from, the commonest first, then by code points: a bound on the learner's memory."""
 
@@ -28,16 +31,42 @@ PackedCounts = tuple[bytes, bytes]
 
 
 def sample_bits(text_bytes: int) -> int:
-    """Number k of leading id bits that must be ones: the sample is 2^-k of the documents, at most MAX_SAMPLE_BYTES.
+    """Number k of which the sample is 2^-k of the text: the smallest for which that is at most MAX_SAMPLE_BYTES.
 
-    The smallest k that fits, from the input's text bytes (compressed files count as estimated), which do not depend on
-    how it is cut into parts. A power of two, so that recompressing a file seldom changes it.
+    It follows from the input's text bytes (compressed files count as estimated), which do not depend on how it is cut
+    into parts. A power of two, so that recompressing a file seldom changes it.
     """
     return (max(1, -(-text_bytes // MAX_SAMPLE_BYTES)) - 1).bit_length()
 
 
-def sample_documents(documents: DocumentList[Document], num_bits: int) -> DocumentList[Document]:
-    """Keeps cleaned documents whose ids begin with so many ones: the highest ids, as the lowest are for validation."""
+def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
+    """What is read for the sample: parts, each with the number of leading id bits that must be ones in its documents.
+
+    All parts where they fit. Otherwise each source is cut anew into pieces of 8 MiB, whatever size its parts have, and
+    one of 2^a pieces is read, at least 64 of a source; of their documents one of 2^(k - a) is counted. A piece of more
+    than a 64th of its source, such as a large file that cannot be cut, is always read, and one of its 2^k documents
+    counted. So every document of the corpus counts with the same probability.
+    """
+    num_bits = sample_bits(sum(part.text_bytes for part in parts))
+    if not num_bits:
+        return dict.fromkeys(parts, 0)
+    chosen: dict[Part, int] = {}
+    for source in sorted({part.source for part in parts}):
+        pieces = cut_again([part for part in parts if part.source == source], _PIECE_BYTES)
+        most = sum(piece.text_bytes for piece in pieces) // _FEWEST_PIECES
+        chosen |= {piece: num_bits for piece in pieces if piece.text_bytes > most}
+        others = [piece for piece in pieces if piece.text_bytes <= most]
+        skipped = min(num_bits, max(0, (len(others) // _FEWEST_PIECES).bit_length() - 1))
+        chosen |= dict.fromkeys(others[(1 << skipped) // 2 :: 1 << skipped], num_bits - skipped)
+    return chosen
+
+
+def sample_documents(documents: DocumentList[Document], bits_of: Mapping[str, int]) -> DocumentList[Document]:
+    """Keeps cleaned documents whose ids begin with as many ones as the part says, by its key; of other parts all.
+
+    These are the highest ids, as the lowest are for validation.
+    """
+    num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
     kept = [document for document in documents.documents if _starts_with_ones(document_id(document.text), num_bits)]
     return documents.replace(kept, {})

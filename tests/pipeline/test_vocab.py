@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents import Document
+from pipeline.documents.parts import InputFile, plan_parts
 from pipeline.inspect.show import read_blocks
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.verify import verify_dataset
@@ -22,6 +24,7 @@ from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.word_counts import (
     MAX_SAMPLE_BYTES,
     add_packed,
+    choose_sample,
     count_list,
     counts_table,
     pack_counts,
@@ -138,8 +141,8 @@ def test_the_sample_is_the_largest_power_of_two_that_fits(text_bytes, num_bits):
 
 def test_the_sample_is_the_documents_with_the_highest_ids(texts):
     documents = DocumentList("part", 0, True, [Document(text, "here") for text in texts])
-    assert sample_documents(documents, 0).documents == documents.documents
-    sample = sample_documents(documents, 2)
+    assert sample_documents(documents, {"another": 2}).documents == documents.documents
+    sample = sample_documents(documents, {"part": 2})
     assert [each.text for each in sample.documents] == [text for text in texts if document_id(text)[0] >= 0xC0]
     assert sample.counters == {}
     assert 15 <= len(sample.documents) <= 45  # 30 of 120 are expected
@@ -154,6 +157,60 @@ def test_only_the_sample_is_counted_however_the_input_is_cut(corpus, texts, tmp_
     assert run("vocab", "--input", corpus, "--output", tmp_path, *flags) == 0
     sample = [text for text in texts if document_id(text)[0] >= 0xC0]
     assert read_counts(tmp_path / "word_counts.parquet") == count_words(sample, lower_case=True)
+
+
+def plan(sizes, part_bytes, source=0, text_format="jsonl"):
+    files = [
+        InputFile(f"memory://{source}/{number:04d}{name}", size, source) for number, (name, size) in enumerate(sizes)
+    ]
+    return plan_parts(files, text_format, part_bytes)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("part_bytes", [2**22, 2**25, 2**31])
+def test_of_a_large_corpus_pieces_are_chosen_and_the_rest_is_not_read(part_bytes):
+    sample = choose_sample(plan([(".jsonl", 128 * GIB)], part_bytes))
+    assert set(sample.values()) == {0}, "all of their documents"
+    assert [part.ranges[0].start for part in sample][:3] == [2**28, 3 * 2**28, 5 * 2**28]
+    assert sum(part.text_bytes for part in sample) == 2 * GIB
+    assert sample == choose_sample(plan([(".jsonl", 128 * GIB)], 2**24)), "however the parts are cut"
+
+
+def test_of_files_that_cannot_be_cut_some_are_read_and_some_of_their_documents_counted():
+    sample = choose_sample(plan([(".jsonl.gz", 320 * 10**6)] * 1024, 2**25))
+    assert (len(sample), set(sample.values())) == (64, {6}), "of 1.3 TB one of 2^10"
+    huge = [(".jsonl.zst", 20 * GIB), *[(".jsonl", 2**23)] * 1000]
+    sample = choose_sample(plan(huge, 2**25))
+    assert sorted(sample.values()) == [3] * 125 + [6], "every document with the same probability"
+
+
+def test_a_corpus_that_fits_is_read_as_it_is():
+    parts = plan([(".jsonl", 2 * GIB)], 2**25)
+    assert choose_sample(parts) == dict.fromkeys(parts, 0)
+
+
+def test_each_source_has_its_pieces():
+    parts = [*plan([(".jsonl", 64 * GIB)], 2**25), *plan([(".jsonl", 2**28)], 2**25, source=1)]
+    sample = choose_sample(parts)
+    sizes = [sum(part.text_bytes / 2**bits for part, bits in sample.items() if part.source == n) for n in (0, 1)]
+    assert sizes == [GIB, 2**22]
+
+
+@pytest.mark.processes
+def test_what_is_not_chosen_is_not_read(corpus, texts, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", sum(path.stat().st_size for path in corpus.iterdir()) // 4 + 1)
+    monkeypatch.setattr(word_counts, "_PIECE_BYTES", 256)
+    counts = []
+    for part_bytes in (2048, 2**20):
+        output = tmp_path / str(part_bytes)
+        flags = ("--workers", 1, "--part_bytes", part_bytes, *FLAGS)
+        assert run("vocab", "--input", corpus, "--output", output, *flags) == 0
+        counts.append(read_counts(output / "word_counts.parquet"))
+        counted, read = map(int, re.search(r"of (\d+) of (\d+) documents", capsys.readouterr().out).groups())
+        assert 10 <= counted == read <= 60, "a quarter of 120 is expected"
+    assert counts[0] == counts[1]
 
 
 def test_packed_counts_add_up():
