@@ -21,12 +21,14 @@ from pipeline.shards.block import block_instances
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.stages.plan_sample import Sample, take_sample
+from pipeline.storage.secret_values import hide
 from pipeline.tokens.buckets import choose_num_buckets, num_prefixes
 from pipeline.tokens.held_out import wanted_tokens
 from pipeline.tokens.provenance import pack_places
 from pipeline.tokens.token_parts import pack_documents
 from tokenizer.vocab import Vocabulary
 
+_LONG_PARTS = 8
 _MAX_LANES = 256  # docs/order.md: how many places the trainer reads at once
 
 
@@ -146,7 +148,12 @@ def make_plan(
         worker_bytes=worker_bytes,
         worker_seconds=seconds,
         dropped=sample.dropped,
-        warnings=(*_warnings(lengths, buckets), *_passes_read(settings, lengths), *_not_counted(settings)),
+        warnings=(
+            *_files_of_one_worker(settings, parts, sample),
+            *_warnings(lengths, buckets),
+            *_passes_read(settings, lengths),
+            *_not_counted(settings),
+        ),
     )
 
 
@@ -212,6 +219,19 @@ def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) ->
     )
     each = max(1, shard.instances)
     return LengthPlan(rule.seq_len, round(total), len(tar) / each, seconds / each)
+
+
+def _files_of_one_worker(settings: BuildSettings, parts: Sequence[Part], sample: Sample) -> Iterator[str]:
+    """Files that cannot be cut and are long: a worker takes one from its beginning to its end."""
+    long = [part for part in parts if part.text_bytes > _LONG_PARTS * settings.part_bytes]
+    if long:
+        part = max(long, key=lambda part: part.text_bytes)
+        seconds = sample.seconds[part.source] / max(1, sample.text_bytes[part.source]) * part.text_bytes
+        yield (
+            f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its {_size(part.text_bytes)} of text, some"
+            f" {_hours(seconds)}; {len(long)} file(s) are more than {_LONG_PARTS} parts long, cut such into files of"
+            f" {_size(settings.part_bytes)} of text"
+        )
 
 
 def _warnings(lengths: Sequence[LengthPlan], buckets: int) -> list[str]:

@@ -1,5 +1,6 @@
 """A plan's numbers against the build that follows it."""
 
+import gzip
 import json
 from types import SimpleNamespace
 
@@ -114,3 +115,18 @@ def test_passes_the_training_does_not_reach_are_said(read, message, corpus, voca
 def test_training_instances_belong_to_lengths():
     with pytest.raises(ValueError, match="training_instances"):
         BuildSettings(output="data", seq_lens=[128], training_instances=[1, 2])
+
+
+@pytest.mark.processes
+def test_a_plan_names_the_file_that_one_worker_must_read(texts, vocab_file, tmp_path, capsys):
+    rows = "".join(json.dumps({"text": text + f" {copy}."}) + "\n" for copy in range(9) for text in texts)
+    path = tmp_path / "long.jsonl.gz"
+    path.write_bytes(gzip.compress(rows.encode(), 1))
+    fixed = ("--output", tmp_path / "data", "--vocab", vocab_file, "--plan", "true", "--part_bytes", 2048)
+    for name, said in (("long.jsonl.gz", True), ("long.jsonl", False)):
+        (tmp_path / "long.jsonl").write_text(rows)
+        words = ("build", "--input", tmp_path / name, *fixed)
+        assert run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words]) == 0
+        printed = capsys.readouterr().out
+        assert (f"warning: {path} cannot be cut: one worker reads its " in printed) == said
+        assert ("1 file(s) are more than 8 parts long, cut such into files of 2.05 kB" in printed) == said
