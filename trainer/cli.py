@@ -172,6 +172,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     from trainer.inference.evaluate import format_evaluation
     from trainer.inference.open_model import open_model
     from trainer.process.device import choose_device
+    from trainer.runs.json_files import to_json
 
     device = choose_device(settings.device)
     dataset = open_dataset(settings.data, parse_storage_options(settings.storage_options))
@@ -190,5 +191,5 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     facts = {"model": opened.where, "data": dataset.url, "split": settings.split, "seq_len": seq_len}
     if settings.output:
         folder, name = Folder.of_file(settings.output)
-        folder.write(name, (json.dumps(facts | found.as_json(), indent=2) + "\n").encode())
+        folder.write(name, to_json(facts | found.as_json()))
     print(f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}")

@@ -59,7 +59,7 @@ def see(monkeypatch) -> Callable[..., None]:
     def set_answers(is_shared: bool, name: str | None = None, is_first: bool = True) -> None:
         answers = {bool: [True, is_shared], str: [name], type(None): [name]}
         monkeypatch.setattr(resume, "_see_same_folder", lambda *_: is_shared)
-        monkeypatch.setattr(resume, "_gather", lambda value, _: answers[type(value)])
+        monkeypatch.setattr(Ranks, "gather", lambda _, value: answers[type(value)])
         monkeypatch.setenv("LOCAL_RANK", "0" if is_first else "1")
 
     return set_answers
@@ -104,7 +104,7 @@ def test_only_the_first_rank_of_a_node_writes_there(second, see, broadcast, tmp_
 @pytest.mark.engines
 def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(second, see, broadcast, tmp_path, monkeypatch):
     see(is_shared=True)
-    monkeypatch.setattr(resume, "_gather", lambda *_: [True, True, False])
+    monkeypatch.setattr(Ranks, "gather", lambda *_: [True, True, False])
     copy_run(RunFolder(tmp_path / "own"), None, second)
     assert names(tmp_path / "own") == []
 
@@ -185,7 +185,7 @@ def everywhere(
     run: RunFolder, store: CheckpointStore, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, seen: list[bool]
 ) -> Path | None:
     """What rank 0 chooses where these ranks see its folder."""
-    monkeypatch.setattr(resume, "_gather", lambda value, _: seen if isinstance(value, bool) else [value])
+    monkeypatch.setattr(Ranks, "gather", lambda _, value: seen if isinstance(value, bool) else [value])
     return choose_checkpoint(run, store, ranks, False, print)
 
 
@@ -256,7 +256,7 @@ def test_a_damaged_run_json_is_named_in_the_folder_and_at_the_url(bucket, tmp_pa
 @pytest.mark.engines
 def test_who_sees_the_folder_knows_it_by_the_lock_of_rank_0(ranks, second, tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
-    monkeypatch.setattr(resume, "_gather", lambda value, _: [b"the job" if value is None else value])
+    monkeypatch.setattr(Ranks, "gather", lambda _, value: [b"the job" if value is None else value])
     assert not resume._see_same_folder(run, second), "there is no lock"
     run.lock.write_bytes(b"another job")
     assert not resume._see_same_folder(run, second)

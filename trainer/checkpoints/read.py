@@ -24,7 +24,7 @@ from pipeline.storage.names import require_plain
 from trainer.optim.partitions import refresh_weights
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
-from trainer.runs.run_folder import parse_object
+from trainer.runs.json_files import parse_object
 
 FORMAT = 2
 MODEL = "model.safetensors"

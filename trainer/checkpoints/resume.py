@@ -10,7 +10,6 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch.distributed
 
@@ -54,7 +53,7 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
                 f"{platform.node()} does not see the run's folder {run.path} of rank 0; give an --output that all "
                 "nodes see, or a --checkpoint.url"
             )
-    if all(_gather(is_shared, ranks)):
+    if all(ranks.gather(is_shared)):
         return
     files = [{name: (run.path / name).read_bytes() for name in RUN_FILES} if ranks.rank == 0 else {}]
     torch.distributed.broadcast_object_list(files, src=0, group=ranks.counts_group)
@@ -88,7 +87,7 @@ def choose_checkpoint(
         ValueError: A checkpoint at the URL is damaged.
     """
     is_shared = _see_same_folder(run, ranks)
-    everywhere = all(_gather(is_shared, ranks))
+    everywhere = all(ranks.gather(is_shared))
     name: str | None = None
     with together(ranks):
         if ranks.rank == 0:
@@ -96,7 +95,7 @@ def choose_checkpoint(
             found = local | remote if everywhere else remote
             names = sorted((each for each in found if before is None or _step(each) < before), reverse=True)
             name = _choose(run, store, names, local, skip_damaged, say)
-    name = _gather(name, ranks)[0]
+    name = ranks.gather(name)[0]
     if name is None:
         return None
     place = run.checkpoints if is_shared else run.downloads
@@ -176,10 +175,4 @@ def _refuse_other_run(run: RunFolder, expected: str) -> None:
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
     """Whether this rank sees the lock of rank 0, which names the job."""
     mine = run.lock.read_bytes() if run.lock.is_file() else b""
-    return bool(mine == _gather(mine if ranks.rank == 0 else None, ranks)[0])
-
-
-def _gather(value: Any, ranks: Ranks) -> list[Any]:
-    values: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(values, value, group=ranks.counts_group)
-    return values
+    return bool(mine == ranks.gather(mine if ranks.rank == 0 else None)[0])

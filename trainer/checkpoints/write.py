@@ -132,8 +132,7 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
     with together(ranks):
         folder.mkdir(parents=True, exist_ok=True)
         mine = {name: _write_tensors(folder / name, tensors) for name, tensors in snapshot.files.items()}
-    parts: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(parts, (mine, dict(snapshot.pieces)), group=ranks.counts_group)
+    parts = ranks.gather((mine, dict(snapshot.pieces)))
     with together(ranks):
         if ranks.rank == 0:
             described = {name: facts for files, _ in parts for name, facts in files.items()}

@@ -20,7 +20,7 @@ from trainer.conversion.initial_weights import hash_state
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
 from trainer.runs.continuing import Continuable, names_in
-from trainer.runs.run_folder import parse_object
+from trainer.runs.json_files import parse_object, to_json
 
 FORMAT = 1
 FINETUNING = Continuable(
@@ -115,8 +115,3 @@ def shared_facts(settings: FinetuneSettings, prepared: Prepared) -> dict[str, An
         "train_sha256": [file.facts["sha256"] for file in prepared.train],
         "validation_sha256": {file.name: file.facts["sha256"] for file in prepared.validation},
     }
-
-
-def to_json(values: Mapping[str, Any]) -> bytes:
-    """A JSON file that a person can read."""
-    return (json.dumps(values, indent=2) + "\n").encode()

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.storage.local import replace_file
 from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
-from trainer.finetune.output import OutputFolder, open_output, to_json
+from trainer.finetune.output import OutputFolder, open_output
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
 from trainer.finetune.progress import GridProgress
 from trainer.finetune.results import Run, best_run, format_table, list_recipes, summarize
@@ -34,6 +34,7 @@ from trainer.optim.partitions import iterate_weights
 from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, StopRequest, Told, stops_requested
+from trainer.runs.json_files import to_json
 from trainer.runs.run_lock import locked
 
 STOPPING = "stopping after this step, finished runs are kept; again leaves at once"

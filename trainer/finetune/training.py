@@ -143,8 +143,7 @@ def predict_items(
         batch = pack_items(chunk, ranks.device)
         mine += split_outputs(model.head, forward(model, batch), batch)
     model.train(was_training)
-    shares: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(shares, None if told() else mine, group=ranks.counts_group)
+    shares = ranks.gather(None if told() else mine)
     if None in shares:
         raise Interrupted(INTERRUPTED)
     return [shares[index % ranks.world_size][index // ranks.world_size] for index in range(len(items))]

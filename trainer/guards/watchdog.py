@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed
 from tqdm import tqdm
 
 from trainer.process.ranks import Ranks
@@ -70,9 +69,7 @@ class Watchdog:
             return
         self._listener = socket.create_server(("", 0), backlog=128)
         mine = Peer(ranks.rank, platform.node(), os.getpid(), (_own_address(), self._listener.getsockname()[1]))
-        peers: list[Any] = [None] * ranks.world_size
-        torch.distributed.all_gather_object(peers, mine, group=ranks.counts_group)
-        self._peers: list[Peer] = peers
+        self._peers: list[Peer] = ranks.gather(mine)
         self.beat("start", FIRST_STEP_FACTOR)
         for target in (self._answer, self._watch):
             threading.Thread(target=target, name=f"watchdog {target.__name__}", daemon=True).start()

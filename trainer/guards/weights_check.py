@@ -7,7 +7,6 @@ fp32 weights and moments) is what the update before left.
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed
@@ -65,8 +64,7 @@ class WeightsCheck:
         torch.distributed.all_gather(rows, mine, group=self._ranks.counts_group)
         suspects = find_suspects([(int(row[0]), bool(row[1])) for row in rows])
         if suspects:
-            hosts: list[Any] = [None] * self._ranks.world_size
-            torch.distributed.all_gather_object(hosts, platform.node(), group=self._ranks.counts_group)
+            hosts = self._ranks.gather(platform.node())
             named = " and ".join(f"rank {rank} on {hosts[rank]}" for rank in suspects)
             raise CorruptWeightsError(
                 f"the weights of {named} changed by themselves: memory or the device is at fault. Nothing was saved "

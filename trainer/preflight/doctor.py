@@ -1,12 +1,8 @@
 """The command: every rank looks, rank 0 has a table and what is wrong."""
 
-import dataclasses
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
-
-import torch.distributed as dist
 
 from trainer.preflight.facts import LocalFacts, SharedFacts
 from trainer.preflight.judge import Finding, judge
@@ -35,12 +31,9 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 def find_facts(settings: DoctorSettings, ranks: Ranks) -> tuple[list[LocalFacts], SharedFacts]:
     """What every rank found, in order, and what all found together; equal on all ranks."""
-    hosts: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(hosts, platform.node(), group=ranks.counts_group)
-    mine = find_local_facts(settings, ranks, hosts.count(platform.node()))
-    local: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(local, dataclasses.asdict(mine), group=ranks.counts_group)
-    return [LocalFacts(**each) for each in local], find_shared_facts(ranks, settings)
+    host = platform.node()
+    mine = find_local_facts(settings, ranks, ranks.gather(host).count(host))
+    return ranks.gather(mine), find_shared_facts(ranks, settings)
 
 
 def format_table(local: Sequence[LocalFacts], shared: SharedFacts) -> list[str]:

@@ -25,14 +25,14 @@ _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
 def find_shared_facts(ranks: Ranks, settings: DoctorSettings) -> SharedFacts:
     """Measures with all ranks; equal on all of them."""
     offsets = compare_clocks(ranks)
-    rates = _gather(ranks, _link_rate(ranks)) if ranks.world_size > 1 else []
+    rates = ranks.gather(_link_rate(ranks)) if ranks.world_size > 1 else []
     return SharedFacts(
         clock_offset_seconds=tuple(offset for offset, _ in offsets),
         clock_error_seconds=tuple(error for _, error in offsets),
         link_mb_per_second=tuple(rates),
         all_reduce_gb_per_second=_all_reduce_rate(ranks) if ranks.world_size > 1 else None,
-        sees_output=tuple(_gather(ranks, _sees_output(ranks, settings.output))),
-        url_faults=tuple(_gather(ranks, _try_url(ranks, settings))) if settings.checkpoint.url else None,
+        sees_output=tuple(ranks.gather(_sees_output(ranks, settings.output))),
+        url_faults=tuple(ranks.gather(_try_url(ranks, settings))) if settings.checkpoint.url else None,
     )
 
 
@@ -82,7 +82,7 @@ def _all_reduce_rate(ranks: Ranks) -> float:
     """GB a second of the bus, as NCCL's tests count it: comparable between numbers of ranks."""
     payload = _payload(ranks)
     seconds = _best_seconds(ranks, lambda: dist.all_reduce(payload))
-    slowest: float = max(_gather(ranks, seconds))
+    slowest: float = max(ranks.gather(seconds))
     return 2 * (ranks.world_size - 1) / ranks.world_size * payload.nbytes / 1e9 / slowest
 
 
@@ -127,7 +127,7 @@ def _try_url(ranks: Ranks, settings: DoctorSettings) -> str:
     """Why this rank cannot write, see rank 0's object or delete at the URL; empty where it can."""
     mine = f".beambert-doctor-{secrets.token_hex(8)}"
     fault = _fault_of(lambda: _store(settings).write(mine, b"doctor"))
-    first = _gather(ranks, None if fault else mine)[0]
+    first = ranks.gather(None if fault else mine)[0]
     unseen = _fault_of(lambda: _expect_object(settings, first)) if first and not fault else ""
     dist.barrier(group=ranks.counts_group)
     return fault or _fault_of(lambda: _store(settings).remove([mine])) or unseen
@@ -156,10 +156,4 @@ def _appears(is_there: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + SEEN_SECONDS
     while not (found := is_there()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return found
-
-
-def _gather(ranks: Ranks, value: Any) -> list[Any]:
-    found: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(found, value, group=ranks.counts_group)
     return found

@@ -36,6 +36,12 @@ class Ranks:
     device: torch.device
     counts_group: Any
 
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank has, in order of ranks, on each of them; all have to call it."""
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value, group=self.counts_group)
+        return values
+
     def peak_memory_bytes(self) -> int:
         """Most memory that this rank has held so far: tensors on a GPU, or the resident process on a CPU."""
         if self.device.type == "cuda":

@@ -6,7 +6,6 @@ metrics.jsonl, vocab.txt, tokenizer.json, checkpoints/.
 
 import dataclasses
 import hashlib
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
 from trainer.model.config import BertConfig
 from trainer.runs.continuing import LOCK, Continuable, names_in
+from trainer.runs.json_files import parse_object, to_json
 from trainer.runs.launch import launch_facts
 from trainer.settings import OF_PHASES, PretrainSettings
 from trainer.stream.source import Mixture, WeightedDataset
@@ -143,27 +143,6 @@ class RunFolder:
         return data
 
 
-def parse_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Args:
-        data: What the file holds.
-        where: Path or URL of the file, for messages.
-        remedy: What to do where it is damaged.
-
-    Raises:
-        ValueError: It is not JSON, or no object.
-    """
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is damaged, it is not JSON: {error}; {remedy}") from error
-    if not isinstance(found, dict):
-        shown = f"{str(found)[:60]!r}, expected an object"
-        raise ValueError(f"{where} is damaged: it holds {shown}; {remedy}")  # noqa: TRY004
-    return found
-
-
 def parse_facts(data: bytes, where: str) -> dict[str, Any]:
     """What run.json holds.
 
@@ -201,7 +180,7 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
     # First, as it says that this folder is a run.
-    replace_file(run.facts, (json.dumps(hide_in(facts), indent=2) + "\n").encode())
+    replace_file(run.facts, to_json(hide_in(facts)))
     for name, data in vocabularies[0].items():
         replace_file(run.path / name, data)
     replace_file(run.config, to_yaml(settings).encode())

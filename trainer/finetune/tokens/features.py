@@ -33,6 +33,7 @@ from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
 from trainer.model.task_heads import Head
 from trainer.process.device import choose_device
+from trainer.runs.json_files import to_json
 
 NUM_LSTM_LAYERS = 2  # BERT paper, section 5.3
 
@@ -103,7 +104,7 @@ class FeatureTask(TokenTask):
             "encoder_sha256": self._model_hash,
             PROVENANCE_KEY: dict(provenance),
         }
-        return {WEIGHTS: safetensors.torch.save(tensors), CONFIG: (json.dumps(facts, indent=2) + "\n").encode()}
+        return {WEIGHTS: safetensors.torch.save(tensors), CONFIG: to_json(facts)}
 
     def load_model(self, folder: str, head: Head) -> BiLstmTagger:
         """The tagger that model_files() wrote."""

@@ -24,7 +24,7 @@ from trainer.inference.features.settings import FeaturesSettings
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.process.device import choose_device
 from trainer.runs.continuing import Continuable
-from trainer.runs.run_folder import parse_object
+from trainer.runs.json_files import parse_object, to_json
 
 FEATURES = Continuable(kind="a set of features", marker="started.json", free=("model", "output", "device"))
 FINISHED = "features.json"
@@ -115,7 +115,7 @@ def _start(output: Folder, plan: Mapping[str, Any]) -> dict[str, Any] | None:
         FEATURES.check_settings(output.url, old, new)
         output.remove(find_temporaries(found))
     else:
-        output.write(FEATURES.marker, _to_json(plan))
+        output.write(FEATURES.marker, to_json(plan))
     return _read_json(output, FINISHED) if FINISHED in found else None
 
 
@@ -182,7 +182,7 @@ def _finish(
         **{name: sum(part[name] for part in parts) for name in names},
         "parts": parts,
     }
-    output.write(FINISHED, _to_json(finished))
+    output.write(FINISHED, to_json(finished))
     return finished
 
 
@@ -194,7 +194,3 @@ def describe_features(output: str, finished: Mapping[str, Any]) -> str:
         f"{finished['texts']:,} texts, {finished['tokens']:,} tokens; {finished['long_texts']:,} texts longer than a "
         f"window, {finished['empty_texts']:,} empty{words}"
     )
-
-
-def _to_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
