@@ -28,7 +28,7 @@ from scripts.bench.measured import print_result
 from scripts.checkout import ROOT
 from trainer.model_settings import ModelSettings, OptimizerSettings
 from trainer.optim.memory import Memory, count_memory
-from trainer.preflight.plan import memory_case, plan_phases
+from trainer.preflight.phase_plan import memory_case, plan_phases
 from trainer.settings import Phase
 from trainer.stream.source import open_mixture
 from trainer.tool_settings import PlanSettings

@@ -16,7 +16,8 @@ from trainer.model.config import preset
 from trainer.model.flops import Lengths, num_parameters, training_flops
 from trainer.model_settings import ModelSettings
 from trainer.optim.engine import forward_sums
-from trainer.preflight.plan import describe_plan, measure_lengths, plan_phase
+from trainer.preflight.phase_plan import measure_lengths, plan_phase
+from trainer.preflight.plan import describe_plan
 from trainer.settings import Phase
 from trainer.stream.packing import pack_micro_batches
 from trainer.tool_settings import PlanSettings
