@@ -1,7 +1,7 @@
 """What a run is, in three lines above its charts: model, data, and how far it has come."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.pages.text import escape
@@ -9,12 +9,10 @@ from trainer.model.config import BertConfig
 from trainer.model.flops import num_parameters
 from trainer.report.read import ReadRun, number
 
-_HASH_DIGITS = 16
-
 
 def describe(run: ReadRun) -> str:
     """A paragraph of HTML; what the run's files do not say is left out."""
-    lines = [str(run.path), *filter(None, [_model(run), *_data(run), _state(run)])]
+    lines = [str(run.path), *filter(None, [_model(run), *map(_data, run.datasets), _state(run)])]
     return f'<p class="soft">{"<br>".join(map(escape, lines))}</p>'
 
 
@@ -23,7 +21,7 @@ def _model(run: ReadRun) -> str:
     names = {field.name for field in dataclasses.fields(BertConfig)}
     found = run.facts.get("model")
     try:
-        known = {key: value for key, value in _mapping(found).items() if key in names}
+        known = {key: value for key, value in dict(found or {}).items() if key in names}
         if not known:
             return ""
         config = BertConfig(**known)
@@ -36,18 +34,14 @@ def _model(run: ReadRun) -> str:
     )
 
 
-def _data(run: ReadRun) -> Iterator[str]:
-    datasets = run.facts.get("datasets")
-    for each in map(_mapping, datasets if isinstance(datasets, list) else []):
-        if each:
-            root_hash = str(each.get("root_hash"))[:_HASH_DIGITS]
-            yield f"data: {each.get('name')} at {each.get('url')}, root hash {root_hash}"
+def _data(facts: Mapping[str, Any]) -> str:
+    root_hash = str(facts.get("root_hash"))[:16]
+    return f"data: {facts.get('name')} at {facts.get('url')}, root hash {root_hash}"
 
 
 def _state(run: ReadRun) -> str:
     """When the run was first and last started, and whether it has reached its end."""
-    launches = run.facts.get("launches")
-    times = [str(_mapping(each).get("time", "")) for each in (launches if isinstance(launches, list) else [])]
+    times = [str(each.get("time", "")) for each in run.launches]
     started = f"started {times[0]}" if times and times[0] else ""
     if len(times) > 1:
         started += f", launched {len(times)} times, last {times[-1]}"
@@ -76,7 +70,3 @@ def _is_finished(run: ReadRun, step: int, planned: int | None) -> bool:
     if run.config.get("budget_hours") is not None:
         return number(run.train[-1], "eta_seconds") == 0
     return planned is not None and step >= planned
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -116,10 +116,15 @@ def _summary(runs: Sequence[ReadRun]) -> str:
         for index, (run, cells) in enumerate(zip(runs, rows, strict=True))
     )
     note = (
-        '<p class="small soft">Training numbers are means over the last twentieth of the steps, speeds medians over '
-        "all of them; time is that of the steps alone, without validation, saving and starts.</p>"
+        "Training numbers are means over the last twentieth of the steps, speeds medians over all of them; time is "
+        "that of the steps alone, without validation, saving and starts."
     )
-    table = f'<table class="summary"><tr><th>run</th>{head}</tr>{body}</table>'
+    return _table("summary", f"<tr><th>run</th>{head}</tr>{body}", small(note))
+
+
+def _table(kind: str, rows: str, note: str = "") -> str:
+    """A box with a table that scrolls sideways where it is too wide."""
+    table = f'<table class="{kind}">{rows}</table>'
     return f'<div class="card"><div class="scroll">{table}</div>{note}</div>'
 
 
@@ -188,18 +193,17 @@ def _settings(runs: Sequence[ReadRun]) -> str:
 
 def _launches(runs: Sequence[ReadRun]) -> str:
     """The last launch of every run, side by side; then all launches of each."""
-    last = [dict(flatten(_launches_of(run)[-1] if _launches_of(run) else {})) for run in runs]
+    last = [dict(flatten(run.launches[-1] if run.launches else {})) for run in runs]
     keys = list(dict.fromkeys(key for facts in last for key in facts if key != "argv"))
     if not keys:
         return ""
-    datasets = "".join(_datasets(run) for run in runs)
+    datasets = "".join(
+        small(f"{run.name} reads {each.get('name')}: {each.get('url')}, root hash {each.get('root_hash')}")
+        for run in runs
+        for each in run.datasets
+    )
     table = _comparison(keys, last, runs)
     return f"<section><h2>Hardware, software and data</h2>{datasets}{table}{_all_launches(runs)}</section>"
-
-
-def _launches_of(run: ReadRun) -> list[Mapping[str, Any]]:
-    launches = run.facts.get("launches")
-    return [each for each in launches if isinstance(each, dict)] if isinstance(launches, list) else []
 
 
 def _all_launches(runs: Sequence[ReadRun]) -> str:
@@ -208,7 +212,7 @@ def _all_launches(runs: Sequence[ReadRun]) -> str:
         f'<td>{escape(each.get("host", ""))}</td><td class="n">{escape(each.get("world_size", ""))}</td>'
         f"<td><code>{_arguments(each)}</code></td></tr>"
         for run in runs
-        for each in _launches_of(run)
+        for each in run.launches
     )
     head = '<tr><th>run</th><th>started</th><th>host of rank 0</th><th class="n">ranks</th><th>arguments</th></tr>'
     return card("Launches", f'<div class="scroll"><table>{head}{rows}</table></div>')
@@ -219,16 +223,6 @@ def _arguments(launch: Mapping[str, Any]) -> str:
     return escape(" ".join(map(str, arguments[1:]))) if isinstance(arguments, list) else ""
 
 
-def _datasets(run: ReadRun) -> str:
-    datasets = run.facts.get("datasets")
-    lines = [
-        f"{each.get('name')}: {each.get('url')}, root hash {each.get('root_hash')}"
-        for each in (datasets if isinstance(datasets, list) else [])
-        if isinstance(each, dict)
-    ]
-    return "".join(f'<p class="small soft">{escape(run.name)} reads {escape(line)}</p>' for line in lines)
-
-
 def _comparison(keys: Sequence[str], columns: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> str:
     """A table with a row for each key and a column for each run."""
     head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
@@ -236,8 +230,7 @@ def _comparison(keys: Sequence[str], columns: Sequence[Mapping[str, Any]], runs:
         f"<tr><td>{escape(key)}</td>" + "".join(f"<td>{_cell(values.get(key))}</td>" for values in columns) + "</tr>"
         for key in keys
     )
-    table = f'<table class="pairs"><tr><th></th>{head}</tr>{rows}</table>'
-    return f'<div class="card"><div class="scroll">{table}</div></div>'
+    return _table("pairs", f"<tr><th></th>{head}</tr>{rows}")
 
 
 def _cell(value: Any) -> str:
@@ -255,9 +248,9 @@ def _events(runs: Sequence[ReadRun]) -> str:
         f'<tr><td>{escape(run.name)}</td><td class="n">{row["step"]:,}</td><td>{escape(_event(row))}</td></tr>'
         for run, row in rows[-_MOST_EVENTS:]
     )
-    said = f'<p class="small soft">the last {_MOST_EVENTS} of {len(rows)}</p>' if len(rows) > _MOST_EVENTS else ""
-    table = f'<table><tr><th>run</th><th class="n">step</th><th>what</th></tr>{body}</table>'
-    return f'<section><h2>Events</h2><div class="card"><div class="scroll">{table}</div>{said}</div></section>'
+    note = small(f"the last {_MOST_EVENTS} of {len(rows)}") if len(rows) > _MOST_EVENTS else ""
+    head = '<tr><th>run</th><th class="n">step</th><th>what</th></tr>'
+    return f"<section><h2>Events</h2>{_table('events', head + body, note)}</section>"
 
 
 def _event(row: Row) -> str:

@@ -45,6 +45,20 @@ class ReadRun:
     config: Mapping[str, Any]
     problems: list[str]
 
+    @property
+    def launches(self) -> list[Mapping[str, Any]]:
+        """What run.json says of each start."""
+        return _mappings(self.facts.get("launches"))
+
+    @property
+    def datasets(self) -> list[Mapping[str, Any]]:
+        """What run.json says of each dataset."""
+        return _mappings(self.facts.get("datasets"))
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if each and isinstance(each, dict)] if isinstance(value, list) else []
+
 
 def read_runs(folders: Sequence[str]) -> list[ReadRun]:
     """The runs in the order given.
