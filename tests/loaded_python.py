@@ -18,8 +18,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO, Self
 
 ROOT = Path(__file__).resolve().parents[1]
 # What a rank imports sooner or later, besides our own modules; not pyarrow, which brings a thread.
@@ -27,7 +28,7 @@ LIBRARIES = (
     "fsspec", "numpy", "safetensors.torch", "tokenizers", "torch",
     "torch._dynamo", "torch.utils.tensorboard", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer",
 )  # fmt: skip
-_MOST_BYTES = 2**20
+_SHORT, _LONG = 64, 2**20  # bytes of an answer and of a request, at most
 
 
 class Program:
@@ -37,18 +38,38 @@ class Program:
         pid: Of its process, which leads a session.
     """
 
-    def __init__(self, arguments: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> None:
-        """Starts it."""
+    def __init__(self, arguments: Sequence[object], cwd: Path = ROOT, **variables: str) -> None:
+        """Starts it, with this process's environment and these variables."""
         self.args = [sys.executable, *map(str, arguments)]
+        self._code: int | None = None
         self._held = contextlib.ExitStack()
-        self._said = [self._held.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]  # noqa: SIM115
-        self._news, theirs = map(self._held.enter_context, socket.socketpair())
-        request = {"arguments": self.args[1:], "cwd": str(cwd), "environment": dict(environment)}
-        files = [theirs.fileno(), *(file.fileno() for file in self._said)]
+        self._files = [self._held.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
+        self._news, theirs = map(self._held.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        environment = {**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1", **variables}
+        request = {"arguments": self.args[1:], "cwd": str(cwd), "environment": environment}
+        files = [theirs.fileno(), *(file.fileno() for file in self._files)]
         socket.send_fds(_server(), [json.dumps(request).encode()], files)
         theirs.close()
-        self._lines = self._held.enter_context(self._news.makefile())
-        self.pid = int(self._lines.readline())
+        self.pid = int(self._news.recv(_SHORT))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it and whatever it started, where it runs still."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self._held.close()
+
+    def said(self) -> str:
+        """What it has printed so far, errors last."""
+        return "".join(self._read(file) for file in self._files)
+
+    def poll(self) -> int | None:
+        """Its exit code, as `subprocess` has it; None while it runs."""
+        with contextlib.suppress(TimeoutError, BlockingIOError):
+            self.wait(0)
+        return self._code
 
     def wait(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """How it ended, and what it printed.
@@ -56,35 +77,33 @@ class Program:
         Raises:
             TimeoutError: It runs still.
         """
-        self._news.settimeout(timeout)
-        code = int(self._lines.readline())
-        said = [(file.seek(0), file.read())[1] for file in self._said]
-        return subprocess.CompletedProcess(self.args, code, *said)
+        if self._code is None:
+            self._news.settimeout(timeout)
+            self._code = int(self._news.recv(_SHORT))
+        return subprocess.CompletedProcess(self.args, self._code, *map(self._read, self._files))
 
-    def close(self) -> None:
-        """Ends it and whatever it started, where something runs still."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._held.close()
+    @staticmethod
+    def _read(file: BinaryIO) -> str:
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 def run_python(arguments: Sequence[object], cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python ARGUMENTS`, with this process's environment and these variables."""
-    program = Program(arguments, cwd, {**os.environ, "OMP_NUM_THREADS": "1", **variables})
-    try:
+    """Runs `python ARGUMENTS` as a fork: how it ended, and what it printed."""
+    with Program(arguments, cwd, **variables) as program:
         return program.wait()
-    finally:
-        program.close()
+
+
+def _path() -> str:
+    return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 @functools.cache
 def _server() -> socket.socket:
     """Where to ask for forks; a process of tests has one loaded Python, from its first program on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno())],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -102,7 +121,7 @@ def main(descriptor: int) -> None:
     gc.freeze()
     with socket.socket(fileno=descriptor) as asked:
         while True:
-            message, files, *_ = socket.recv_fds(asked, _MOST_BYTES, 3)
+            message, files, *_ = socket.recv_fds(asked, _LONG, 3)
             if not message:
                 return
             if os.fork() == 0:
@@ -119,8 +138,8 @@ def _watch(news: int, output: int, errors: int) -> bool:
     """Forks the program, tells its number and, in the end, its exit code; returns in the program alone."""
     child = os.fork()
     if child:
-        os.write(news, b"%d\n" % child)
-        os.write(news, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.write(news, b"%d" % child)
+        os.write(news, b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         os._exit(0)
     os.setsid()
     os.dup2(output, 1)

@@ -1,6 +1,6 @@
 """Starts the ranks of a test on this machine and makes micro-batches of random tokens for them."""
 
-import os
+import contextlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,19 +25,15 @@ def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> 
 
 def run_nodes(nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600) -> list[subprocess.CompletedProcess]:
     """Runs a command and a number of ranks for every node, all on this machine; the finished processes, by rank."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "PYTHONPATH": path, "OMP_NUM_THREADS": 1}
     places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
-    programs = []
-    try:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": len(places)}
+    with contextlib.ExitStack() as programs:
+        started = []
         for rank, (command, local_rank, size) in enumerate(places):
-            place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": size}
-            environment = {**os.environ, **{name: str(value) for name, value in {**place, **address}.items()}}
-            programs.append(Program(command, ROOT, environment))
-        return [program.wait(timeout) for program in programs]
-    finally:
-        for program in programs:
-            program.close()
+            place = {**address, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": size}
+            variables = {name: str(value) for name, value in place.items()}
+            started.append(programs.enter_context(Program(command, **variables)))
+        return [program.wait(timeout) for program in started]
 
 
 def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> MicroBatch:
