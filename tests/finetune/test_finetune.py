@@ -5,10 +5,9 @@ Run as a program, this file is one of the ranks: it fine-tunes what the tests be
 
 import csv
 import json
-import os
 import shutil
-import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import transformers
 
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import NO_DROPOUT, write_fine_tuned, write_pretrained
+from tests.loaded_python import Program, run_python
 from tests.trainer.two_ranks import run_ranks
 from trainer.finetune.batches import iterate_steps
 from trainer.finetune.prepare import prepare_data
@@ -225,15 +225,14 @@ def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     files = ["--train", folder / "train.tsv", "--validation", folder / "dev.tsv", "--test", folder / "test.tsv"]
     grid = "--seq_len 16 --global_batch 8 16 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
     command = ["-m", "trainer", "finetune", "--task", "sst2", "--model", folder / "model", *files, "--output", target]
-    arguments = [sys.executable, *map(str, command), *grid.split()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    waiting = [sys.executable, "-c", WAITING, *arguments[3:]]
-    with subprocess.Popen(waiting, env=environment, stdout=subprocess.PIPE, text=True) as first:
-        assert "waits\n" in iter(first.stdout.readline, ""), "it ended before its first run was finished"
-        first.kill()
+    arguments = [*command, *grid.split()]
+    with Program(["-c", WAITING, *arguments[2:]]) as first:
+        while "waits\n" not in first.said():
+            assert first.poll() is None, "it ended before its first run was finished"
+            time.sleep(0.05)
     assert len(list(target.glob("runs/*.json"))) == 1
     assert not (target / "results.json").exists()
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    done = run_python(arguments)
     assert done.returncode == 0, done.stderr
     assert "of 4 runs were finished before" in done.stdout
     for name in ("results.json", "best/model.safetensors"):

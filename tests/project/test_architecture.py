@@ -1,17 +1,15 @@
 """docs/architecture.md: every addition it shows is made in a copy of the packages, and run there."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.finetune.tiny_model import write_pretrained
+from tests.loaded_python import run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import SIZES
 
@@ -57,10 +55,8 @@ def copy(tmp_path_factory):
 
 def run(copy, *words):
     """`python WORDS...` with the copy's packages."""
-    environment = os.environ | {"PYTHONPATH": str(copy), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, words)]
-    ran = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+    ran = run_python(words, cwd=copy, PYTHONPATH=str(copy))
+    assert ran.returncode == 0, f"{ran.args}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
 

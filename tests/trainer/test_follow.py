@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,12 +24,12 @@ from pipeline.shards.growing import PLAN, open_growing, publish_pass
 from pipeline.storage.folder import Folder
 from pipeline.storage.patience import Patience
 from tests.datasets import with_own_hash, write_corpus
+from tests.loaded_python import Program, run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.stream.known import KnownPasses
 from trainer.stream.source import WeightedDataset, open_mixture
 from trainer.stream.step import StepLoader
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": 8192, "seed": 3}
 TRAIN = ((60, 45), (50, 37), (41, 70))
 
@@ -297,13 +295,13 @@ def corpus(tmp_path_factory) -> Path:
 def build_command(corpus: Path, output: Path) -> list[str]:
     flags = ("--passes", PASSES, "--seq_lens", 64, "--num_buckets", 8, "--workers", 1)
     inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
-    return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags))]
+    return ["-m", "pipeline", "build", *map(str, (*inputs, *flags))]
 
 
 def train_command(data: Path, output: Path, *flags: str) -> list[str]:
     phases = "[{seq_len: 64, global_batch: 512, steps: 9, peak_lr: 1e-4}]"
     named = ["--data", str(data), "--output", str(output), "--phases", phases]
-    return [sys.executable, "-m", "trainer", "pretrain", *named, *TRAINING, *flags]
+    return ["-m", "trainer", "pretrain", *named, *TRAINING, *flags]
 
 
 def rows_of(run: Path) -> list[dict]:
@@ -320,27 +318,22 @@ def wait_until(condition, seconds: float = 600.0) -> None:
 
 @pytest.mark.engines
 def test_build_and_training_at_once(corpus, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     data = tmp_path / "data"
     follow = train_command(data, tmp_path / "followed", "--follow", "true", "--follow_limit_minutes", "2")
-    pipes = {"cwd": ROOT, "env": environment, "text": True, "stderr": subprocess.STDOUT}
-    log = tmp_path / "log"
-    with log.open("w") as said, subprocess.Popen(follow, stdout=said, **pipes) as training:
-        wait_until(lambda: "waiting for the build" in log.read_text() or training.poll() is not None)
-        building = subprocess.run(build_command(corpus, data), stdout=subprocess.PIPE, **pipes, check=False)
-        assert building.returncode == 0, building.stdout
-        training.wait(timeout=600)
-    text = log.read_text()
-    assert training.returncode == 0, text
-    assert "to come to its shards: there after" in text
+    with Program(follow) as training:
+        wait_until(lambda: "waiting for the build" in training.said() or training.poll() is not None)
+        building = run_python(build_command(corpus, data))
+        assert building.returncode == 0, building.stderr
+        followed = training.wait()
+    assert followed.returncode == 0, followed.stderr
+    assert "to come to its shards: there after" in followed.stdout
     published = sorted(data.glob("train/L64/pass-*/pass.json"), key=lambda path: path.stat().st_mtime_ns)
     assert published == sorted(published), "one by one"
-    pipes["stdout"] = subprocess.PIPE
-    verified = subprocess.run([sys.executable, "-m", "pipeline", "verify", str(data)], **pipes, check=False)
+    verified = run_python(["-m", "pipeline", "verify", data])
     assert verified.returncode == 0, verified.stdout
     assert not (data / "_tasks").exists()
-    after = subprocess.run(train_command(data, tmp_path / "after"), **pipes, check=False)
-    assert after.returncode == 0, after.stdout
+    after = run_python(train_command(data, tmp_path / "after"))
+    assert after.returncode == 0, after.stderr
     assert rows_of(tmp_path / "followed") == rows_of(tmp_path / "after")
     facts = json.loads((tmp_path / "followed/run.json").read_text())
     assert facts["datasets"][0]["settings_hash"] == open_dataset(str(data)).manifest.settings_hash
@@ -367,8 +360,7 @@ sys.exit(main())
 def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
     """A launcher killed after its first pass: training says so when patience ends; both commands again go on."""
     data = tmp_path / "data"
-    dying = [sys.executable, "-c", DIES_AFTER_A_PASS, *build_command(corpus, data)[3:]]
-    died = subprocess.run(dying, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
+    died = run_python(["-c", DIES_AFTER_A_PASS, *build_command(corpus, data)[2:]])
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert list(data.glob("train/L64/*/pass.json")) == [data / "train/L64/pass-00/pass.json"]
     assert not (data / "manifest.json").exists()
@@ -382,7 +374,7 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
         list(islice(loader, PASSES * 10))
     with StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader:
         steps = list(islice(loader, 2))
-    subprocess.run(build_command(corpus, data), cwd=ROOT, check=True, capture_output=True)
+    assert run_python(build_command(corpus, data)).returncode == 0
     with StepLoader(open_dataset(str(data)), "train", 64, **sizes) as loader:
         assert ids_of(islice(loader, 2)) == ids_of(iter(steps))
 
@@ -390,8 +382,7 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
 @pytest.mark.engines
 def test_training_without_a_build_ends_in_one_message(tmp_path):
     command = train_command(tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    ended = run_python(command)
     assert ended.returncode == 2
     assert "waiting for the build of" in ended.stdout
     assert "none to come to its shards, the last 0.6 s without a new file: is the build still running?" in ended.stderr
@@ -407,21 +398,17 @@ def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     build.finish_pass(0, split="validation")
     command = train_command(build.folder, tmp_path / "run", "--follow", "true")
     command = [word.replace("seq_len: 64, global_batch: 512", "seq_len: 16, global_batch: 64") for word in command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    log = tmp_path / "log"
-    with log.open("w") as said:
-        pipes = {"cwd": ROOT, "env": environment, "stdout": said, "stderr": subprocess.STDOUT}
-        with subprocess.Popen(command, **pipes) as training:
-            rows = tmp_path / "run/metrics.jsonl"
-            wait_until(
-                lambda: (rows.exists() and len(rows.read_text().splitlines()) == 7) or training.poll() is not None
-            )
-            wait_until(lambda: "pass-01 to be built" in log.read_text() or training.poll() is not None)
-            training.terminate()
-            assert training.wait(timeout=600) == 143, log.read_text()
-        assert "stopped by a signal and saved after step 7" in log.read_text()
-        assert (tmp_path / "run/checkpoints/step-00000007/COMMITTED").is_file()
-        build.finish_pass(1)
-        assert subprocess.run(command, **pipes, check=False, timeout=600).returncode == 0, log.read_text()
-    assert "continuing after step 7" in log.read_text()
+    with Program(command) as training:
+        rows = tmp_path / "run/metrics.jsonl"
+        wait_until(lambda: (rows.exists() and len(rows.read_text().splitlines()) == 7) or training.poll() is not None)
+        wait_until(lambda: "pass-01 to be built" in training.said() or training.poll() is not None)
+        os.kill(training.pid, signal.SIGTERM)
+        stopped = training.wait()
+    assert stopped.returncode == 143, stopped.stderr
+    assert "stopped by a signal and saved after step 7" in stopped.stdout + stopped.stderr
+    assert (tmp_path / "run/checkpoints/step-00000007/COMMITTED").is_file()
+    build.finish_pass(1)
+    again = run_python(command)
+    assert again.returncode == 0, again.stderr
+    assert "continuing after step 7" in again.stdout
     assert [row["step"] for row in rows_of(tmp_path / "run") if "position" in row] == list(range(1, 10))

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from scripts.bench.gpu.result import ResultFile, compare, format_row
 from scripts.bench.gpu.runs import rows_of, thin
 from scripts.bench.prepare_gpu_data import DATASETS, WHEELS, pinned
 from scripts.checkout import commit
+from tests.loaded_python import run_python
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.process.ranks import Ranks
 
@@ -207,9 +206,7 @@ def tiny_data(tmp_path_factory):
 
 
 def run_program(module, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", f"scripts.bench.{module}", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run_python(["-m", f"scripts.bench.{module}", *arguments])
 
 
 @pytest.mark.processes
