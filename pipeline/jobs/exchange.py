@@ -13,6 +13,7 @@ from typing import Literal
 import apache_beam as beam
 import numpy as np
 
+from pipeline.jobs.handed import CreateElements, Handed, hand_over
 from pipeline.shards.manifest import shard_name
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents, BucketFinder
@@ -63,7 +64,12 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
     """The start of a graph: pairs (tasks of one bucket, an iterable of its documents, copies included)."""
 
     def __init__(
-        self, mode: ExchangeMode, tokens: TokenParts, part_names: Sequence[str], tasks: Sequence[ShardTask]
+        self,
+        mode: ExchangeMode,
+        tokens: TokenParts,
+        part_names: Sequence[str],
+        tasks: Sequence[ShardTask],
+        folder: Folder,
     ) -> None:
         """Keeps what the graph is made of.
 
@@ -72,20 +78,21 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
             tokens: The token parts.
             part_names: No other part there is looked at.
             tasks: Shards to build.
+            folder: Takes what is too large for the job's description.
         """
         super().__init__()
-        self._mode, self._tokens, self._part_names, self._tasks = mode, tokens, list(part_names), list(tasks)
+        self._mode, self._tokens, self._part_names, self._tasks = mode, tokens, tuple(part_names), list(tasks)
+        self._folder = folder
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if self._mode == "files":
-            tasks = pipeline | "Tasks" >> beam.Create(self._tasks, reshuffle=True)
-            return tasks | beam.Map(find_documents, self._tokens, tuple(self._part_names))
-        by_bucket = group_tasks(self._tasks)
-        buckets = [found[0].bucket for found in by_bucket.values()]
+            tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
+            return tasks | beam.Map(find_documents, self._tokens, hand_over(self._part_names, self._folder))
+        by_bucket = hand_over(group_tasks(self._tasks), self._folder)
         return (
             pipeline
-            | "TokenParts" >> beam.Create(self._part_names, reshuffle=True)
-            | beam.FlatMap(cut_part, self._tokens, buckets).with_output_types(tuple[bytes, bytes])
+            | "TokenParts" >> CreateElements(self._part_names, self._folder)
+            | beam.FlatMap(cut_for_tasks, self._tokens, by_bucket).with_output_types(tuple[bytes, bytes])
             | beam.GroupByKey()
             | beam.Map(unpack_group, self._tokens, by_bucket)
         )
@@ -150,12 +157,37 @@ def _places(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> 
             yield from ((seq_len, pass_index, each) for each in buckets if each.split == "train" or pass_index == 0)
 
 
-def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, list[ShardTask]]:
+@dataclass(frozen=True)
+class BucketTasks:
+    """All tasks of one bucket: a million tasks are too many objects for every worker.
+
+    Attributes:
+        bucket: The bucket.
+        contents: What it must hold.
+        places: Length and pass of each task.
+    """
+
+    bucket: Bucket
+    contents: BucketContents
+    places: tuple[tuple[int, int], ...]
+
+    def tasks(self) -> list[ShardTask]:
+        """The tasks themselves."""
+        return [ShardTask(*place, self.bucket, self.contents) for place in self.places]
+
+
+def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, BucketTasks]:
     """Tasks by the name of their bucket, which is the key in the shuffle; buckets ascending by id."""
-    groups: dict[bytes, list[ShardTask]] = {}
-    for task in sorted(tasks, key=lambda task: task.bucket.first_id):
-        groups.setdefault(task.bucket.name.encode(), []).append(task)
-    return groups
+    places: dict[Bucket, list[tuple[int, int]]] = {}
+    contents: dict[Bucket, BucketContents] = {}
+    for task in tasks:
+        places.setdefault(task.bucket, []).append((task.seq_len, task.pass_index))
+        contents[task.bucket] = task.contents
+    shared: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}  # mostly those of all buckets
+    return {
+        bucket.name.encode(): BucketTasks(bucket, contents[bucket], shared.setdefault(found := tuple(own), found))
+        for bucket, own in sorted(places.items(), key=lambda each: each[0].first_id)
+    }
 
 
 @dataclass(frozen=True)
@@ -233,11 +265,14 @@ class GroupedDocuments:
         return read_dropped_ids(self.tokens.folder, self.bucket.first_id, self.bucket.last_id)
 
 
-def find_documents(
-    task: ShardTask, tokens: TokenParts, part_names: tuple[str, ...]
-) -> tuple[list[ShardTask], StoredDocuments]:
+def find_documents(task: ShardTask, tokens: TokenParts, part_names: Handed) -> tuple[list[ShardTask], StoredDocuments]:
     """A task and its bucket's documents; nothing is read yet."""
-    return [task], StoredDocuments(tokens, part_names, task.bucket)
+    return [task], StoredDocuments(tokens, part_names.get(), task.bucket)
+
+
+def cut_for_tasks(name: str, tokens: TokenParts, by_bucket: Handed) -> Iterator[tuple[bytes, bytes]]:
+    """What a token part holds of each bucket that shards are built of."""
+    return cut_part(name, tokens, [found.bucket for found in by_bucket.get().values()])
 
 
 def cut_part(name: str, tokens: TokenParts, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
@@ -274,10 +309,11 @@ def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
 
 
 def unpack_group(
-    group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, tasks: Mapping[bytes, list[ShardTask]]
+    group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, by_bucket: Handed
 ) -> tuple[list[ShardTask], GroupedDocuments]:
     """The tasks of a bucket and its documents; nothing is unpacked yet."""
     name, chunks = group
-    if name not in tasks:
+    tasks: BucketTasks | None = by_bucket.get().get(name)
+    if tasks is None:
         raise ValueError(f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}")
-    return tasks[name], GroupedDocuments(tasks[name][0].bucket, chunks, tokens)
+    return tasks.tasks(), GroupedDocuments(tasks.bucket, chunks, tokens)

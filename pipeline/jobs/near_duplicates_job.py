@@ -14,6 +14,7 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline.jobs import worker_guard
+from pipeline.jobs.handed import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups
@@ -171,7 +172,7 @@ def add_near_duplicates_graph(
     folder: Folder,
 ) -> None:
     """The whole job."""
-    written = pipeline | "Runs" >> beam.Create(runs, reshuffle=True) | BandRuns(rule, folder)
+    written = pipeline | "Runs" >> CreateElements(runs, folder) | BandRuns(rule, folder)
     _ = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True) | FindNearDuplicates(written, rule, folder)
 
 

@@ -25,6 +25,7 @@ from pipeline.jobs import worker_guard
 from pipeline.jobs.exchange import ExchangeByBucket, ExchangeMode, RefuseRepeats, ShardTask, TokenParts
 from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
 from pipeline.jobs.shard_records import ShardRecord, format_record, read_record, record_name
+from pipeline.shards.growing import RECORDS
 from pipeline.shards.seal import seal_documents
 from pipeline.shards.shard_file import pack_shard
 from pipeline.storage.folder import Folder
@@ -134,6 +135,8 @@ def add_shards_graph(
     mode: ExchangeMode,
 ) -> None:
     """The whole shards job: token parts to shards."""
-    finished = pipeline | ExchangeByBucket(mode, tokens, part_names, tasks) | BuildShards(builder)
+    finished = (
+        pipeline | ExchangeByBucket(mode, tokens, part_names, tasks, builder.output / RECORDS) | BuildShards(builder)
+    )
     if mode == "shuffle":
         _ = finished | RefuseRepeats()

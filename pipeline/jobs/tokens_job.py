@@ -19,6 +19,7 @@ from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.jobs import worker_guard
+from pipeline.jobs.handed import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter, FilterRule
@@ -136,7 +137,7 @@ def add_tokens_graph(pipeline: beam.Pipeline, parts: Sequence[Part], rule: Token
     """The whole tokens job: parts of the input to token parts."""
     _ = (
         pipeline
-        | "Parts" >> beam.Create(largest_first(parts), reshuffle=True)
+        | "Parts" >> CreateElements(largest_first(parts), folder)
         | ReadDocuments(rule.reading)
         | CleanDocuments()
         | FilterDocuments(rule.filter)

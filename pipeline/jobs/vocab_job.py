@@ -14,6 +14,7 @@ import apache_beam as beam
 from pipeline.documents import Document
 from pipeline.documents.parts import Part
 from pipeline.jobs import worker_guard
+from pipeline.jobs.handed import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.jobs.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments, ReadingRule, largest_first
 from pipeline.storage.folder import Folder
@@ -60,7 +61,7 @@ def run_vocab_job(
     def build(pipeline: beam.Pipeline) -> None:
         _ = (
             pipeline
-            | "Parts" >> beam.Create(largest_first(parts), reshuffle=True)
+            | "Parts" >> CreateElements(largest_first(parts), folder)
             | ReadDocuments(rule.reading)
             | CleanDocuments()
             | SampleDocuments(rule.num_bits)

@@ -1,6 +1,7 @@
 """Buckets come together through files and through Beam's shuffle: same documents, same shards."""
 
 import itertools
+import pickle
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -14,6 +15,7 @@ from apache_beam.runners.pipeline_context import PipelineContext
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
+from pipeline.jobs import handed
 from pipeline.jobs.exchange import ExchangeByBucket, TokenParts, cut_part, group_tasks, plan_tasks, unpack_chunk
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
@@ -107,13 +109,15 @@ def test_gathered_documents_are_sorted_and_copies_dropped():
 def test_tasks_of_a_bucket_stay_together():
     tasks = plan_tasks(plan_buckets(2, HELD_OUT), [64, 128], 2, NOT_COUNTED)
     groups = group_tasks(reversed(tasks))
-    assert {name.decode(): len(found) for name, found in groups.items()} == {
+    assert {name.decode(): len(found.tasks()) for name, found in groups.items()} == {
         "validation-00000-of-00001": 2, "train-00000-of-00002": 4, "train-00001-of-00002": 4
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("most_inline", [0, handed.MAX_INLINE_BYTES])
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
-def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
+def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path, monkeypatch):
+    monkeypatch.setattr(handed, "MAX_INLINE_BYTES", most_inline)
     folder = replace(folder, held_out=HELD_OUT)
     tasks = plan_tasks(plan_buckets(4, HELD_OUT), [64], 1, NOT_COUNTED)
 
@@ -124,7 +128,12 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
         Folder(str(tmp_path)).write(f"{tasks[0].bucket.name}.found", "\n".join(sorted(once)).encode())
 
     with beam.Pipeline(options=pipeline_options(1, [], 4)) as pipeline:
-        _ = pipeline | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks) | beam.Map(write)
+        _ = (
+            pipeline
+            | ExchangeByBucket(mode, folder, ["one", "two", "none"], tasks, Folder(str(tmp_path)))
+            | beam.Map(write)
+        )
+    assert len(list(tmp_path.glob("handed-*.pickle"))) == (0 if most_inline else 2)
     names = ["one", "two", "none"]
     for task in tasks:
         expected = read_bucket(folder.folder, names, task.bucket, np.uint16, held_out=HELD_OUT)
@@ -137,13 +146,36 @@ def test_both_modes_bring_the_same_documents(folder, mode, tmp_path):
 def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
     tasks = plan_tasks(plan_buckets(4, b""), [64], 1, NOT_COUNTED)
     pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
-    _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks)
+    _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks, folder.folder)
     proto = pipeline.to_runner_api()
     context = PipelineContext(proto.components)
     groups = [each for each in proto.components.transforms.values() if each.unique_name.endswith("/GroupByKey")]
     own = [each for each in groups if "Reshuffle" not in each.unique_name]
     inputs = [proto.components.pcollections[source] for each in own for source in each.inputs.values()]
     assert [context.coders[each.coder_id] for each in inputs] == [TupleCoder([BytesCoder(), BytesCoder()])]
+
+
+@pytest.mark.parametrize("mode", ["files", "shuffle"])
+def test_a_jobs_description_does_not_grow_with_parts_and_shards(folder, mode, tmp_path):
+    """Of a terabyte's numbers of parts, buckets and shards."""
+    names = [f"{number:032x}-00000" for number in range(31_000)]
+    buckets = plan_buckets(4096, b"")
+    contents = {each.name: BucketContents(replace(NOTHING, tokens=n), n, 2**40 + n) for n, each in enumerate(buckets)}
+    tasks = plan_tasks(buckets, [128, 512], 10, contents)
+    pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
+    _ = pipeline | ExchangeByBucket(mode, folder, names, tasks, Folder(str(tmp_path)))
+    assert pipeline.to_runner_api().ByteSize() < 3 * handed.MAX_INLINE_BYTES
+    assert sum(path.stat().st_size for path in tmp_path.glob("handed-*")) > handed.MAX_INLINE_BYTES
+
+
+def test_a_long_list_comes_back_whole_and_in_order(tmp_path):
+    elements = [f"{number:0100d}" for number in range(20_000)]
+    lists = handed._pack_lists(elements)
+    assert [each for data in lists for each in pickle.loads(data)] == elements
+    assert all(2**17 < len(data) < 2**19 for data in lists)
+    value = handed.hand_over(elements, Folder(str(tmp_path)))
+    assert pickle.loads(pickle.dumps(value)).get() == elements
+    assert len(pickle.dumps(value)) < 500
 
 
 def build(inputs, vocab_file, output, *arguments):

@@ -22,6 +22,7 @@ from pipeline.jobs.exchange import (
     unpack_chunk,
     unpack_group,
 )
+from pipeline.jobs.handed import hand_over
 from pipeline.jobs.shard_records import ShardRecord, format_record, parse_record, record_name
 from pipeline.jobs.shards_job import ShardBuilder
 from pipeline.settings import BuildSettings
@@ -81,7 +82,7 @@ class Encoded:
 
     def deliver(self, key, chunks, output):
         """Builds a bucket of what a runner delivered."""
-        tasks = group_tasks(plan_tasks(self.buckets, [64], 2, self.contents))
+        tasks = hand_over(group_tasks(plan_tasks(self.buckets, [64], 2, self.contents)), Folder(str(output)))
         found, documents = unpack_group((key, chunks), self.tokens, tasks)
         return list(ShardBuilder(Folder(str(output)), self.rules, 1, HASH).build(found, documents))
 
