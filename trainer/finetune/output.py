@@ -21,6 +21,7 @@ from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import FinetuneSettings
 from trainer.runs.continuing import Continuable, names_in
 from trainer.runs.json_files import parse_object, to_json
+from trainer.runs.run_folder import Inside
 
 FORMAT = 1
 FINETUNING = Continuable(
@@ -36,34 +37,23 @@ FINETUNING = Continuable(
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Paths inside."""
+    """Paths inside.
+
+    Attributes:
+        path: The folder.
+        facts: What all runs share.
+        runs: Folder of a file for each finished run.
+        best: Folder of the best run's model.
+        predictions: Folder of a folder for each predicted file.
+        results: The results of all runs.
+    """
 
     path: Path
-
-    @property
-    def facts(self) -> Path:
-        """What all runs share."""
-        return self.path / FINETUNING.marker
-
-    @property
-    def runs(self) -> Path:
-        """One file for each finished run."""
-        return self.path / "runs"
-
-    @property
-    def best(self) -> Path:
-        """The best run's model."""
-        return self.path / "best"
-
-    @property
-    def predictions(self) -> Path:
-        """A folder for each predicted file."""
-        return self.path / "predictions"
-
-    @property
-    def results(self) -> Path:
-        """The results of all runs."""
-        return self.path / "results.json"
+    facts = Inside(FINETUNING.marker)
+    runs = Inside("runs")
+    best = Inside("best")
+    predictions = Inside("predictions")
+    results = Inside("results.json")
 
     def read_run(self, name: str) -> dict[str, Any] | None:
         """A finished run, None where it is not finished.

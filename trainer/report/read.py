@@ -17,7 +17,6 @@ from trainer.runs.metrics import format_steps, missing_steps
 from trainer.runs.run_folder import RunFolder
 
 Row = Mapping[str, Any]
-ANOMALIES = "anomalies.jsonl"
 _NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
 
 
@@ -116,7 +115,7 @@ def _read_run(path: Path, name: str) -> ReadRun:
     train = _each_step_once([row for row in rows if row.get("split") == "train"], problems)
     validation = _each_step_once([row for row in rows if row.get("split") == "validation"], [])
     events = [row for row in rows if row.get("split") not in ("train", "validation")]
-    events += _rows(path / ANOMALIES, problems)
+    events += _rows(folder.anomalies, problems)
     last = max(_last_saved(folder), train[-1]["step"] if train else 0)
     if missing := missing_steps((row["step"] for row in train), last):
         problems.append(f"metrics.jsonl lacks the rows of {format_steps(missing)}: it was cut or edited")

@@ -44,51 +44,43 @@ PRETRAINING = Continuable(
 )  # fmt: skip
 
 
+class Inside:
+    """The path of something inside the folder that an object stands for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: Any, _: object = None) -> Path:
+        path: Path = folder.path
+        return path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths inside a run's folder."""
+    """Paths inside a run's folder.
+
+    Attributes:
+        path: The folder.
+        config: Resolved settings.
+        facts: Versions, hardware, arguments and dataset.
+        metrics: One JSON row per step and validation.
+        checkpoints: Folder of the checkpoints.
+        downloads: Folder in which a node that does not see rank 0's keeps the checkpoint it began
+            with.
+        anomalies: One JSON row per step whose gradient was not taken.
+        stacks: Folder of the stacks that a watchdog leaves of a job that hung.
+        lock: File that the job that trains here holds.
+    """
 
     path: Path
-
-    @property
-    def config(self) -> Path:
-        """Resolved settings."""
-        return self.path / CONFIG
-
-    @property
-    def facts(self) -> Path:
-        """Versions, hardware, arguments and dataset."""
-        return self.path / RUN_FACTS
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON row per step and validation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def downloads(self) -> Path:
-        """Where a node that does not see rank 0's folder keeps the checkpoint it began with."""
-        return self.path / "downloads"
-
-    @property
-    def anomalies(self) -> Path:
-        """One JSON row per step whose gradient was not taken."""
-        return self.path / "anomalies.jsonl"
-
-    @property
-    def stacks(self) -> Path:
-        """Where a watchdog leaves the stacks of a job that hung."""
-        return self.path / "stacks"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the job that trains here."""
-        return self.path / LOCK
+    config = Inside(CONFIG)
+    facts = Inside(RUN_FACTS)
+    metrics = Inside("metrics.jsonl")
+    checkpoints = Inside("checkpoints")
+    downloads = Inside("downloads")
+    anomalies = Inside("anomalies.jsonl")
+    stacks = Inside("stacks")
+    lock = Inside(LOCK)
 
     @property
     def is_foreign(self) -> bool:
