@@ -1,0 +1,371 @@
+"""What a terabyte asks of the launcher: the bookkeeping without the text, on a store of 30 ms a request.
+
+    python -m scripts.bench.launcher_scale [--terabytes 1] [--documents 100000000] [--latency_ms 30]
+
+The store is a filesystem in this process. It makes the first bytes of the input, the indexes of the
+token parts and the records of parts and shards out of nothing, sleeps at every request, and counts
+them; a listing is a request for each thousand names. The launcher's own code runs on it: the input is
+listed and cut, both graphs are described, all indexes are read twice, every shard is published. Only
+the jobs are left out. It prints a table of each stage's seconds, requests, memory and size of the job's
+description beside their bounds, a JSON line, and ends with 1 where a bound is broken.
+"""
+
+import argparse
+import gc
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import apache_beam as beam
+import fsspec
+import numpy as np
+from fsspec import AbstractFileSystem
+
+from pipeline.jobs.exchange import ShardTask, TokenParts
+from pipeline.jobs.run_beam import Outputs, pipeline_options
+from pipeline.jobs.shard_records import ShardRecord, format_record, record_name
+from pipeline.jobs.shards_job import ShardBuilder, add_shards_graph
+from pipeline.jobs.tokens_job import add_tokens_graph
+from pipeline.settings import BuildSettings
+from pipeline.shards.block import TOKENS_PER_BLOCK, block_instances
+from pipeline.shards.records import BlockTable, Shard
+from pipeline.stages import build_shards
+from pipeline.stages.build import Corpus, find_corpus
+from pipeline.stages.build_shards import choose_buckets, make_shards
+from pipeline.stages.build_tokens import TokenStore, make_tokens, tokens_rule
+from pipeline.tokens.grouped_rows import HEAD_BYTES, pack_rows
+from pipeline.tokens.held_out import choose_held_out
+from pipeline.tokens.token_parts import INDEX_DTYPE
+from pipeline.tokens.word_counts import choose_sample
+from scripts.bench.measured import print_result
+from tokenizer.vocab import parse_vocab
+
+NUM_FILES, SEQ_LENS = 200_000, [128, 512]
+PAGE = 1000  # names of one answer to a listing
+BLOCK_BYTES, BYTES_PER_TOKEN = 60_000, 4  # of a shard, of text
+MAX_MEMORY_MB, MAX_DESCRIPTION_MB = 2_000, 10
+VOCABULARY = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]) + "\n"
+
+
+@dataclass
+class World:
+    """What the store pretends to hold.
+
+    Attributes:
+        file_bytes: Of each input file.
+        documents: Of each token part.
+        document_bytes: Cleaned text of each document.
+        latency: Seconds of a request.
+        parts: Numbers of the token parts, by their names.
+        record: Of every token part.
+        records: Of the shards that are there, by their names.
+        shards: Bytes of each shard that is there, by its name.
+        written: What was written, by its path: bytes, or the size of a file.
+        requests: So far.
+    """
+
+    file_bytes: int = 0
+    documents: int = 0
+    document_bytes: int = 0
+    latency: float = 0.0
+    parts: dict[str, int] = field(default_factory=dict)
+    record: bytes = b""
+    records: dict[str, bytes] = field(default_factory=dict)
+    shards: dict[str, int] = field(default_factory=dict)
+    written: dict[str, bytes | int] = field(default_factory=dict)
+    requests: int = 0
+
+    def ask(self, requests: int = 1) -> None:
+        """Waits as long as requests take, one after the other."""
+        self.requests += requests
+        time.sleep(self.latency * requests)
+
+    def index_of(self, part: int) -> bytes:
+        """The index of a token part."""
+        rng = np.random.Generator(np.random.PCG64(part))
+        rows = np.zeros(self.documents, INDEX_DTYPE)
+        rows["high"] = np.sort(rng.integers(0, 2**64, self.documents, np.uint64))
+        rows["low"], rows["crc32"] = part, part
+        rows["tokens"] = self.document_bytes // BYTES_PER_TOKEN
+        rows["size"] = 2 * rows["tokens"].astype(np.int64) + 60
+        rows["offset"] = np.cumsum(rows["size"]) - rows["size"]
+        rows["cleaned_bytes"], rows["sentences"] = self.document_bytes, 20
+        return pack_rows(rows, rows["high"] >> np.uint64(56))
+
+    def size_of(self, path: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+        if path in self.written:
+            found = self.written[path]
+            return found if isinstance(found, int) else len(found)
+        if path.startswith("input/"):
+            return self.file_bytes
+        stem, _, ending = path.removeprefix("data/tokens/").rpartition(".")
+        if stem.removesuffix("-last") in self.parts:
+            sizes = {"index": HEAD_BYTES + self.documents * INDEX_DTYPE.itemsize, "json": len(self.record)}
+            return sizes.get(ending, self.documents * self.document_bytes // 2)
+        name = path.removeprefix("data/")
+        return len(self.records[name]) if name in self.records else self.shards.get(name)
+
+    def names(self) -> Sequence[str]:
+        """Every file."""
+        endings = (".tokens", ".index", ".places", "-last.json")
+        return [
+            *(f"input/{number:06d}.jsonl" for number in range(NUM_FILES)),
+            *(f"data/tokens/{part}{ending}" for part in self.parts for ending in endings),
+            *(f"data/{name}" for name in (*self.shards, *self.records)),
+            *self.written,
+        ]
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+        if path in self.written:
+            found = self.written[path]
+            assert isinstance(found, bytes), f"{path} was not kept"
+            return found
+        if path.startswith("input/"):
+            return b'{"text": "' + bytes(100)
+        if path.endswith(".index"):
+            return self.index_of(self.parts[path.removeprefix("data/tokens/").removesuffix(".index")])
+        return self.records.get(path.removeprefix("data/"), self.record)
+
+
+WORLD = World()
+
+
+class SlowStore(AbstractFileSystem):  # type: ignore[misc]
+    """A store like S3 of which every request takes its time."""
+
+    protocol = "slow"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("slow://").strip("/")
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """As of an object, or of a folder where there is something below it."""
+        WORLD.ask()
+        path = self._strip_protocol(path)
+        size = WORLD.size_of(path)
+        if size is not None:
+            return {"name": path, "size": size, "type": "file"}
+        if path in {"input", "data", "data/tokens"}:
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(path)
+
+    def find(self, path: str, *_: Any, **__: Any) -> dict[str, dict[str, Any]]:
+        """All objects below a folder, with what S3 tells of each."""
+        below = f"{self._strip_protocol(path)}/"
+        names = [name for name in WORLD.names() if name.startswith(below)]
+        WORLD.ask(1 + len(names) // PAGE)
+        now = datetime.now(UTC)
+        return {
+            name: {
+                "Key": name, "LastModified": now, "ETag": f'"{number:032x}"', "Size": WORLD.size_of(name),
+                "StorageClass": "STANDARD", "type": "file", "size": WORLD.size_of(name), "name": name,
+            }
+            for number, name in enumerate(names)
+        }  # fmt: skip
+
+    def cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
+        """A range; of an input file its first bytes and nothing after them."""
+        WORLD.ask()
+        path = self._strip_protocol(path)
+        data = WORLD.read(path)[start:end]
+        return data if end is None or not path.startswith("input/") else data.ljust(end - start, b"a")
+
+    def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+        """Keeps what is written, as far as it is read again."""
+        WORLD.ask()
+        path = self._strip_protocol(path)
+        WORLD.written[path] = len(value) if re.search(r"handed-|pass-\d\d/blocks", path) else bytes(value)
+
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        """Keeps the size only."""
+        WORLD.ask()
+        WORLD.written[self._strip_protocol(rpath)] = Path(lpath).stat().st_size
+
+    def rm_file(self, path: str) -> None:
+        """Removes an object."""
+        WORLD.ask()
+        path = self._strip_protocol(path)
+        WORLD.written.pop(path, None)
+        WORLD.records.pop(path.removeprefix("data/"), None)
+
+
+@dataclass
+class Stage:
+    """What was measured of a stage, and its bounds."""
+
+    name: str
+    seconds: float
+    requests: int
+    memory_mb: int
+    description_mb: float | None
+    most_seconds: int
+    most_requests: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether all bounds do."""
+        is_small = self.memory_mb <= MAX_MEMORY_MB and (self.description_mb or 0) <= MAX_DESCRIPTION_MB
+        return is_small and self.seconds <= self.most_seconds and self.requests <= self.most_requests
+
+
+class Measured:
+    """Runs stages one after the other."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+        self.description: int | None = None
+
+    def run(self, name: str, most_seconds: float, most_requests: float, work: Callable[[], Any]) -> Any:
+        """What the work returns."""
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+        before, began, self.description = WORLD.requests, time.monotonic(), None
+        result = work()
+        size = None if self.description is None else round(self.description / 1e6, 2)
+        seconds, requests = round(time.monotonic() - began, 1), WORLD.requests - before
+        self.stages.append(Stage(name, seconds, requests, _peak_mb(), size, round(most_seconds), round(most_requests)))
+        print(self.stages[-1], file=sys.stderr, flush=True)
+        return result
+
+
+def _peak_mb() -> int:
+    [kilobytes] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(kilobytes) // 1000
+
+
+def measure(arguments: argparse.Namespace) -> list[Stage]:
+    """All stages of one build."""
+    vocabulary = parse_vocab(VOCABULARY.encode(), "vocab.txt")
+    settings = BuildSettings(
+        output="slow://data", input=["slow://input"], seq_lens=SEQ_LENS, passes=arguments.passes, exchange="shuffle"
+    )
+    text_bytes = int(arguments.terabytes * 10**12)
+    WORLD.latency, WORLD.file_bytes = arguments.latency_ms / 1000, text_bytes // NUM_FILES
+    measured, hours = Measured(), arguments.terabytes * 3600
+    corpus: Corpus = measured.run("list and cut the input", hours, 1.02 * NUM_FILES, lambda: find_corpus(settings))
+    num_parts = len(corpus.parts)
+    measured.run("choose the vocabulary's pieces", 300, 0, lambda: choose_sample(corpus.parts))
+
+    def describe_tokens() -> None:
+        pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
+        add_tokens_graph(pipeline, corpus.parts, tokens_rule(settings, vocabulary), settings.open_tokens())
+        measured.description = pipeline.to_runner_api().ByteSize()
+
+    measured.run("describe the tokens job", 300, 10, describe_tokens)
+    WORLD.documents = arguments.documents // num_parts
+    WORLD.document_bytes = text_bytes // arguments.documents
+    WORLD.record = json.dumps({"documents_read": WORLD.documents, "sentences": 9, "tokens": 9, "source": 0}).encode()
+    WORLD.parts = {f"{part.key}-00000": number for number, part in enumerate(corpus.parts)}
+    pages = 4 * num_parts / PAGE
+    store: TokenStore = measured.run(
+        "index the token parts", hours, 2 * num_parts + 5 * pages + 100,
+        lambda: make_tokens(settings, vocabulary, corpus.parts, []),
+    )  # fmt: skip
+
+    def finish(builder: ShardBuilder, tokens: TokenParts, names: Sequence[str], tasks: Sequence[ShardTask],
+               _mode: str, outputs: Outputs, *_: object) -> None:  # fmt: skip
+        pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
+        add_shards_graph(pipeline, builder, tokens, names, tasks, "shuffle")
+        measured.description = pipeline.to_runner_api().ByteSize()
+        build_all(builder.settings_hash, tasks)
+        outputs.count()
+
+    num_shards = len(SEQ_LENS) * arguments.passes * num_buckets_of(store, settings)
+    listed = 4 * num_parts + 2 * num_shards
+    with mock.patch.object(build_shards, "run_shards_job", finish):
+        build = measured.run(
+            "seal the buckets, publish the shards", hours, num_parts + 2.02 * num_shards + 12 * listed / PAGE + 500,
+            lambda: make_shards(settings, vocabulary, store, []),
+        )  # fmt: skip
+        again = measured.run(
+            "find all of it finished",
+            600,
+            5 * listed / PAGE + 100,
+            lambda: make_shards(settings, vocabulary, store, []),
+        )
+    assert build.manifest == again.manifest
+    print(
+        f"{num_parts:,} parts, {store.totals.documents:,} documents, {len(build.all_shards):,} shards", file=sys.stderr
+    )
+    return measured.stages
+
+
+def num_buckets_of(store: TokenStore, settings: BuildSettings) -> int:
+    """Train buckets of the corpus."""
+    limits = settings.validation_fraction, settings.validation_tokens
+    return len(choose_buckets(settings, store.totals, choose_held_out(store.totals.sources, *limits))) - 1
+
+
+def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
+    """Puts every shard and its record into the store, as workers would have."""
+    tokens = max(task.contents.seal.tokens for task in tasks)
+    made = {seq_len: _make_blocks(seq_len, max(1, tokens // TOKENS_PER_BLOCK)) for seq_len in SEQ_LENS}
+    nothing = np.zeros(0, np.int64)
+    none = BlockTable(nothing, nothing, nothing, nothing, np.zeros(0, np.uint32))
+    for task in tasks:
+        table = made[task.seq_len][0]
+        instances = int(table.instances.sum())
+        shard = Shard(
+            task.bucket.split, task.seq_len, task.pass_index, task.name, len(table) * BLOCK_BYTES, "0" * 64, "0" * 64,
+            table.digest(), instances, instances * 100, instances * 15, instances // 2, instances * 12, instances,
+            task.contents.seal,
+        )  # fmt: skip
+        head = format_record(ShardRecord(settings_hash, shard, none))
+        WORLD.records[record_name(task.name)] = head[: head.index(b'"blocks"')] + made[task.seq_len][1]
+        WORLD.shards[task.name] = shard.num_bytes
+
+
+def _make_blocks(seq_len: int, number: int) -> tuple[BlockTable, bytes]:
+    """The blocks of a shard, and what a record says of them."""
+    instances = np.full(number, block_instances(seq_len))
+    offset = np.arange(number) * BLOCK_BYTES + 512
+    sizes = np.full(number, BLOCK_BYTES - 512)
+    crc32 = np.random.default_rng(1).integers(0, 2**32, number).astype(np.uint32)
+    table = BlockTable(offset, sizes, instances, instances * 100, crc32)
+    blocks = {each.name: getattr(table, each.name).tolist() for each in fields(BlockTable)}
+    return table, b'"blocks": ' + json.dumps(blocks).encode() + b"}"
+
+
+def format_table(stages: Sequence[Stage]) -> str:
+    """The table of docs/runners.md."""
+    lines = [
+        "| the launcher's stage | seconds | bound | requests | bound | memory | job's description |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {each.name} | {each.seconds:,.0f} | {each.most_seconds:,} | {each.requests:,} | {each.most_requests:,}"
+        f" | {each.memory_mb:,} MB | {'' if each.description_mb is None else f'{each.description_mb:.2f} MB'} |"
+        for each in stages
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--terabytes", type=float, default=1.0, help="Text of the corpus.")
+    parser.add_argument("--documents", type=int, default=100_000_000, help="How many documents it is.")
+    parser.add_argument("--passes", type=int, default=5, help="Passes of each of two lengths.")
+    parser.add_argument("--latency_ms", type=float, default=30.0, help="What every request takes.")
+    arguments = parser.parse_args()
+    fsspec.register_implementation("slow", SlowStore, clobber=True)
+    stages = measure(arguments)
+    print(format_table(stages))
+    rows = [{**asdict(stage), "holds": stage.holds} for stage in stages]
+    bounds = {"memory_mb": MAX_MEMORY_MB, "description_mb": MAX_DESCRIPTION_MB}
+    print_result("launcher_scale", vars(arguments), ("apache-beam", "numpy", "pyarrow"), bounds=bounds, stages=rows)
+    return 0 if all(stage.holds for stage in stages) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
