@@ -139,7 +139,7 @@ def plan_tasks(
     Args:
         buckets: All of them.
         seq_lens: Lengths of the instances.
-        passes: Of the train split.
+        passes: How many the train split has.
         contents: What each bucket must hold, by its name.
     """
     return [ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)]

@@ -94,8 +94,8 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int
 
     Args:
         workers: At most; there are never more than tasks, or than this machine carries.
-        beam_arguments: Of the user.
-        num_tasks: Of the graph.
+        beam_arguments: The user's arguments for Beam.
+        num_tasks: How many tasks the graph has.
 
     Raises:
         ValueError: An argument that Beam does not know, or a runner that cannot be imported.
@@ -151,7 +151,7 @@ def run_graph(
     Args:
         describe: What the bar shows.
         build: Adds the graph to a pipeline.
-        options: Of the runner.
+        options: The runner's options.
         outputs: What the graph makes.
 
     Raises:

@@ -21,7 +21,7 @@ class ShardRecord:
     """What is known of a finished shard.
 
     Attributes:
-        settings_hash: Of the dataset that it was built for.
+        settings_hash: The settings hash of the dataset that it was built for.
         shard: Its row.
         blocks: Where its blocks lie.
     """

@@ -41,8 +41,8 @@ class ShardBuilder:
     Attributes:
         output: Folder of the dataset.
         rules: How instances are made, by length.
-        num_sources: Of the corpus; the tokens of several are counted.
-        settings_hash: Of the dataset.
+        num_sources: How many sources the corpus has; the tokens of several are counted.
+        settings_hash: The settings hash of the dataset.
     """
 
     output: Folder

@@ -100,7 +100,7 @@ class TokensRule:
     Attributes:
         reading: How they are read.
         filter: Which of them stay.
-        languages: By whose rules sentences are split: codes, by the number of the source.
+        languages: The languages by whose rules sentences are split: codes, by the number of the source.
         signs: Whether documents are signed, for near-duplicates.
         vocab: Bytes of vocab.txt.
         lower_case: Whether the vocabulary is uncased.

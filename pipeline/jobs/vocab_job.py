@@ -41,7 +41,7 @@ class CountingRule:
     Attributes:
         reading: How documents are read.
         filter: Which of them stay.
-        num_bits: Of a part one of 2^bits documents is counted, by its key; of others all.
+        num_bits: One of 2^bits documents of a part is counted, bits by the part's key; all of parts without any.
         lower_case: Whether words are.
         factors: What counts of each source are multiplied by.
     """

@@ -141,7 +141,7 @@ def _describe(number: int) -> str:
 
 @functools.cache
 def watch_in_workers() -> None:
-    """In a worker process of a guarded launcher, starts the thread that watches it; does nothing elsewhere."""
+    """Starts the thread that watches the launcher, in a worker process of a guarded one; does nothing elsewhere."""
     # Beam gives the second variable to worker processes it starts itself, and to no other.
     if VARIABLE in os.environ and "CONTROL_API_SERVICE_DESCRIPTOR" in os.environ:
         arguments = (os.environ[VARIABLE],)

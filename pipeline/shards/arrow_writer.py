@@ -39,8 +39,8 @@ def write_record_batch(schema: pa.Schema, lengths: Sequence[int], buffers: Seque
     Args:
         schema: Its fields are lists of numbers, or numbers.
         lengths: Values of every column, and after each list column those of all its lists together.
-        buffers: Of every column without validity: offsets and values of a list, else values. One that is given twice is
-            compressed once.
+        buffers: The buffers of every column without validity: offsets and values of a list, else values. One that is
+            given twice is compressed once.
     """
     template, at = template_of(schema)
     stored = {id(buffer): _compress(memoryview(buffer)) for buffer in buffers}

@@ -74,7 +74,7 @@ class Dataset:
         """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart.
 
         Args:
-            shard: Of this dataset.
+            shard: A shard of this dataset.
             attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
 
         Raises:

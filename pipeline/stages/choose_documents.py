@@ -75,10 +75,10 @@ def drop_documents(
     """Finds what is left out among the documents of some token parts, and writes dropped.ids.
 
     Args:
-        settings: Of the build.
-        names: Of the token parts.
-        index: Of these parts, fetched.
-        beam_arguments: Of the user.
+        settings: The settings of the build.
+        names: The names of the token parts.
+        index: The index of these parts, fetched.
+        beam_arguments: The user's arguments for Beam.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.

@@ -61,12 +61,12 @@ class BuildPlan:
         files, stored_bytes, formats, parts: The input.
         documents, cleaned_bytes, tokens: Of the whole corpus, copies included.
         sources: One row a source.
-        token_bytes: Of the folder between the jobs.
+        token_bytes: Bytes of the folder between the jobs.
         buckets: Train shards of a pass and length.
         lengths: One row a length.
         requests: To the stores, reads and writes.
         worker_bytes: Memory of one worker.
-        worker_seconds: Of one process for everything but learning a vocabulary.
+        worker_seconds: What one process takes for everything but learning a vocabulary.
         dropped: Documents of the sample that are left out, by reason.
         warnings: What is likely not wanted, or not counted.
     """
@@ -98,7 +98,7 @@ def make_plan(
     """Measures a sample and scales it to the whole input.
 
     Args:
-        settings: Of the build.
+        settings: The settings of the build.
         files: The input's.
         parts: As the tokens job would read them.
         rule_for: How instances of a length are made.
@@ -201,7 +201,7 @@ def _plan_sources(sources: Sequence[Source], documents: Sequence[int], tokens: S
 
 
 def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) -> LengthPlan:
-    """Of every document once; weights then multiply what each source gave."""
+    """Counts every document once; weights then multiply what each source gave."""
     start = time.perf_counter()
     documents = gather_documents(sample.documents)
     blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))

@@ -71,10 +71,10 @@ class PassPublisher:
         """Takes back what an earlier job published of passes that are not complete now.
 
         Args:
-            folder: Of the dataset.
+            folder: The folder of the dataset.
             tasks: All of the dataset.
             built: Shards that are there.
-            settings_hash: Of the dataset.
+            settings_hash: The settings hash of the dataset.
             kept: Takes the block tables of what is found.
         """
         self.built = dict(built)
@@ -112,9 +112,9 @@ def read_records(
     """The finished ones among the tasks: those with a record that counts, and a shard of its size.
 
     Args:
-        folder: Of the dataset.
+        folder: The folder of the dataset.
         tasks: All of them have their shards in the place.
-        settings_hash: Of the dataset.
+        settings_hash: The settings hash of the dataset.
         kept: Takes their block tables.
         place: A folder of the dataset; by default the dataset itself.
     """

@@ -53,7 +53,7 @@ class DocumentList(Generic[DocumentKind]):
         part: The part's key.
         number: Which list of the part this is, from 0.
         is_last: Whether the part ends here.
-        documents: In the order of the input.
+        documents: The documents, in the order of the input.
         counters: What was read, dropped by reason or cut, so far.
         dropped: A few examples of what was dropped.
         source: Number of the part's source.

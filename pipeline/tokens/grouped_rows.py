@@ -87,8 +87,8 @@ class LocalGroups:
 
         Args:
             folder: Where they are.
-            names: Of the files.
-            dtype: Of their rows.
+            names: The names of the files.
+            dtype: The type of their rows.
 
         Raises:
             ValueError: One is damaged, or missing.

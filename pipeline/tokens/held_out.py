@@ -123,7 +123,7 @@ class LowestRows:
     """
 
     def __init__(self, num_sources: int, most_tokens: int) -> None:
-        """For a validation split of at most so many tokens."""
+        """Begins with no document, for a validation split of at most so many tokens."""
         self._most_tokens = most_tokens
         self._rows: list[Rows] = [np.zeros(0, _LOWEST_DTYPE)] * num_sources
         self._is_open = np.ones(num_sources, np.bool_)
@@ -157,7 +157,7 @@ def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
     """[D] whether each row, of a document or a copy of one, with its id as high and low, is of the validation split.
 
     Args:
-        rows: In any order.
+        rows: The rows, in any order.
         held_out: `HeldOut.ids`.
     """
     if not held_out:

@@ -44,7 +44,7 @@ def iterate_reasons(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
 def iterate_kept(
     index: LocalGroups, *, has_dropped: bool
 ) -> Iterator[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
-    """In 256 groups the first row of each kept document, how many rows hold it or a copy, the sum of their crc32."""
+    """The first row of each kept document, how many rows hold it or a copy, the sum of their crc32: in 256 groups."""
     dropped = iterate_reasons(index.folder, has_dropped=has_dropped)
     for rows in iterate_index(index):
         starts = _first_rows(rows)

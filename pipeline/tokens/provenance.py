@@ -93,7 +93,7 @@ def find_tokens(
     Args:
         dataset: A finished one.
         url: Folder or URL of the encoded documents; by default below the dataset.
-        options: Of the filesystem of `url`.
+        options: Options of the filesystem of `url`.
     """
     folder = dataset.folder / TOKENS_FOLDER
     if url is not None:
