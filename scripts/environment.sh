@@ -35,7 +35,7 @@ prepare_environment() {
         echo "installing into $VENV (once)" >&2
         [ -x "$VENV/bin/python" ] || "$base" -m venv "$VENV" || return 1
         "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --constraint "$ROOT/constraints.txt" --editable "${ROOT}[${EXTRAS:-pipeline,sources,trainer,dev}]" || return 1
+            --constraint "$ROOT/constraints.txt" --editable "${ROOT}[${EXTRAS:-pipeline,trainer,dev}]" || return 1
         describe_checkout >"$VENV/.beambert-installed"
     fi
     PYTHON=$VENV/bin/python

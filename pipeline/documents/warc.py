@@ -13,10 +13,8 @@ from pipeline.documents.files import FileRange, StorageOptions, read_blocks
 from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
 from pipeline.documents.web_page import extract_text, read_html
-from pipeline.storage.missing_packages import import_extra
 
 _MAGIC = b"WARC/1."
-_NEEDS = "WARC and WET files"
 _MAX_HEADER_BYTES = 2**20
 
 
@@ -24,9 +22,10 @@ def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> 
     """A record a page, lazily; `place` counts the archive's records from 1.
 
     Raises:
-        ValueError: Not WARC, broken, or the extra is not installed.
+        ValueError: Not WARC, or broken.
     """
-    warc = import_extra("fastwarc.warc", _NEEDS)
+    import fastwarc.warc as warc
+
     stream = BlockReader(read_blocks(file_range, storage_options))
     number = 0
     try:

@@ -8,10 +8,8 @@ from http.client import HTTPException, parse_headers
 
 from pipeline.documents import records
 from pipeline.documents.records import BadDocumentError
-from pipeline.storage.missing_packages import import_extra
 
 _HTML = {"text/html", "application/xhtml+xml"}
-_NEEDS = "WARC files"
 
 
 def read_html(response: bytes) -> str | None:
@@ -35,17 +33,19 @@ def read_html(response: bytes) -> str | None:
         body = _decode_body(header, stream.read())
     except (zlib.error, ValueError) as error:
         raise BadDocumentError("bad_http", f"found a body that is not encoded as its header says ({error})") from error
-    encodings = import_extra("resiliparse.parse.encoding", _NEEDS)
+    import resiliparse.parse.encoding as encodings
+
     with contextlib.suppress(LookupError, ValueError):  # servers name charsets that do not exist, or with a NUL
         if charset := header.get_content_charset():
             return str(encodings.bytes_to_str(body, charset))
-    return str(encodings.bytes_to_str(body, encodings.detect_encoding(body)))
+    return str(encodings.bytes_to_str(body, encodings.detect_encoding(body) or "utf-8"))
 
 
 def extract_text(html: str) -> str:
     """The main text of a page: paragraphs, one a line, without menus, lists' bullets and images' descriptions."""
-    extract = import_extra("resiliparse.extract.html2text", _NEEDS).extract_plain_text
-    return str(extract(html, main_content=True, list_bullets=False, alt_texts=False))
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return str(extract_plain_text(html, main_content=True, list_bullets=False, alt_texts=False))
 
 
 def _decode_body(header: Message, body: bytes) -> bytes:

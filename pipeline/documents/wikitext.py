@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.documents.records import BadDocumentError
 from pipeline.documents.wiki_site import normalize_prefix
-from pipeline.storage.missing_packages import import_extra
 
 _LIST_MARK = "\0"
 _NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own
@@ -42,9 +41,9 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
     Raises:
         BadDocumentError: The parser gives up.
-        ValueError: mwparserfromhell is not installed.
     """
-    parser = import_extra("mwparserfromhell", "MediaWiki dumps")
+    import mwparserfromhell as parser
+
     try:
         rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden_prefixes)
     except (parser.parser.ParserError, RecursionError) as error:

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.storage.missing_packages import import_extra
-
 NUM_PLACES = 4
 PLACE_CHARACTERS = 250
 LIBRARY = "py3langid"
@@ -22,12 +20,7 @@ _TABLE_SCALE = 2**20
 
 
 def describe_method() -> str:
-    """What decides a document's language, for the settings that a dataset's hash covers.
-
-    Raises:
-        ValueError: The library is not installed.
-    """
-    import_extra(LIBRARY, "languages")
+    """What decides a document's language, for the settings that a dataset's hash covers."""
     return f"{LIBRARY} {importlib.metadata.version(LIBRARY)}, {NUM_PLACES} places of {PLACE_CHARACTERS} characters"
 
 
@@ -63,9 +56,9 @@ def check_languages(codes: Sequence[str]) -> None:
 @cache
 def _identifier() -> Any:
     """The library's identifier with its model, 0.8 s and 130 MB, once a process."""
-    langid = import_extra(f"{LIBRARY}.langid", "languages")
+    import py3langid.langid as langid
 
-    class Identifier(langid.LanguageIdentifier):  # type: ignore[misc, name-defined]
+    class Identifier(langid.LanguageIdentifier):  # type: ignore[misc]
         __slots__ = ()
 
         def _sparse_score(self, visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -16,7 +16,6 @@ from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.wiki_site import hidden_prefixes
 from pipeline.documents.wikitext import parse_wikitext
-from pipeline.storage.missing_packages import import_extra
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 
@@ -208,11 +207,6 @@ def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeyp
     blanked = [parse_wikitext(text) for text in texts]
     monkeypatch.setattr(wikitext, "_blank_out", lambda text: text)
     assert blanked == [parse_wikitext(text) for text in texts]
-
-
-def test_a_missing_parser_names_the_extra():
-    with pytest.raises(ValueError, match=r"dumps need nothing_of_that_name, .* pip install -e '\.\[sources\]'"):
-        import_extra("nothing_of_that_name", "MediaWiki dumps")
 
 
 def test_real_small_dump(shared_data):
