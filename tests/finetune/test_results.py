@@ -43,11 +43,11 @@ def test_one_file_needs_no_name():
 
 def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
     now = [100.0]
-    with GridProgress(40, 2, shown=True, clock=lambda: now[0]) as progress:
-        progress.begin("batch16-seed0")
-        for _ in range(12):
-            now[0] += 2.0
-            progress.advance(0.5)
+    progress = GridProgress(40, 2, shown=True, clock=lambda: now[0])
+    progress.begin("batch16-seed0")
+    for _ in range(12):
+        now[0] += 2.0
+        progress.advance(0.5)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "run 1/2 batch16-seed0: step 5/40 of all runs, loss 0.500, ETA 1 min 10 s",
@@ -62,8 +62,8 @@ def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
 
 
 def test_other_ranks_say_nothing(capsys):
-    with GridProgress(40, 2, shown=False) as progress:
-        progress.begin("batch16-seed0")
-        progress.advance(0.5)
-        progress.say("a word")
+    progress = GridProgress(40, 2, shown=False)
+    progress.begin("batch16-seed0")
+    progress.advance(0.5)
+    progress.say("a word")
     assert capsys.readouterr() == ("", "")

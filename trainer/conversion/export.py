@@ -53,17 +53,17 @@ def export_hf(
     else is refused.
 
     Args:
-        state: all parameters of BertForPreTraining, or of BertForTask, under our names.
-        config: what they belong to.
-        vocab: content of vocab.txt.
-        folder: local path or fsspec URL.
-        lower_case: whether the model reads lower-cased text.
+        state: All parameters of BertForPreTraining, or of BertForTask, under our names.
+        config: Sizes of the model.
+        vocab: Content of vocab.txt.
+        folder: Local path or fsspec URL.
+        lower_case: Whether the model reads lower-cased text.
         provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the
             known ones.
-        head: of a fine-tuned model; None for a pretrained one.
+        head: Head of a fine-tuned model; None for a pretrained one.
 
     Raises:
-        ValueError: the vocabulary does not fit the model, or the folder holds something that is not
+        ValueError: The vocabulary does not fit the model, or the folder holds something that is not
             an export.
     """
     vocabulary = _parse_fitting_vocab(vocab, config)
@@ -97,7 +97,7 @@ def export_google(
     for it.
 
     Raises:
-        ValueError: as `export_hf`; or Google's program has no such model.
+        ValueError: As `export_hf`; or Google's program has no such model.
     """
     _parse_fitting_vocab(vocab, config)
     provenance = {"lower_case": lower_case, **provenance}
@@ -113,8 +113,8 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
     Pooler and heads that the folder lacks are absent from the parameters.
 
     Raises:
-        FileNotFoundError: there is no config.json or no model.safetensors.
-        ValueError: it is not a BERT as pretrained here, or a file is damaged; says what was found.
+        FileNotFoundError: There is no config.json or no model.safetensors.
+        ValueError: It is not a BERT as pretrained here, or a file is damaged; says what was found.
     """
     config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
     return config, from_hf_state(_read_tensors(folder), config, f"{folder}/{WEIGHTS}")
@@ -139,8 +139,8 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     """A JSON object of a model folder.
 
     Raises:
-        FileNotFoundError: it is not there; names what is.
-        ValueError: it is not a JSON object.
+        FileNotFoundError: It is not there; names what is.
+        ValueError: It is not a JSON object.
     """
     try:
         settings = json.loads(read_export_file(folder, name))
@@ -155,7 +155,7 @@ def read_export_file(folder: str, name: str) -> bytes:
     """One file of a model folder.
 
     Raises:
-        FileNotFoundError: it is not there; names what is.
+        FileNotFoundError: It is not there; names what is.
     """
     files = Folder(folder)
     found = files.list()
@@ -175,7 +175,7 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
     whole export.
 
     Raises:
-        ValueError: the folder holds something that is not an earlier export of the same form.
+        ValueError: The folder holds something that is not an earlier export of the same form.
     """
     target, names = Folder(folder), list(files)
     _refuse_foreign_folder(target, names)

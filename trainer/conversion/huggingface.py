@@ -105,7 +105,7 @@ def from_hf_state(tensors: Mapping[str, Tensor], config: BertConfig, where: str)
     Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new.
 
     Raises:
-        ValueError: a parameter of the encoder is missing, one is unknown or of another shape, or
+        ValueError: A parameter of the encoder is missing, one is unknown or of another shape, or
             the decoder is not tied; says which and where.
     """
     found = {_modern_name(name): tensor for name, tensor in tensors.items()}
@@ -155,7 +155,7 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
     """Our config from config.json.
 
     Raises:
-        ValueError: it describes a model that ours is not, such as another activation.
+        ValueError: It describes a model that ours is not, such as another activation.
     """
     model_type = settings.get("model_type", "bert")
     if model_type not in _MODEL_TYPES:

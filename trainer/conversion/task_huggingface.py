@@ -44,7 +44,7 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
     """The head that config.json says the model has; None for a pretrained one.
 
     Raises:
-        ValueError: a head that is not known here, such as one of several labels at once.
+        ValueError: A head that is not known here, such as one of several labels at once.
     """
     name = next(iter(settings.get("architectures") or []), "")
     suffix = name.removeprefix("Megatron").removeprefix("Bert")
@@ -75,7 +75,7 @@ def from_hf_task_state(tensors: Mapping[str, Tensor], config: BertConfig, head: 
     """Tensors of transformers under the names of BertForTask, in float32.
 
     Raises:
-        ValueError: the head is missing or of another shape, or the rest is not the encoder's; says
+        ValueError: The head is missing or of another shape, or the rest is not the encoder's; says
             which and where.
     """
     ours = {f"task_head.{leaf}": f"{_head_name(head)}.{leaf}" for leaf in ("weight", "bias")}

@@ -37,7 +37,7 @@ class PairTask:
     """A `Task` over texts or pairs; benchmarks differ in files, labels and metrics only.
 
     Attributes:
-        kind: classification or regression.
+        kind: Classification or regression.
         read_examples: Reads one file.
         metrics: Names of the metrics; the first one chooses the best run.
         write_predictions: Name and content of the file of predictions, from the path, the examples

@@ -86,7 +86,7 @@ def run_grid(
         return stop.is_made
 
     with (
-        GridProgress(num_steps, len(left), ranks.rank == 0) as progress,
+        contextlib.closing(GridProgress(num_steps, len(left), ranks.rank == 0)) as progress,
         stops_requested(watch, stop, progress.say, STOPPING),
     ):
         for note in prepared.notes:

@@ -42,8 +42,8 @@ def open_mask_filler(name: str) -> MaskFiller:
     """Opens a run, an export or a folder of transformers for fill_mask().
 
     Raises:
-        FileNotFoundError: there is no model, or it lacks a file.
-        ValueError: it is no BERT, was trained left to right, or saved without its masked language
+        FileNotFoundError: There is no model, or it lacks a file.
+        ValueError: It is no BERT, was trained left to right, or saved without its masked language
             model head.
     """
     opened = open_model(name)
@@ -64,7 +64,7 @@ def fill_mask(filler: MaskFiller, text: str, top_k: int = 5) -> list[list[Candid
     Several masks are filled independently of each other, each given all the others as masks.
 
     Raises:
-        ValueError: the text has no [MASK], is too long for the model, or top_k is not in
+        ValueError: The text has no [MASK], is too long for the model, or top_k is not in
             1..vocabulary size.
     """
     _check_top_k(top_k, filler.model.config.vocab_size)

@@ -39,7 +39,7 @@ def open_judge(name: str) -> NextSentenceJudge:
 
 @torch.inference_mode()
 def follow_probabilities(judge: NextSentenceJudge, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """For each pair (A, B) the probability, by the model, that B is what follows A in a text.
+    """Probability, by the model, that B is what follows A in a text, for each pair (A, B).
 
     Raises:
         ValueError: A pair is too long for the model.

@@ -13,34 +13,16 @@ TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
 """Between two lines above a bar, and where there is no bar."""
 
 
-class Progress:
-    """The bar on rank 0's terminal, and lines of what a step was; on other ranks nothing.
+class Bar:
+    """A bar on rank 0's terminal and lines above it; in a log lines alone, on other ranks nothing."""
 
-    Where standard error is no terminal there is no bar, and a line every ten seconds in its place.
-    """
-
-    def __init__(
-        self, num_steps: int | None, step: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        is_terminal = sys.stderr.isatty()
-        self._bar = tqdm(
+    def __init__(self, num_steps: int | None, step: int, shown: bool) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self.bar = tqdm(
             total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.5,
-            disable=not (shown and is_terminal),
+            disable=not (shown and self.is_terminal),
         )  # fmt: skip
-        self._shown, self._num_steps, self._clock = shown, num_steps, clock
-        self._pause = TERMINAL_SECONDS if is_terminal else LOG_SECONDS
-        self._next_line = 0.0
-
-    def advance(self, row: Mapping[str, Any]) -> None:
-        """One more step."""
-        names = (("mlm", "mlm_loss"), ("nsp", "nsp_loss"))
-        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in names if key in row)
-        speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
-        self._bar.set_postfix_str(f"loss {row['loss']:.3f} {losses} {speed}", refresh=False)
-        self._bar.update()
-        if self._clock() >= self._next_line or row["step"] == self._num_steps:
-            self._next_line = self._clock() + self._pause
-            self.say(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {platform.node()} {format_step(row, self._num_steps)}")
+        self._shown = shown
 
     def say(self, text: str) -> None:
         """A line above the bar, from rank 0 only."""
@@ -50,7 +32,33 @@ class Progress:
 
     def close(self) -> None:
         """Leaves the bar as it is."""
-        self._bar.close()
+        self.bar.close()
+
+
+class Progress(Bar):
+    """The bar of a run, and lines of what a step was.
+
+    Where standard error is no terminal there is no bar, and a line every ten seconds in its place.
+    """
+
+    def __init__(
+        self, num_steps: int | None, step: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(num_steps, step, shown)
+        self._num_steps, self._clock = num_steps, clock
+        self._pause = TERMINAL_SECONDS if self.is_terminal else LOG_SECONDS
+        self._next_line = 0.0
+
+    def advance(self, row: Mapping[str, Any]) -> None:
+        """One more step."""
+        names = (("mlm", "mlm_loss"), ("nsp", "nsp_loss"))
+        losses = " ".join(f"{name} {row[key]:.3f}" for name, key in names if key in row)
+        speed = f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
+        self.bar.set_postfix_str(f"loss {row['loss']:.3f} {losses} {speed}", refresh=False)
+        self.bar.update()
+        if self._clock() >= self._next_line or row["step"] == self._num_steps:
+            self._next_line = self._clock() + self._pause
+            self.say(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {platform.node()} {format_step(row, self._num_steps)}")
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:

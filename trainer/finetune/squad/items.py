@@ -78,7 +78,7 @@ def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
 
 
 def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int64]:
-    """For each piece the index of the window where it has most context, [N].
+    """Index of the window where each piece has most context, [N].
 
     Context is the smaller of what is left and right of the piece, plus a hundredth of the window's
     length; the first window wins where it is equal.
