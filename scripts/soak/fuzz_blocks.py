@@ -30,7 +30,7 @@ from pipeline.shards.seal import NOTHING
 from scripts.soak.damaged_blocks import NUMBERS, Draws, Stored, as_it_is, template
 from scripts.soak.sanitized import run_sanitized
 from trainer.stream import arena
-from trainer.stream.ranged_read import check_block, read_batch_checked
+from trainer.stream.arena import check_block, read_batch_checked
 
 SHAPES: tuple[tuple[int, Any], ...] = (
     (128, np.uint16), (512, np.uint16), (128, np.uint32), (512, np.uint32), (8192, np.uint16)

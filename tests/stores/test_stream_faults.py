@@ -14,8 +14,8 @@ from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.storage.range_readers import s3_range_reader
 from tests.stores import faulty_proxy
 from tests.stores.faulty_proxy import FAULTS, FaultyProxy
-from trainer.stream import attempts
-from trainer.stream.attempts import ShardReadError
+from trainer.stream import ranged_read
+from trainer.stream.ranged_read import ShardReadError
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.step import StepLoader
 
@@ -29,8 +29,8 @@ LASTING = 10**9
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch):
-    monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(attempts, "MAX_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
 
 

@@ -18,8 +18,7 @@ from pipeline.shards.block import Block, concatenate_blocks, decode_block, encod
 from pipeline.shards.records import Shard
 from pipeline.shards.seal import NOTHING
 from trainer.stream import arena
-from trainer.stream.arena import Arena
-from trainer.stream.ranged_read import check_block
+from trainer.stream.arena import Arena, check_block
 
 needs_zstd = pytest.mark.skipif(not arena.IS_USABLE, reason="not compiled, or no zstd library")
 

@@ -20,13 +20,12 @@ import numpy as np
 import pytest
 
 from pipeline.shards.dataset import Dataset, open_dataset
-from trainer.stream import attempts, cached_read, ranged_read
 from trainer.stream import cache as cache_module
-from trainer.stream.attempts import ShardReadError
+from trainer.stream import ranged_read
 from trainer.stream.cache import MIN_CACHE_BYTES, CacheError, ShardCache
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
-from trainer.stream.ranged_read import BlockRange
+from trainer.stream.ranged_read import BlockRange, ShardReadError
 from trainer.stream.read_settings import ReadSettings
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +34,8 @@ SIZES = (60, 45)
 
 @pytest.fixture
 def dataset(tmp_path: Path, make_dataset, monkeypatch) -> Dataset:
-    monkeypatch.setattr(cached_read, "STRETCH_BYTES", 3000)  # two blocks or three
-    cached_read.open_cache.cache_clear()
+    monkeypatch.setattr(cache_module, "STRETCH_BYTES", 3000)  # two blocks or three
+    cache_module.open_cache.cache_clear()
     return open_dataset(str(make_dataset(tmp_path / "dataset", train=(SIZES,))))
 
 
@@ -200,7 +199,7 @@ def test_the_crc32_of_a_block_is_computed_once_a_reading(dataset, settings, monk
     for reading in (1, 2):
         whole = [BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8)) for shard in dataset.all_shards]
         for blocks in whole:
-            cached_read.read_blocks_cached(dataset, blocks, settings, Event())
+            cache_module.read_blocks_cached(dataset, blocks, settings, Event())
         assert len(sizes) == reading * num_blocks
 
 
@@ -316,7 +315,7 @@ def whole_shard(dataset: Dataset) -> BlockRange:
 
 def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeypatch):
     """Each of its stretches would come within it."""
-    monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
     blocks, asked, read_bytes = whole_shard(dataset), [], dataset.read_bytes
 
     def read_late(*span) -> bytes:
@@ -327,10 +326,10 @@ def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeyp
         return read_bytes(*span)
 
     dataset.read_bytes = read_late
-    assert len([*cached_read._stretches(blocks)]) >= 3
+    assert len([*cache_module._stretches(blocks)]) >= 3
     said = r"shard-00000.tar, blocks 0 to 7 \(bytes \d+-\d+\): gave up after \d attempts in \d+\.\d s"
     with pytest.raises(ShardReadError, match=said):
-        cached_read.read_blocks_cached(dataset, blocks, replace(settings, budget_seconds=0.5), Event())
+        cache_module.read_blocks_cached(dataset, blocks, replace(settings, budget_seconds=0.5), Event())
 
 
 def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, monkeypatch):
@@ -342,7 +341,7 @@ def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, m
         return read(self, key, check, fetch, stop, seconds)
 
     monkeypatch.setattr(ShardCache, "read", read_late)
-    cached_read.read_blocks_cached(dataset, whole_shard(dataset), replace(settings, budget_seconds=60), Event())
+    cache_module.read_blocks_cached(dataset, whole_shard(dataset), replace(settings, budget_seconds=60), Event())
     assert len(patience) >= 3
     assert patience == sorted(patience, reverse=True)
     assert patience[0] <= 60
@@ -354,13 +353,13 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from pipeline.shards.dataset import open_dataset
-from trainer.stream import cached_read
+from trainer.stream import cache as cache_module
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
 from trainer.stream.read_settings import ReadSettings
 
 folder, cache, log, pause = sys.argv[1:]
-cached_read.STRETCH_BYTES = 3000
+cache_module.STRETCH_BYTES = 3000
 dataset = open_dataset(folder)
 read_bytes = dataset.read_bytes
 

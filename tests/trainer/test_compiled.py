@@ -12,7 +12,7 @@ from trainer.model.bert import build_model
 from trainer.model.compiled import compile_model
 from trainer.model.config import BertConfig
 from trainer.optim.engine import forward_sums
-from trainer.stream.step import empty_micro_batch
+from trainer.stream.packing import empty_micro_batch
 
 # torch itself looks at it while it compiles, and hides the warning but where warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -24,13 +24,13 @@ from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.storage import folder as storage
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.stream import arena, attempts, fetch, ranged_read, read_ahead
-from trainer.stream.attempts import Attempts, ShardReadError, call_within, retry
+from trainer.stream import arena, fetch, ranged_read, read_ahead
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
-from trainer.stream.prefetch import Prefetcher
+from trainer.stream.ranged_read import Attempts, ShardReadError, call_within, retry
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import JoinedShards
+from trainer.stream.step import Prefetcher
 
 Fault = Callable[[bytes], bytes]
 QUICK = ReadSettings(timeout_seconds=0.3, budget_seconds=2.0, num_threads=2)
@@ -114,8 +114,8 @@ def timed_out(data: bytes) -> bytes:
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch):
-    monkeypatch.setattr(attempts, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(attempts, "MAX_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(ranged_read, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(ranged_read, "MAX_DELAY_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -377,7 +377,7 @@ def test_a_cut_file_is_asked_for_once():
 def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, seconds, passes):
     clock = Clock()
     monkeypatch.undo()
-    monkeypatch.setattr(attempts, "time", clock)
+    monkeypatch.setattr(ranged_read, "time", clock)
 
     def attempt(_):
         if clock.now < seconds:
@@ -421,7 +421,7 @@ def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
     table = dataset.blocks(first)
     body = memoryview(dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7])))
     with pytest.raises(ValueError, match=r"here: holds \(4, \d+\) instances and tokens"):
-        ranged_read.read_batch_checked(body, table, 0, "here")
+        arena.read_batch_checked(body, table, 0, "here")
 
 
 def test_instances_longer_than_the_shard_allows_are_refused(folder):
@@ -429,9 +429,9 @@ def test_instances_longer_than_the_shard_allows_are_refused(folder):
     first, _ = dataset.shards("train", 8192, 0)
     table = dataset.blocks(first)
     body = dataset.read_bytes(first.name, int(table.offset[0]), int(table.offset[0] + table.size[0]))
-    batch = ranged_read.read_batch_checked(memoryview(body), table, 0, "here")
+    batch = arena.read_batch_checked(memoryview(body), table, 0, "here")
     with pytest.raises(ValueError, match=r"here: an instance of \d+ tokens in a shard of seq_len 8"):
-        ranged_read.check_block(batch, dataclasses.replace(first, seq_len=8), 100, "here")
+        arena.check_block(batch, dataclasses.replace(first, seq_len=8), 100, "here")
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

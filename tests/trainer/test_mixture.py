@@ -14,10 +14,11 @@ from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from trainer.stream.order import own_position
+from trainer.stream.rank_steps import RankStep
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import Mixture, WeightedDataset, one_dataset, open_mixture, parse_entries
 from trainer.stream.state import MAX_STATE_BYTES, DatasetState, StreamState
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 QUICK = ReadSettings(num_threads=2)

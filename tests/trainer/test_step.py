@@ -19,7 +19,6 @@ from pipeline.shards.block import Block, concatenate_blocks, decode_block
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.stream import fetch
 from trainer.stream.held_out import iterate_validation
-from trainer.stream.host_memory import HostMemory
 from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.packing import (
     DEVICE_DTYPES,
@@ -30,10 +29,12 @@ from trainer.stream.packing import (
     pad_micro_batch,
     to_device,
 )
+from trainer.stream.rank_steps import RankStep
 from trainer.stream.read_settings import ReadSettings
+from trainer.stream.rows import HostMemory
 from trainer.stream.share import rank_runs
 from trainer.stream.state import DatasetState, StreamState, parse_state
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 TRAIN = ((60, 45), (50, 37))

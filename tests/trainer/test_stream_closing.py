@@ -12,11 +12,10 @@ import pytest
 
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
-from trainer.stream.held_blocks import HeldBlocks
-from trainer.stream.prefetch import Prefetcher
+from trainer.stream.planned import HeldBlocks
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import ReadThreads
-from trainer.stream.step import StepLoader
+from trainer.stream.step import Prefetcher, StepLoader
 
 SIZES = {"rank": 0, "world_size": 1, "global_batch": 8, "micro_tokens": 8192, "seed": 0}
 NAMES = ("prefetch", "fetch-")

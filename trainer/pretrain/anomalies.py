@@ -14,7 +14,8 @@ from trainer.guards.spike_guard import SpikeGuard
 from trainer.optim.engine import grad_norm
 from trainer.pretrain.run import Run, read_position
 from trainer.process.ranks import together
-from trainer.stream.step import RankStep, StepLoader
+from trainer.stream.rank_steps import RankStep
+from trainer.stream.step import StepLoader
 
 
 def note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:

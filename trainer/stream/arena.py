@@ -1,5 +1,8 @@
 """Decoded blocks side by side in flat arrays, from which the rows of a step are gathered, whatever blocks they are in.
 
+What a block decodes to is checked against the block table's counts, and the ids and positions in it against what they
+point into.
+
 N rows gathered, R runs of rows.
 """
 
@@ -8,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.shards.arrow_stream import RecordBatch
 from pipeline.shards.arrow_writer import template_of
-from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, block_schema
+from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, block_of_batch, block_schema, read_batch
+from pipeline.shards.records import BlockTable, Shard
 from tokenizer.compiled import load
-from trainer.stream.host_memory import HostMemory
-from trainer.stream.rows import gather_lists, gather_values
+from trainer.stream.rows import HostMemory, gather_lists, gather_values
 
 COMPILED = load("trainer.stream._blocks")
 IS_USABLE = COMPILED is not None and bool(COMPILED.IS_USABLE)
@@ -125,6 +129,49 @@ class Arena:
         for name, column in self._flat.items():
             more = np.zeros(num_slots * self._stride - len(column), column.dtype)
             self._flat[name] = np.concatenate([column, more])
+
+
+def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: str) -> RecordBatch:
+    """Decompresses one block and compares its sizes with the table's.
+
+    Raises:
+        ValueError: It holds something else, though its crc32 was right.
+    """
+    batch = read_batch(body, where)
+    counts, listed = tuple(batch.lengths[:2]), (int(table.instances[index]), int(table.tokens[index]))
+    if counts != listed:
+        raise ValueError(f"{where}: holds {counts} instances and tokens, the block table says {listed}")
+    return batch
+
+
+def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -> Block:
+    """What a block's buffers hold, checked: nothing in it points outside its instance or the vocabulary.
+
+    Raises:
+        ValueError: It is no block of this shard, or training would look up what is not there.
+    """
+    block = block_of_batch(batch, where)
+    lengths = np.diff(block.offsets)
+    if (longest := int(lengths.max(initial=0))) > shard.seq_len:
+        raise ValueError(f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}")
+    _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
+    _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
+    limits = np.repeat(lengths, np.diff(block.masked_offsets))
+    _expect_below("masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where)
+    return block
+
+
+def _expect_below(what: str, values: Array, limits: Array | int, offsets: Array, where: str) -> None:
+    """Names the first of the values, which belong to instances by these offsets [N+1], that is not below its limit."""
+    if not np.any(is_wrong := values >= limits):
+        return
+    place = int(np.argmax(is_wrong))
+    instance = int(np.searchsorted(offsets, place, side="right")) - 1
+    limit = np.broadcast_to(limits, values.shape)[place]
+    raise ValueError(
+        f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run `python -m pipeline verify`"
+        " on the dataset, and restore or rebuild it"
+    )
 
 
 class _Lists:

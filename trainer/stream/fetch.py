@@ -11,13 +11,12 @@ import numpy as np
 
 from pipeline.shards.block import Block, block_instances
 from pipeline.shards.records import Shard
-from trainer.stream.arena import Arena
-from trainer.stream.host_memory import HostMemory
+from trainer.stream.arena import Arena, check_block, read_batch_checked
 from trainer.stream.planned import Planned, Steps
-from trainer.stream.ranged_read import check_block, read_batch_checked
 from trainer.stream.read_ahead import ReadAhead, ReadCounts
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import Read, ReadThreads
+from trainer.stream.rows import HostMemory
 from trainer.stream.source import ShardStore
 
 GATHERED_TOKENS = 2**23

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pipeline.shards.block import Array, Block
 from trainer.model.packed_inputs import PackedInputs
-from trainer.stream.host_memory import HostMemory
-from trainer.stream.rows import Columns, fill_columns
+from trainer.stream.rows import Columns, HostMemory, fill_columns
 
 DEVICE_DTYPES = {
     "input_ids": torch.int32,

@@ -1,21 +1,160 @@
-"""Consecutive blocks of a shard by one ranged read: timed, retried, checked. Complete or an error.
+"""Requests to a store: how patiently, and that their answers are complete.
 
-Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed:
-the number of bytes is checked against the request, every block's crc32 against the block table, what it decodes to
-against the table's counts, and ids and positions in it against what they are to point into.
+Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed: the
+number of bytes is checked against the request, and every block's crc32 against the block table.
+`trainer.stream.arena` checks what a block decodes to.
 """
 
-from typing import NamedTuple
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
-from pipeline.shards.arrow_stream import RecordBatch
-from pipeline.shards.block import Array, Block, block_of_batch, checksum, read_batch
+from pipeline.shards.block import checksum
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.faults import StorageError
-from trainer.stream.attempts import Attempts, Caller, DamageError, retry
+from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError
 from trainer.stream.source import ShardStore
+
+FIRST_DELAY_SECONDS = 0.25
+MAX_DELAY_SECONDS = 15.0
+
+Result = TypeVar("Result")
+
+
+class ShardReadError(ValueError):
+    """A shard could not be read in full. A ValueError, because what helps is to mend the store or the dataset."""
+
+
+class DamageError(ValueError):
+    """Bytes that are not what the tables say."""
+
+
+class LeftBehindError(BaseException):
+    """Ends a thread whose request took too long: another thread goes on with it."""
+
+
+class Caller(Protocol):
+    """Makes one request."""
+
+    def __call__(self, seconds: float, function: Callable[[], Result]) -> Result:
+        """Calls a function, which may take so many seconds.
+
+        Raises:
+            TimeoutError: It took longer; or LeftBehindError, where another thread is told so.
+        """
+
+
+class Attempts:
+    """The attempts at one thing. One thread at a time makes them; another may go on after it."""
+
+    def __init__(
+        self, what: Callable[[], str], timeout_seconds: float, budget_seconds: float, stop: threading.Event
+    ) -> None:
+        """Time runs from here.
+
+        Args:
+            what: Names the thing, for messages.
+            timeout_seconds: For each attempt.
+            budget_seconds: For all of them and the pauses.
+            stop: No more attempts once it is set.
+        """
+        self._what, self._stop = what, stop
+        self._timeout_seconds, self._budget_seconds = timeout_seconds, budget_seconds
+        self._began = time.monotonic()
+        self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
+        self._number = self._num_damaged = 0
+        self._overdue: TimeoutError | None = None
+
+    def begin(self) -> float:
+        """The seconds that the next attempt may take.
+
+        Raises:
+            TimeoutError: The attempt of the thread before took longer.
+        """
+        if self._overdue is not None:
+            error, self._overdue = self._overdue, None
+            raise error
+        self._number += 1
+        left = self._budget_seconds - (time.monotonic() - self._began)
+        return min(self._timeout_seconds, max(left, 0.001))
+
+    def leave(self, error: TimeoutError) -> None:
+        """The attempt is still under way and given up: whoever goes on begins with this error."""
+        self._overdue = error
+
+    def failed(self, error: Exception) -> None:
+        """Waits before the next attempt: a random time that grows.
+
+        Raises:
+            FileNotFoundError: At once, as time does not mend it.
+            ShardReadError: A local file is too short, or the budget is spent, or the bytes were wrong DAMAGE_ATTEMPTS
+                times, or they were refused for REFUSAL_SECONDS.
+        """
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(f"{self._what()}: the file is missing; restore or rebuild the dataset") from error
+        if isinstance(error, CutFileError):
+            advice = "the file is cut short; restore it, or rebuild the dataset"
+            raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
+        now = time.monotonic()
+        pause, seconds = self._pauses.after(error, now), now - self._began
+        self._num_damaged += isinstance(error, DamageError)
+        is_spent = self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or seconds + pause > self._budget_seconds
+        if is_spent or self._stop.wait(pause):
+            raise ShardReadError(
+                f"{self._what()}: gave up after {self._number} attempts in {seconds:.1f} s: {error or repr(error)};"
+                " check the store, or verify the dataset and restore the file"
+            ) from error
+
+
+def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:
+    """Calls attempt(seconds allowed) until it returns; raises as `Attempts.failed`."""
+    while True:
+        try:
+            return attempt(attempts.begin())
+        except Exception as error:  # noqa: BLE001 - which of them are final is said there
+            attempts.failed(error)
+
+
+def no_answer(seconds: float) -> TimeoutError:
+    """What is said of a request that took too long."""
+    return TimeoutError(f"no answer within {seconds:g} s")
+
+
+def call_within(seconds: float, function: Callable[[], Result]) -> Result:
+    """Calls a function in a thread of its own, which is left behind where it does not return in time.
+
+    Raises:
+        TimeoutError: It did not.
+    """
+    result: Future[Result] = Future()
+    threading.Thread(target=complete, args=(result, function), daemon=True, name="ranged-read").start()
+    try:
+        return result.result(seconds)
+    except TimeoutError as error:
+        if str(error):  # the function's own
+            raise
+        raise no_answer(seconds) from error
+
+
+def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
+    """Runs a function and gives its result or its exception to whoever waits, if that has not been called off.
+
+    Raises:
+        LeftBehindError: Another thread will.
+    """
+    try:
+        found = function()
+    except LeftBehindError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+        with contextlib.suppress(InvalidStateError):
+            result.set_exception(error)
+    else:
+        with contextlib.suppress(InvalidStateError):
+            result.set_result(found)
 
 
 class BlockRange(NamedTuple):
@@ -105,46 +244,3 @@ def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
             f"{where}: crc32 of its {sizes[number]} bytes is {found[number]:08x}, not {expected[number]:08x}"
         )
     return bodies
-
-
-def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: str) -> RecordBatch:
-    """Decompresses one block and compares its sizes with the table's.
-
-    Raises:
-        ValueError: It holds something else, though its crc32 was right.
-    """
-    batch = read_batch(body, where)
-    counts, listed = tuple(batch.lengths[:2]), (int(table.instances[index]), int(table.tokens[index]))
-    if counts != listed:
-        raise ValueError(f"{where}: holds {counts} instances and tokens, the block table says {listed}")
-    return batch
-
-
-def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -> Block:
-    """What a block's buffers hold, checked: nothing in it points outside its instance or the vocabulary.
-
-    Raises:
-        ValueError: It is no block of this shard, or training would look up what is not there.
-    """
-    block = block_of_batch(batch, where)
-    lengths = np.diff(block.offsets)
-    if (longest := int(lengths.max(initial=0))) > shard.seq_len:
-        raise ValueError(f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}")
-    _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
-    _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
-    limits = np.repeat(lengths, np.diff(block.masked_offsets))
-    _expect_below("masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where)
-    return block
-
-
-def _expect_below(what: str, values: Array, limits: Array | int, offsets: Array, where: str) -> None:
-    """Names the first of the values, which belong to instances by these offsets [N+1], that is not below its limit."""
-    if not np.any(is_wrong := values >= limits):
-        return
-    place = int(np.argmax(is_wrong))
-    instance = int(np.searchsorted(offsets, place, side="right")) - 1
-    limit = np.broadcast_to(limits, values.shape)[place]
-    raise ValueError(
-        f"{where}, instance {instance}: {what} {values[place]} should be below {limit}; run `python -m pipeline verify`"
-        " on the dataset, and restore or rebuild it"
-    )

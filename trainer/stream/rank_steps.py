@@ -12,13 +12,13 @@ import numpy as np
 
 from pipeline.shards.block import Array, block_instances
 from trainer.stream.fetch import BlockWindow, Group
-from trainer.stream.host_memory import HostMemory
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import step_positions
 from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
 from trainer.stream.planned import Steps
 from trainer.stream.read_ahead import ReadCounts
 from trainer.stream.read_settings import ReadSettings
+from trainer.stream.rows import HostMemory
 from trainer.stream.share import Runs, cut_at_blocks, rank_runs, rank_slots
 from trainer.stream.state import StreamState
 

@@ -1,19 +1,19 @@
 """Which blocks are asked for when: as many steps ahead as fit into memory (docs/order.md, "Reads")."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.shards.block import Array
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.held_blocks import HeldBlocks
-from trainer.stream.join_blocks import Wanted, join_blocks
-from trainer.stream.planned import Planned, StepQueue, Steps
+from trainer.stream.planned import HeldBlocks, Planned, StepQueue, Steps
 from trainer.stream.ranged_read import BlockRange
 from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import ReadThreads
+from trainer.stream.read_threads import Read, ReadThreads
 
 LOOKAHEAD_STEPS = 512
 """Planned ahead at most at first, whatever the memory: the first batch is not to wait for long reads of every lane."""
@@ -41,6 +41,14 @@ class ReadCounts:
         self.blocks += blocks.stop - blocks.first
         self.bytes += blocks.stop_byte - blocks.start_byte
         self.requests += 1
+
+
+class Wanted(NamedTuple):
+    """A block to be read: its number among all, its shard and its place there."""
+
+    number: int
+    shard: int
+    block: int
 
 
 class ReadAhead:
@@ -158,3 +166,32 @@ class ReadAhead:
 
     def _table(self, shard: int) -> BlockTable:
         return self._asked_table(shard).result()
+
+
+def join_blocks(
+    wanted: Iterable[Wanted], shards: Sequence[Shard], table_of: Callable[[int], BlockTable], max_read_bytes: int
+) -> list[Read]:
+    """What reads the blocks; one read takes in the next block of its shard while it is not too long.
+
+    Args:
+        wanted: In order of need, none twice.
+        shards: By the numbers in `wanted`.
+        table_of: The block table of a shard.
+        max_read_bytes: Of a read of more than one block at most.
+    """
+    reads: list[Read] = []
+    endings: dict[tuple[int, int], Read] = {}
+    for number, shard, block in wanted:
+        read = endings.pop((shard, block), None)
+        if read is None or not _fits(read.blocks, block, max_read_bytes):
+            read = Read(BlockRange(shards[shard], table_of(shard), block, block), number, Future())
+            reads.append(read)
+        read.blocks = read.blocks._replace(stop=block + 1)
+        endings[shard, block + 1] = read
+    return reads
+
+
+def _fits(blocks: BlockRange, last: int, max_read_bytes: int) -> bool:
+    """Whether a range is not too long with another block at its end."""
+    end = blocks.table.offset[last] + blocks.table.size[last]
+    return bool(end - blocks.start_byte <= max_read_bytes)

@@ -20,9 +20,18 @@ from itertools import count
 from typing import Any, TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.attempts import Attempts, LeftBehindError, complete, no_answer
-from trainer.stream.cached_read import open_cache, read_blocks_cached
-from trainer.stream.ranged_read import BlockRange, describe_range, describe_table, fetch_blocks, read_table
+from trainer.stream.cache import open_cache, read_blocks_cached
+from trainer.stream.ranged_read import (
+    Attempts,
+    BlockRange,
+    LeftBehindError,
+    complete,
+    describe_range,
+    describe_table,
+    fetch_blocks,
+    no_answer,
+    read_table,
+)
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.source import ShardStore
 
