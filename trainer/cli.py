@@ -171,7 +171,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
     from trainer.inference.evaluate import evaluate as measure
     from trainer.inference.evaluate import format_evaluation
     from trainer.inference.open_model import open_model
-    from trainer.process.device import choose_device
+    from trainer.process.ranks import choose_device
     from trainer.runs.json_files import to_json
 
     device = choose_device(settings.device)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from trainer.checkpoints.read import COMMITTED, _read_fragments
 from trainer.checkpoints.write import HostCopies
-from trainer.optim.fragment import Fragment
+from trainer.optim.sharded import Fragment
 
 KINDS = ("fp32", "exp_avg")
 

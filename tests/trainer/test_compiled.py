@@ -8,8 +8,7 @@ import torch
 import torch._dynamo.utils
 
 from tests.trainer.two_ranks import random_micro_batch
-from trainer.model.bert import build_model
-from trainer.model.compiled import compile_model
+from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig
 from trainer.optim.engine import forward_sums
 from trainer.stream.packing import empty_micro_batch

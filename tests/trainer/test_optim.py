@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from trainer.optim.adamw import AdamW
-from trainer.optim.fragment import decays
 from trainer.optim.lamb import Lamb
 from trainer.optim.schedule import Schedule
+from trainer.optim.sharded import decays
 
 
 def tiny_model() -> torch.nn.Module:

@@ -20,9 +20,8 @@ from torch import Tensor
 from pipeline.storage.faults import StorageError
 from pipeline.storage.local import make_durable
 from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
-from trainer.optim.fragment import Fragment
 from trainer.optim.partitions import iterate_weights
-from trainer.optim.sharded import ShardedOptimizer
+from trainer.optim.sharded import Fragment, ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 
 

@@ -6,7 +6,9 @@ after each sub-layer (post-LN), GELU is the exact one (erf), positions are learn
 `pre_norm` sub-layers read normalised states and the sums are normalised once, at the end (Xiong et al. 2020).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,3 +239,34 @@ def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, bo
 def _generator(seed: int, name: str) -> torch.Generator:
     # torch takes any 64-bit seed; one bit less keeps it positive on every path.
     return torch.Generator().manual_seed(seed_of(f"{seed}/weights/{name}", num_bytes=8) >> 1)
+
+
+def compile_model(model: BertForPreTraining) -> None:
+    """Compiles the model's training passes, in place; validation, and fewer than 2 tokens, stay eager.
+
+    Four functions are compiled: embeddings, what a layer does before attention and after it, and
+    the masked-LM head. Their token counts are symbolic and all layers share their graphs, so a run
+    compiles four times however lengths vary. Attention itself has a data-dependent layout, or a
+    fused kernel; it stays as it is.
+    """
+    project, finish = _compiled(Layer.project), _compiled(Layer.finish)
+    for layer in model.bert.layers:
+        _replace(layer, "project", project)
+        _replace(layer, "finish", finish)
+    _replace(model.bert.embeddings, "forward", _compiled(Embeddings.forward))
+    _replace(model.mlm_head, "forward", _compiled(MaskedLmHead.forward))
+
+
+def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(method, dynamic=True)
+
+    def call(module: nn.Module, *tensors: torch.Tensor) -> Any:
+        # 0 and 1 are never symbolic: each would be a graph of its own.
+        is_worth_it = module.training and tensors[0].shape[0] > 1
+        return (compiled if is_worth_it else method)(module, *tensors)
+
+    return call
+
+
+def _replace(module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+    object.__setattr__(module, name, partial(method, module))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from trainer.checkpoints.read import read_weights
 from trainer.conversion.initial_weights import read_initial_weights
-from trainer.model.bert import BertForPreTraining
-from trainer.model.compiled import compile_model
+from trainer.model.bert import BertForPreTraining, compile_model
 from trainer.model.config import BertConfig
 from trainer.pretrain.objectives import freeze_unused
 from trainer.settings import PretrainSettings

@@ -1,4 +1,4 @@
-"""The processes of a run: joining them, failing together, leaving."""
+"""The processes of a run and their devices: joining them, failing together, leaving."""
 
 import contextlib
 import io
@@ -165,3 +165,14 @@ def quiet_deepspeed() -> Iterator[None]:
                 yield
         finally:
             logger.setLevel(level)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of --device auto, cpu or cuda.
+
+    Raises:
+        ValueError: cuda is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, and torch finds no GPU here; give --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

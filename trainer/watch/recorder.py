@@ -6,8 +6,7 @@ from typing import Any, Protocol
 from trainer.runs.metrics import MetricsFile, format_steps
 from trainer.runs.run_folder import RunFolder
 from trainer.settings import PretrainSettings
-from trainer.watch.tensorboard import TensorBoard
-from trainer.watch.wandb import WeightsAndBiases
+from trainer.watch.curves import TensorBoard, WeightsAndBiases
 
 
 class Curves(Protocol):

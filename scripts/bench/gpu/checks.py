@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.model.attention import PackedSequences, attention, choose_backend
-from trainer.model.bert import build_model
-from trainer.model.compiled import compile_model
+from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.engine import forward_sums
 from trainer.stream.packing import MicroBatch

@@ -12,8 +12,7 @@ from torch import Tensor
 from scripts.bench.gpu.cases import Case
 from scripts.bench.gpu.clock import Marks
 from scripts.bench.train_step import twin_of
-from trainer.model.bert import BertForPreTraining, build_model
-from trainer.model.compiled import compile_model
+from trainer.model.bert import BertForPreTraining, build_model, compile_model
 from trainer.model.config import BertConfig, preset
 from trainer.optim.adamw import AdamW
 from trainer.optim.engine import (

@@ -32,7 +32,7 @@ from trainer.inference.features.read import InputText
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.tagger import BiLstmTagger, VectorStore, build_tagger
 from trainer.model.task_heads import Head
-from trainer.process.device import choose_device
+from trainer.process.ranks import choose_device
 from trainer.runs.json_files import to_json
 
 NUM_LSTM_LAYERS = 2  # BERT paper, section 5.3

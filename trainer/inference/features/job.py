@@ -22,7 +22,7 @@ from trainer.inference.features.parts import Layout, read_part_facts, write_part
 from trainer.inference.features.read import InputFile, InputText, find_files, iterate_texts
 from trainer.inference.features.settings import FeaturesSettings
 from trainer.inference.open_model import OpenedModel, open_model
-from trainer.process.device import choose_device
+from trainer.process.ranks import choose_device
 from trainer.runs.continuing import Continuable
 from trainer.runs.json_files import parse_object, to_json
 
