@@ -5,8 +5,8 @@
                               state.json                            progress, and which piece of what lies where
                               COMMITTED                             sizes and hashes of the others, written last
 
-This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are keyed to the step
-(`trainer.optim.engine.seed_dropout`), so there is no random state to save.
+This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are
+keyed to the step (`trainer.optim.engine.seed_dropout`), so there is no random state to save.
 """
 
 import hashlib
@@ -77,7 +77,8 @@ def load_checkpoint(path: Path, engine: Any, optimizer: ShardedOptimizer, ranks:
         state.json.
 
     Raises:
-        ValueError: A file this rank or another needs is damaged or missing a parameter; the same on every rank.
+        ValueError: A file this rank or another needs is damaged or missing a parameter; the same on
+            every rank.
     """
     with together(ranks):
         state = read_state(path)
@@ -108,7 +109,8 @@ def read_marker(path: Path) -> dict[str, dict[str, Any]]:
     """Bytes and sha256 of a checkpoint's files by name, from COMMITTED.
 
     Raises:
-        ValueError: It is missing or damaged, or tells a name that is not one of a file in its folder.
+        ValueError: It is missing or damaged, or tells a name that is not one of a file in its
+            folder.
     """
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"]

@@ -1,7 +1,8 @@
-"""From which checkpoint a run goes on: the newest whole one in its folder or at its URL.
+"""The choice of the checkpoint that a run goes on from: the newest whole one, here or at a URL.
 
-Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs a URL, and to a
-place of its own: what they downloaded is no checkpoint of theirs when one of them is the first node next time.
+Rank 0 chooses and downloads. Nodes that do not see its folder download for themselves, which needs
+a URL, and to a place of its own: what they downloaded is no checkpoint of theirs when one of them
+is the first node next time.
 """
 
 import json
@@ -40,7 +41,9 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
 
 
 def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> None:
-    """Gives nodes that do not see rank 0's folder what the run is, so that any may be first next time. All ranks.
+    """Gives nodes that do not see rank 0's folder what the run is. All ranks call it.
+
+    Any of the nodes may then be first next time.
 
     Raises:
         ValueError: There is such a node and no URL, or another run is in its folder.
@@ -107,7 +110,10 @@ def choose_checkpoint(
 
 
 def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> None:
-    """Deletes checkpoints of this step and later ones, which the run goes back from. Rank 0 only."""
+    """Deletes checkpoints of this step and later ones, which the run goes back from.
+
+    Only rank 0 does.
+    """
     finished, _ = find_checkpoints(run.checkpoints)
     remove_folders(*(path for path in finished if _step(path.name) >= step))
     if store is not None:

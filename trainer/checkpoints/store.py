@@ -1,9 +1,10 @@
-"""A run's copy at a URL: its checkpoints, and the files that a wiped node needs besides. Imports no torch.
+"""A run's copy at a URL: its checkpoints, and the files that a wiped node needs besides.
 
     URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
     URL/checkpoints/step-00000600/...       COMMITTED is uploaded last: what lacks it does not count
 
-Objects appear whole, their size is checked, and passing errors are tried again (`pipeline.storage.folder`).
+Objects appear whole, their size is checked, and passing errors are tried again
+(`pipeline.storage.folder`).
 """
 
 import re
@@ -69,7 +70,10 @@ class CheckpointStore:
                 ) from error
 
     def upload_run(self, run: RunFolder) -> None:
-        """Uploads the files a wiped node needs besides a checkpoint: what the run is, and its rows up to now."""
+        """Uploads the files a wiped node needs besides a checkpoint.
+
+        They say what the run is, and hold its rows up to now.
+        """
         for name in RUN_FILES:
             self._folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
@@ -94,7 +98,9 @@ class CheckpointStore:
             replace_file(folder / name, self._folder.read(name))
 
     def fetch_checkpoint(self, name: str, checkpoints: Path, files: Iterable[str] | None = None) -> Path:
-        """Downloads a committed checkpoint, or some of its files; its folder appears when all of them are there.
+        """Downloads a committed checkpoint, or some of its files.
+
+        Its folder appears when all of them are there.
 
         Raises:
             ValueError: It is damaged.
@@ -135,7 +141,10 @@ class CheckpointStore:
         (self._folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
 
     def _described(self, name: str, folder: Path) -> Iterable[str]:
-        """The files of a checkpoint of which the marker is here; errors name the marker at the URL."""
+        """The files of a checkpoint of which the marker is here.
+
+        Errors name the marker at the URL.
+        """
         try:
             return read_marker(folder)
         except ValueError as error:

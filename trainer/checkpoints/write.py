@@ -1,7 +1,8 @@
 """Writing a checkpoint: copied in memory while training waits, then written, hashed and committed.
 
-The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see rank 0's folder keeps
-its own ranks' pieces in a folder of the same temporary name until they are uploaded (`trainer.checkpoints.saver`).
+The folder is made as `step-00000600.tmp` and renamed when it is whole. A node that does not see
+rank 0's folder keeps its own ranks' pieces in a folder of the same temporary name until they are
+uploaded (`trainer.checkpoints.saver`).
 """
 
 import json
@@ -30,7 +31,8 @@ class Snapshot:
     """What one rank writes of a checkpoint, in memory that training no longer changes.
 
     Attributes:
-        position: JSON values that a resume needs beside tensors; "step", the optimizer steps made, names the folder.
+        position: JSON values that a resume needs beside tensors; "step", the optimizer steps made,
+            names the folder.
         num_updates: Updates that the optimizer has made.
         files: Tensors by name, of every file this rank writes.
         pieces: {file: {parameter: [start, numel]}} of this rank's fragments.
@@ -48,7 +50,10 @@ class Snapshot:
 
 
 class HostCopies:
-    """Copies of tensors in memory that is kept from save to save: new memory costs several times the copying."""
+    """Copies of tensors in memory that is kept from save to save.
+
+    New memory costs several times the copying.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -65,7 +70,9 @@ class HostCopies:
 def take_snapshot(
     position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer, ranks: Ranks, copies: HostCopies
 ) -> Snapshot:
-    """Copies what this rank writes of a checkpoint; called by all ranks, which ZeRO-3 lets gather the weights.
+    """Copies what this rank writes of a checkpoint.
+
+    All ranks call it, as under ZeRO-3 they gather the weights.
 
     Args:
         position: See Snapshot.
@@ -94,7 +101,10 @@ def take_snapshot(
 def _copy_piece(
     kind: str, piece: Fragment, optimizer: ShardedOptimizer, weights: Mapping[str, Tensor], copies: HostCopies
 ) -> Tensor:
-    """A piece of a state, or of the weights, of which the model's copy serves where the model is in fp32 as well."""
+    """A piece of a state, or of the weights.
+
+    Where the model is in fp32 as well, its own copy of the weights serves.
+    """
     whole = weights.get(piece.name)
     if kind == "fp32" and whole is not None and whole.dtype == torch.float32:
         return whole.view(-1).narrow(0, piece.start, piece.numel)
@@ -160,7 +170,10 @@ def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
 
 
 def remove_folders(*folders: Path) -> None:
-    """Deletes checkpoints; the marker goes first: a deletion cut short must not leave one that looks whole."""
+    """Deletes checkpoints.
+
+    The marker goes first: a deletion cut short must not leave one that looks whole.
+    """
     for folder in folders:
         if folder.is_dir():
             (folder / COMMITTED).unlink(missing_ok=True)
@@ -182,7 +195,10 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def _commit(
     folder: Path, final: Path, snapshot: Snapshot, files: dict[str, dict[str, Any]], pieces: Mapping[str, Any]
 ) -> None:
-    """Writes state.json, then COMMITTED when all others are on the disk, then gives the folder its name."""
+    """Writes state.json, then COMMITTED when all others are on the disk.
+
+    The folder gets its name last.
+    """
     state = {"format": FORMAT, **snapshot.position, "num_updates": snapshot.num_updates, "fragments": pieces}
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
     make_durable(folder / STATE)

@@ -1,1 +1,4 @@
-"""What keeps a run from going wrong unseen: bad gradients, flipped bits, ranks that hang (docs/resilience.md)."""
+"""What keeps a run from going wrong unseen (docs/resilience.md).
+
+Guards look for bad gradients, flipped bits and ranks that hang.
+"""

@@ -1,7 +1,7 @@
 """Which gradients are taken: not those that are not finite, nor those far above the running median.
 
-All ranks see the same norms in the same order, so they decide alike; the state goes into checkpoints, so that a
-continued run decides as an undisturbed one.
+All ranks see the same norms in the same order, so they decide alike; the state goes into
+checkpoints, so that a continued run decides as an undisturbed one.
 """
 
 import math
@@ -15,7 +15,7 @@ from trainer.safety_settings import SafetySettings
 from trainer.stream.order import Stretch
 
 FEWEST_NORMS, MOST_NORMS = 16, 64
-"""Norms that must be known before any counts as a spike, and norms that the running median looks back on."""
+"""The fewest norms before any counts as a spike, and the most that the median looks back on."""
 MOST_SKIPPED = 5
 """Steps in a row not taken that send the run back to the checkpoint before them."""
 MOST_ROLLBACKS = 3
@@ -99,14 +99,14 @@ class SpikeGuard:
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
-        """The guard after going back to where it was `then`, with the streak's positions left out."""
+        """The guard back where it was `then`, with the streak's positions left out."""
         assert self.streak is not None, "there is a reason to go back"
         then.left_out = [*self.left_out, (self.streak.phase, self.streak.start, self.streak.stop)]
         then.num_rollbacks, then.num_skipped = self.num_rollbacks + 1, self.num_skipped
         return then
 
     def skipped(self, *phases: int) -> list[Stretch]:
-        """Positions that no step takes of the stream that these phases read, one after the other."""
+        """Positions of the stream of these phases that no step takes, one after the other."""
         return [(start, stop) for index, start, stop in self.left_out if index in phases]
 
     def to_dict(self) -> dict[str, Any]:

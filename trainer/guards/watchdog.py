@@ -1,8 +1,9 @@
 """Ends a job in which a rank hangs, names it, and leaves all stacks in RUN/stacks.
 
-Ranks wait for each other in every step, so one that hangs stops all. Each rank notes when its loop last came by; where
-that is too long ago its watchdog thread writes down all stacks. The first rank that is alive then asks the others over
-sockets of their own: who does not answer is stopped or gone, who answers from an earlier place holds the others up.
+Ranks wait for each other in every step, so one that hangs stops all. Each rank notes when its loop
+last came by; where that is too long ago its watchdog thread writes down all stacks. The first rank
+that is alive then asks the others over sockets of their own: who does not answer is stopped or
+gone, who answers from an earlier place holds the others up.
 """
 
 import contextlib
@@ -143,7 +144,10 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
 
 
 def _kill_later(pids: Sequence[int]) -> None:
-    """Launchers wait half a minute before they kill a stopped process; but they should see this one's code first."""
+    """Launchers wait half a minute before they kill a stopped process.
+
+    They should see this one's code first.
+    """
     if pids:
         command = f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"
         subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)

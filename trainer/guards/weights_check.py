@@ -1,7 +1,9 @@
-"""Finds weights that changed by themselves: a flipped bit in memory that no checksum of hardware caught.
+"""Finds weights that changed by themselves.
 
-Two things must hold before an update: the model's weights are the same on all ranks, and what a rank updates (its
-fp32 weights and moments) is what the update before left.
+No checksum of hardware catches every flipped bit in memory.
+
+Two things must hold before an update: the model's weights are the same on all ranks, and what a
+rank updates (its fp32 weights and moments) is what the update before left.
 """
 
 import platform
@@ -21,7 +23,10 @@ CORRUPTED = 76
 
 
 class CorruptWeightsError(Exception):
-    """Ranks hold different weights; names those at fault. Running again continues from the newest checkpoint."""
+    """Ranks hold different weights; names those at fault.
+
+    Running again continues from the newest checkpoint.
+    """
 
 
 class WeightsCheck:
@@ -45,7 +50,7 @@ class WeightsCheck:
             optimizer.register_step_post_hook(self._after_step)
 
     def forget(self) -> None:
-        """Says that what this rank updates is about to be changed by something else than an update."""
+        """Says that something else than an update is about to change what this rank updates."""
         self._left = None
 
     def check(self) -> None:
@@ -90,7 +95,10 @@ def checksum(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _sum_words(flat: Tensor) -> Tensor:
-    """Eight bytes at a time, 20 times as fast as smaller words, but for what is not aligned at both ends."""
+    """Sums eight bytes at a time, 20 times as fast as smaller words.
+
+    What is not aligned at both ends is summed apart.
+    """
     per_word, small = {2: (4, torch.int16), 4: (2, torch.int32)}[flat.element_size()]
     start = min(-flat.storage_offset() % per_word, flat.numel())
     stop = start + (flat.numel() - start) // per_word * per_word

@@ -1,6 +1,7 @@
 """Self-attention over packed sequences: three back ends behind one function.
 
-Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded buffer.
+Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded
+buffer.
 
 | back end | runs on                | attention dropout | how                                                     |
 |----------|------------------------|-------------------|---------------------------------------------------------|
@@ -22,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.model.config import ATTENTION_BACKENDS
 
-# Rows are padded to a multiple of this, and rows of one length run together. Attention forward and backward with
-# dropout, 2 cores, lengths uniform in 10..512: 310 ms in one group, 119 by steps of 128, 102 by 32, 99 by 16.
+# Rows are padded to a multiple of this, and rows of one length run together. Attention forward and
+# backward with dropout, 2 cores, lengths uniform in 10..512: 310 ms in one group, 119 by steps of
+# 128, 102 by 32, 99 by 16.
 ROW_STEP = 32
 
 
@@ -63,7 +65,9 @@ class PackedSequences:
 
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
-    """Lay the sequences out as padded rows, grouped by length so that short ones are not padded to the longest.
+    """Lays the sequences out as padded rows, grouped by length.
+
+    Short ones are not padded to the longest.
 
     Reads the lengths back to the host: one synchronisation a micro-batch on a GPU.
     """
@@ -127,10 +131,13 @@ def attention(
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropout_p: float) -> str:
-    """The back end that will run: `backend` itself after checking that it can, or what "auto" stands for.
+    """The back end that will run.
+
+    That is `backend` itself after checking that it can, or what "auto" stands for.
 
     Raises:
-        ValueError: the back end cannot run on this device or dtype, or cannot drop out; says what to choose.
+        ValueError: the back end cannot run on this device or dtype, or cannot drop out; says what
+            to choose.
     """
     if backend not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend {backend!r} is unknown; choose one of {', '.join(ATTENTION_BACKENDS)}")
@@ -172,7 +179,8 @@ def _pad(x_TAD: Tensor, layout: PaddedLayout) -> Tensor:
     return buffer_PAD.index_copy(0, layout.positions, x_TAD)
 
 
-# Not cuDNN's, which Hopper prefers: it makes a plan for every new shape, and groups have a new one each time.
+# Not cuDNN's, which Hopper prefers: it makes a plan for every new shape, and groups have a new one
+# each time.
 _SDPA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -205,7 +213,10 @@ def _varlen_attention(
 
 @cache
 def _varlen_causality(is_causal: bool) -> dict[str, Any]:
-    """How varlen_attn is told to be causal: torch 2.10 has a flag, later ones a window of -1 (all) and 0 (none)."""
+    """How varlen_attn is told to be causal.
+
+    Torch 2.10 has a flag, later ones a window of -1 (all) and 0 (none).
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     if not is_causal:
@@ -216,7 +227,10 @@ def _varlen_causality(is_causal: bool) -> dict[str, Any]:
 def _flash_attention(
     q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float, is_causal: bool
 ) -> Tensor:
-    """The kernel under varlen_attn, which fixes dropout at 0 only in its Python wrapper (torch 2.10 to 2.13)."""
+    """The kernel under varlen_attn.
+
+    The Python wrapper alone fixes dropout at 0 (torch 2.10 to 2.13).
+    """
     borders, length = sequences.cu_seqlens, sequences.max_seqlen
     return_debug_mask = False
     context_TAD: Tensor = torch.ops.aten._flash_attention_forward(

@@ -1,9 +1,11 @@
 """BERT over packed tokens: no padding anywhere but, on some back ends, inside attention.
 
-Shapes: B sequences, T packed tokens, H hidden, A heads, D head size, V vocabulary, M masked positions.
-Sources: BERT paper, section 3 and appendix A.2; google-research/bert modeling.py. Residual sums are normalised
-after each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, the decoder is tied. With
-`pre_norm` sub-layers read normalised states and the sums are normalised once, at the end (Xiong et al. 2020).
+Shapes: B sequences, T packed tokens, H hidden, A heads, D head size, V vocabulary, M masked
+positions.
+Sources: BERT paper, section 3 and appendix A.2; google-research/bert modeling.py. Residual sums are
+normalised after each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, the
+decoder is tied. With `pre_norm` sub-layers read normalised states and the sums are normalised once,
+at the end (Xiong et al. 2020).
 """
 
 from collections.abc import Callable, Iterator
@@ -42,9 +44,12 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """One Transformer encoder layer: self-attention, then feed-forward, each with residual and LayerNorm.
+    """One Transformer encoder layer: self-attention, then feed-forward.
 
-    Query, key and value are separate parameters, as in the reference: LAMB's trust ratio is one per parameter.
+    Each has a residual and LayerNorm.
+
+    Query, key and value are separate parameters, as in the reference: LAMB's trust ratio is one per
+    parameter.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -84,7 +89,10 @@ class Layer(nn.Module):
         return q_TAD, k_TAD, v_TAD
 
     def _project_at_once(self, inputs_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three as views of one product; putting the weights together costs no more than reading them twice."""
+        """The three as views of one product.
+
+        Putting the weights together costs no more than reading them twice.
+        """
         projections = (self.query, self.key, self.value)
         weight = torch.cat([each.weight for each in projections])
         bias = torch.cat([each.bias for each in projections])
@@ -108,11 +116,12 @@ class BertModel(nn.Module):
     """The encoder with its pooler: what fine-tuning keeps.
 
     Attributes:
-        recompute_layers: Whether training keeps only each layer's input and computes the rest again going backward.
+        recompute_layers: Whether training keeps only each layer's input and computes the rest again
+            going backward.
     """
 
     def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
-        """Without the pooler only encode() is to be called: for heads that read every token."""
+        """Without the pooler only encode() may be called, as heads that read every token do."""
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
@@ -169,10 +178,13 @@ class BertForPreTraining(nn.Module):
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
     def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of both tasks: MLM [M, V] of the masked positions only, NSP [B, 2] with class 1 = B is random.
+        """Logits of both tasks: MLM [M, V] of the masked positions only, NSP [B, 2].
 
-        With T = B = M = 0 the logits are empty and connected to every parameter, whose gradients become zero:
-        ZeRO-2 needs as many backward passes on every rank. A plain tuple, since ZeRO-3's hooks look into no others.
+        Class 1 of NSP means that B is random.
+
+        With T = B = M = 0 the logits are empty and connected to every parameter, whose gradients
+        become zero: ZeRO-2 needs as many backward passes on every rank. A plain tuple, since
+        ZeRO-3's hooks look into no others.
 
         Args:
             inputs: B sequences of T tokens, masked already.
@@ -184,7 +196,10 @@ class BertForPreTraining(nn.Module):
 
 
 def _embedding(num_rows: int, hidden_size: int) -> nn.Embedding:
-    """One without initial weights: drawing them on the meta device would import torch._dynamo, for a second."""
+    """A model without initial weights.
+
+    Drawing them on the meta device would import torch._dynamo, for a second.
+    """
     weight = torch.empty(num_rows, hidden_size)
     embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)  # type: ignore[no-untyped-call]
     return embedding
@@ -195,7 +210,10 @@ def _layer_norm(config: BertConfig) -> nn.LayerNorm:
 
 
 def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
-    """A model with BERT's initial weights on the CPU; equal on every rank, torch's global generator untouched."""
+    """A model with BERT's initial weights on the CPU.
+
+    It is equal on every rank, and torch's global generator is untouched.
+    """
     with torch.device("meta"):
         model = BertForPreTraining(config)
     model.to_empty(device="cpu")
@@ -205,9 +223,12 @@ def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
 
 @torch.no_grad()
 def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -> None:
-    """Matrices from a normal cut at two standard deviations, biases 0, LayerNorm 1 and 0 (google-research/bert).
+    """Draws matrices from a normal cut at two standard deviations (google-research/bert).
 
-    Each parameter has a generator of its own, keyed by (seed, name): adding a head changes no other weight.
+    Biases become 0, LayerNorm 1 and 0.
+
+    Each parameter has a generator of its own, keyed by (seed, name): adding a head changes no other
+    weight.
     """
     for name, parameter, is_norm in _named_parameters(module):
         if parameter.ndim > 1:
@@ -217,7 +238,9 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
 
 
 def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    """Normal draws, those beyond two standard deviations drawn again, as TensorFlow's truncated_normal does.
+    """Draws from a normal, those beyond two standard deviations drawn again.
+
+    TensorFlow's truncated_normal does the same.
 
     Five times as fast as nn.init.trunc_normal_, which takes 19 CPU seconds for LARGE.
     """
@@ -242,7 +265,9 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def compile_model(model: BertForPreTraining) -> None:
-    """Compiles the model's training passes, in place; validation, and fewer than 2 tokens, stay eager.
+    """Compiles the model's training passes, in place.
+
+    Passes of validation, and of fewer than 2 tokens, stay eager.
 
     Four functions are compiled: embeddings, what a layer does before attention and after it, and
     the masked-LM head. Their token counts are symbolic and all layers share their graphs, so a run

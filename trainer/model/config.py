@@ -11,7 +11,10 @@ ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash")
 
 @dataclass(frozen=True)
 class BertConfig:
-    """One BERT encoder with its pretraining heads; defaults are BERT-BASE (BERT paper, section 3)."""
+    """One BERT encoder with its pretraining heads.
+
+    Defaults are BERT-BASE (BERT paper, section 3).
+    """
 
     vocab_size: int = 30_522
     hidden_size: int = 768
@@ -30,15 +33,27 @@ class BertConfig:
     initializer_range: float = 0.02
     """Standard deviation of the truncated normal the weight matrices start from."""
     pre_norm: bool = False
-    """LayerNorm before each sub-layer and after the last, not after each sum (transformers' MegatronBert)."""
+    """Whether LayerNorm is before each sub-layer and after the last, not after each sum.
+
+    Transformers' MegatronBert is built so.
+    """
     is_causal: bool = False
-    """Whether a token attends to itself and those before it only, for models trained left to right."""
+    """Whether a token attends to itself and those before it only, as in left-to-right models."""
     attention_backend: str = "auto"
-    """One of ATTENTION_BACKENDS; a matter of speed, not part of what the model is, as are the next two."""
+    """One of ATTENTION_BACKENDS.
+
+    It is a matter of speed, not part of what the model is, as are the next two.
+    """
     fused_qkv: bool = False
-    """Whether queries, keys and values come from one matrix product over their weights put together."""
+    """Whether queries, keys and values come from one matrix product.
+
+    Their weights are put together for it.
+    """
     padded_vocab: bool = False
-    """Whether the decoder computes a multiple of VOCAB_STEP logits and cuts off those beyond the vocabulary."""
+    """Whether the decoder computes a multiple of VOCAB_STEP logits.
+
+    Those beyond the vocabulary are cut off.
+    """
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -59,7 +74,8 @@ PRESETS = {
 def preset(name: str, **overrides: Any) -> BertConfig:
     """Config of one of Google's sizes, with any field overridden.
 
-    Heads (hidden / 64) and feed-forward width (4 * hidden) follow the hidden size unless they are given.
+    Heads (hidden / 64) and feed-forward width (4 * hidden) follow the hidden size unless they are
+    given.
 
     Raises:
         ValueError: unknown preset, unknown field, or sizes that do not fit each other.

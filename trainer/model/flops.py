@@ -1,10 +1,11 @@
-"""What BERT's mathematics costs: parameters, floating point operations, and MFU, by stated formulas.
+"""What BERT's mathematics costs, by stated formulas: parameters, operations, and MFU.
 
-Operations are those of matrix products, two for each multiply-add, as NVIDIA and the PaLM paper (appendix B) count
-them: with h hidden, f feed-forward, L layers, V vocabulary, an instance of S tokens with m masked positions costs
+Operations are those of matrix products, two for each multiply-add, as NVIDIA and the PaLM paper
+(appendix B) count them. With h hidden, f feed-forward, L layers and V vocabulary, an instance of S
+tokens with m masked positions costs
     S * 2L(4h^2 + 2hf)  +  4LhS^2  +  m(2h^2 + 2hV)
-forward and three times that in training. Only real tokens count, so padding lowers the MFU and recomputing does not
-raise it.
+forward and three times that in training. Only real tokens count, so padding lowers the MFU and
+recomputing does not raise it.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Lengths:
 
 
 def training_flops(config: BertConfig, lengths: Lengths) -> float:
-    """Floating point operations of training on one instance of these lengths, forward and backward."""
+    """Operations of training on one instance of these lengths, forward and backward."""
     h, f, layers = config.hidden_size, config.intermediate_size, config.num_layers
     dense = lengths.tokens * 2 * layers * (4 * h * h + 2 * h * f)
     attention = 4 * layers * h * lengths.squared_tokens
@@ -39,7 +40,10 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
 
 
 def batch_flops(config: BertConfig, instances: int, tokens: int, squared_tokens: int, masked: int) -> float:
-    """Floating point operations of training on a batch, from sums over its instances: tokens, their squares, masked."""
+    """Floating point operations of training on a batch, from sums over its instances.
+
+    The sums are tokens, their squares, and masked positions.
+    """
     means = Lengths(tokens / instances, squared_tokens / instances, masked / instances)
     return instances * training_flops(config, means)
 

@@ -15,7 +15,8 @@ from trainer.model.config import VOCAB_STEP, BertConfig
 class MaskedLmHead(nn.Module):
     """Predicts the token at a masked position (BERT paper, section 3.1, task 1).
 
-    The decoder is the word embedding itself, handed in by the caller, so there is one parameter and not two.
+    The decoder is the word embedding itself, handed in by the caller, so there is one parameter and
+    not two.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -36,7 +37,10 @@ class MaskedLmHead(nn.Module):
 
 @dataclass(frozen=True)
 class PretrainingSums:
-    """Sums over one micro-batch, scalars on the model's device: the loop divides them by global counts."""
+    """Sums over one micro-batch, scalars on the model's device.
+
+    The loop divides them by global counts.
+    """
 
     mlm_nll: Tensor
     """float32, differentiable: sum over masked positions of -log p(label), nats."""
@@ -51,7 +55,9 @@ class PretrainingSums:
 def pretraining_sums(
     mlm_logits_MV: Tensor, nsp_logits_B2: Tensor, masked_labels_M: Tensor, is_random_next_B: Tensor
 ) -> PretrainingSums:
-    """Loss sums and hits of both tasks, in float32 whatever the logits are (docs/parity.md 2.6, without its epsilon).
+    """Loss sums and hits of both tasks, in float32 whatever the logits are.
+
+    The source is docs/parity.md 2.6, without its epsilon.
 
     Args:
         mlm_logits_MV: logits of the masked positions.

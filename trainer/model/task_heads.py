@@ -10,8 +10,9 @@ Shapes: B sequences, T packed tokens, H hidden, I items, L outputs of the head, 
 | tokens         | [T, L] | a sequence                | a class a token, or IGNORED        | -log p(class)         |
 | span           | [T, 2] | a sequence                | first and last token of the answer | mean of both -log p   |
 
-Sources: BERT paper, section 4 and figure 4. Names, dropout and losses are those of transformers' BertForSequence-
-Classification, BertForMultipleChoice, BertForTokenClassification and BertForQuestionAnswering.
+Sources: BERT paper, section 4 and figure 4. Names, dropout and losses are those of transformers'
+BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification and
+BertForQuestionAnswering.
 """
 
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ class BertForTask(nn.Module):
     def forward(self, inputs: PackedInputs) -> Tensor:
         """Logits [B, L], or [T, L] for heads that read every token.
 
-        Models trained left to right are pooled at their last token: the first one sees nothing but itself.
+        Models trained left to right are pooled at their last token: the first one sees nothing but
+        itself.
         """
         hidden_TH = self.bert.encode(inputs)
         if self.head.reads_pooled:
@@ -94,14 +96,17 @@ def build_task_model(config: BertConfig, head: Head, seed: int) -> BertForTask:
 
 
 def task_loss_sum(head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor, item_starts: Tensor) -> Tensor:
-    """Sum of an item's or token's losses over a micro-batch: float32 scalar, to be divided by a global count.
+    """Sum of an item's or token's losses over a micro-batch: a float32 scalar.
+
+    It is to be divided by a global count.
 
     With no item it is 0 and connected to the logits.
 
     Args:
         head: The model's.
         logits: What BertForTask returned.
-        labels: Flat, item after item: [I] int64 or float32, [T] int64, or [2 I] int64 counted in each sequence.
+        labels: Flat, item after item: [I] int64 or float32, [T] int64, or [2 I] int64 counted in
+            each sequence.
         cu_seqlens: int32 [B+1], tokens of the sequences.
         item_starts: int64 [I+1], sequences of the items.
     """
@@ -125,7 +130,10 @@ def count_losses(head: Head, labels: Tensor) -> int:
 
 
 def _grouped_nll(logits_N: Tensor, starts_G1: Tensor, labels_G: Tensor) -> Tensor:
-    """Sum over groups of neighbouring logits of -log softmax at the label, which is counted inside the group."""
+    """Sum over groups of neighbouring logits of -log softmax at the label.
+
+    The label is counted inside the group.
+    """
     groups = torch.split(logits_N.float(), starts_G1.diff().tolist())
     padded_GN = nn.utils.rnn.pad_sequence(list(groups), batch_first=True, padding_value=float("-inf"))
     return F.cross_entropy(padded_GN, labels_G, reduction="sum")

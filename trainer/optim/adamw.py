@@ -1,4 +1,7 @@
-"""AdamW as BERT uses it (google-research/bert `optimization.py`; Loshchilov and Hutter 2019, algorithm 2)."""
+"""AdamW as BERT uses it (google-research/bert `optimization.py`).
+
+The source is Loshchilov and Hutter 2019, algorithm 2.
+"""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +14,10 @@ from trainer.optim.sharded import ShardedOptimizer
 
 
 class AdamW(ShardedOptimizer):
-    """Adam with decoupled weight decay. Google's BERT leaves the bias correction out, torch.optim.AdamW applies it."""
+    """Adam with decoupled weight decay.
+
+    Google's BERT leaves the bias correction out, torch.optim.AdamW applies it.
+    """
 
     state_names = ("exp_avg", "exp_avg_sq")
 
@@ -52,7 +58,9 @@ class AdamW(ShardedOptimizer):
         num_updates: int,
         divisor: Tensor | None,
     ) -> None:
-        """Moves both running means on, and weights by Adam's direction, with torch's kernel: one pass over all.
+        """Moves both running means on, and weights by Adam's direction.
+
+        One pass of torch's kernel does it for all.
 
         28 bytes an element where single operations move 90.
 

@@ -1,7 +1,7 @@
 """DeepSpeed behind three functions: start an engine, agree on a step, make it.
 
-DeepSpeed partitions states and gradients (ZeRO) and reduces gradients; what a step is, its loss, clipping and
-learning rate are ours. Its settings files hold only what `CHOOSABLE` lists.
+DeepSpeed partitions states and gradients (ZeRO) and reduces gradients; what a step is, its loss,
+clipping and learning rate are ours. Its settings files hold only what `CHOOSABLE` lists.
 """
 
 import importlib
@@ -95,8 +95,8 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
     Args:
         chosen: What `read_deepspeed_file` returned.
         zero_stage: 0 to 3.
-        precision: "fp32" or "bf16"; gradients are summed and reduced in fp32 either way, because bf16 sums, which
-            are DeepSpeed's default, were off by 0.84 % over 64 micro-batches.
+        precision: "fp32" or "bf16"; gradients are summed and reduced in fp32 either way, because
+            bf16 sums, which are DeepSpeed's default, were off by 0.84 % over 64 micro-batches.
     """
     if precision == "bf16" and zero_stage == 0:
         raise ValueError("DeepSpeed cannot sum bf16 gradients in fp32 with zero_stage 0; use zero_stage 1 or 2")
@@ -126,7 +126,9 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
 
 
 def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks) -> Any:
-    """A DeepSpeed engine around the model; the optimizer then updates this rank's partition of the weights.
+    """A DeepSpeed engine around the model.
+
+    The optimizer then updates this rank's partition of the weights.
 
     Raises:
         ValueError: DeepSpeed's partitions are not what the optimizer takes them for.
@@ -148,7 +150,8 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
 def _load_muon() -> None:
     """Imports DeepSpeed's Muon, which every engine asks for, without its kernels compiled.
 
-    They would be by an import, which loads torch's compiler: a second of every start for what nobody here calls.
+    They would be by an import, which loads torch's compiler: a second of every start for what
+    nobody here calls.
     """
     compile_kernels = torch.compile
     torch.compile = lambda kernel: kernel  # type: ignore[assignment]
@@ -159,7 +162,10 @@ def _load_muon() -> None:
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:
-    """How much DeepSpeed reduces and gathers at once where no settings file says it: never less than one tensor."""
+    """How much DeepSpeed reduces and gathers at once where no settings file says it.
+
+    It is never less than one tensor.
+    """
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     size = bucket_elements(sum(sizes), max(sizes))
     return {"reduce_bucket_size": size, "allgather_bucket_size": size}
@@ -173,7 +179,7 @@ def agree_on_step(
     drawn: Sequence[tuple[int, int]] = (),
     elapsed_seconds: float = 0.0,
 ) -> StepCounts:
-    """Exchanges this rank's counts for those of the whole step, in one small collective on the CPU."""
+    """Exchanges this rank's counts for those of the step, in one small collective on the CPU."""
     mine = [
         len(micro_batches),
         sum(len(batch.is_random_next) for batch in micro_batches),
@@ -218,9 +224,9 @@ def train_step(
 ) -> Tensor:
     """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
 
-    The loss is MLM sum / masked positions of the global batch + NSP sum / its instances, the latter if the objective
-    has it. DeepSpeed averages over ranks, hence the factor; every rank makes the same number of backward passes, or
-    ZeRO-2 would stop.
+    The loss is MLM sum / masked positions of the global batch + NSP sum / its instances, the latter
+    if the objective has it. DeepSpeed averages over ranks, hence the factor; every rank makes the
+    same number of backward passes, or ZeRO-2 would stop.
 
     Returns:
         float64 [4] on the device, summed over ranks: MLM loss, NSP loss, MLM hits, NSP hits.
@@ -256,12 +262,18 @@ def stack_sums(sums: PretrainingSums) -> Tensor:
 
 
 def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
-    """Keys torch's generators to a step, so that dropout is a function of the step and needs no saved state."""
+    """Keys torch's generators to a step.
+
+    Dropout is a function of the step, and needs no saved state.
+    """
     torch.manual_seed(seed_of(f"{seed}/dropout/{phase}/{step}/{rank}", num_bytes=8) >> 1)
 
 
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
-    """Global L2 norm of the last gradient before clipping; infinite where DeepSpeed dropped it as not finite."""
+    """Global L2 norm of the last gradient before clipping.
+
+    It is infinite where DeepSpeed dropped it as not finite.
+    """
     return math.inf if getattr(engine.optimizer, "overflow", False) else float(optimizer.grad_norm)
 
 

@@ -1,13 +1,17 @@
-"""LAMB (You et al. 2020, algorithm 2) whose trust ratios are those of whole tensors, however ZeRO splits them.
+"""LAMB (You et al. 2020, algorithm 2), whose trust ratios are those of whole tensors.
 
-As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are bias-corrected, tensors
-without weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in
-one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt off.
+They are the same however ZeRO splits the tensors.
 
-The norms of updates depend on the clipped gradient, not linearly, and what clips it is a norm that takes an all-reduce.
-So the update is worked out as if nothing were clipped, and its norms ride along with the gradient's. Mostly that is
-how it turns out, and a step asks the other ranks once. Where the gradient is clipped, the guess is dropped, and the
-norms of the right update take a second all-reduce. What comes out is the same to the last bit.
+As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are
+bias-corrected, tensors without weight decay (biases, LayerNorm) take Adam's step, and no ratio is
+clamped. `timm.optim.Lamb` does the same in one process with bias_correction, grad_averaging and
+max_grad_norm=1.0, and with trust_clip and always_adapt off.
+
+The norms of updates depend on the clipped gradient, not linearly, and what clips it is a norm that
+takes an all-reduce. So the update is worked out as if nothing were clipped, and its norms ride
+along with the gradient's. Mostly that is how it turns out, and a step asks the other ranks once.
+Where the gradient is clipped, the guess is dropped, and the norms of the right update take a second
+all-reduce. What comes out is the same to the last bit.
 """
 
 from collections.abc import Iterable
@@ -23,7 +27,9 @@ from trainer.optim.adamw import AdamW
 
 @dataclass(frozen=True)
 class _Proposal:
-    """An update that is worked out and not made; lists are in the order of the optimizer's fragments.
+    """An update that is worked out and not made.
+
+    Lists are in the order of the optimizer's fragments.
 
     Attributes:
         moments: Both running means after it.
@@ -38,7 +44,8 @@ class Lamb(AdamW):
     """Adam's direction with decay, scaled for each tensor to the norm of its weights.
 
     Attributes:
-        trust_ratios_P: [P] of the last update; 1 where a tensor has no decay or a norm is 0, and before the first.
+        trust_ratios_P: [P] of the last update; 1 where a tensor has no decay or a norm is 0, and
+            before the first.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], **settings: Any) -> None:

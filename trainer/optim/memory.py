@@ -1,6 +1,7 @@
-"""How much memory a rank takes: what it holds throughout, and what comes on top in the fullest moment of a step.
+"""How much memory a rank takes throughout, and in the fullest moment of a step.
 
-With P parameters of 4 bytes each in fp32, N ranks, and V vocabulary by h hidden of the tied embedding, a rank holds
+With P parameters of 4 bytes each in fp32, N ranks, and V vocabulary by h hidden of the tied
+embedding, a rank holds
 
     weights            P; in bf16 half of it
     fp32 weights       P / N: what ZeRO-1 and 2 update, apart from the model also where that is in fp32
@@ -17,9 +18,10 @@ and one of these on top, whichever is most (`_moments`):
     reduction   gradients and a bucket, or under ZeRO-2 this rank's part and two
     update      this rank's gradients twice, as DeepSpeed flattens them; or once, and LAMB's updates
 
-Bytes of tensors are exact but for alignment (tests/trainer/test_memory.py counts them). On a CPU a process takes more:
-the interpreter and its libraries, blocks of the stream, and what the C library keeps of freed tensors. On a GPU the
-number is the allocator's own count; CUDA itself and pieces that the allocator cannot use come on top.
+Bytes of tensors are exact but for alignment (tests/trainer/test_memory.py counts them). On a CPU a
+process takes more: the interpreter and its libraries, blocks of the stream, and what the C library
+keeps of freed tensors. On a GPU the number is the allocator's own count; CUDA itself and pieces
+that the allocator cannot use come on top.
 """
 
 from dataclasses import dataclass, field
@@ -30,11 +32,20 @@ from trainer.model.flops import num_parameters
 from trainer.process.allocator import MMAP_BYTES
 
 LARGEST_BUCKET = 2**25
-"""Elements that DeepSpeed reduces at once, 128 MiB in fp32; its default of 5e8 copies all gradients."""
+"""Elements that DeepSpeed reduces at once, 128 MiB in fp32.
+
+Its default of 5e8 copies all gradients.
+"""
 LIBRARIES_BYTES = 980_000_000
-"""Resident in a rank on a CPU that trains a model of next to nothing: Python 3.11, torch 2.13, DeepSpeed 0.19.8."""
+"""The resident memory of a rank on a CPU that trains a model of next to nothing.
+
+It was measured with Python 3.11, torch 2.13 and DeepSpeed 0.19.8.
+"""
 SCATTERED_SHARE = 0.5
-"""What glibc's heap holds besides live tensors, over them: fitted to BERT-BASE (scripts/bench/memory.py)."""
+"""What glibc's heap holds besides live tensors, as a share of them.
+
+It was fitted to BERT-BASE (scripts/bench/memory.py).
+"""
 MASKED_SHARE = 0.15
 _FP32 = 4
 
@@ -51,7 +62,8 @@ class Case:
         precision: The precision, fp32 or bf16.
         micro_tokens: The most tokens of a micro-batch.
         seq_len: Sequence length of the longest phase; attention on a CPU keeps its matrix.
-        micro_batches: Micro-batches of a step on one rank; gradients of the first are held while the last is made.
+        micro_batches: Micro-batches of a step on one rank; gradients of the first are held while
+            the last is made.
         recomputes: Whether activations are checkpointed.
         is_cpu: Whether the model is on the CPU, beside the copies for checkpoints.
         stream_bytes: Bytes of blocks that are read ahead.
@@ -111,7 +123,10 @@ class Memory:
 
 
 def bucket_elements(num_parameters: int, largest_tensor: int) -> int:
-    """Elements of a bucket: all there are in a small model, and never less than the largest tensor; even."""
+    """Elements of a bucket: all there are in a small model, and never less than the largest tensor.
+
+    The number is even.
+    """
     size = max(largest_tensor, min(num_parameters, LARGEST_BUCKET))
     return size + size % 2
 
@@ -130,8 +145,9 @@ def count_memory(case: Case) -> Memory:
 def _kept_by_the_c_library(case: Case, moments: dict[str, dict[str, int]]) -> int:
     """What the process takes for all moments together, as the heap keeps what was freed in it.
 
-    Pieces from `trainer.process.allocator.MMAP_BYTES` on come from the system and go back to it. Smaller ones lie in
-    the heap, which is as large as at its fullest, and by SCATTERED_SHARE larger, as what is freed leaves holes.
+    Pieces from `trainer.process.allocator.MMAP_BYTES` on come from the system and go back to it.
+    Smaller ones lie in the heap, which is as large as at its fullest, and by SCATTERED_SHARE
+    larger, as what is freed leaves holes.
     """
     heaps, mapped = [], []
     for terms in moments.values():
@@ -162,11 +178,11 @@ def _heap_share(case: Case, term: str) -> float:
 def activation_bytes(case: Case) -> int:
     """Kept by the forward pass of one micro-batch for the backward pass, all layers together.
 
-    Values of a layer for each token and hidden unit: its input, query, key, value and context (5), sum and
-    LayerNorm after attention and the sum after feed-forward (3), feed-forward before and after GELU (8).
-    Dropout keeps two masks, of a byte each on a GPU. Plain torch on a CPU keeps these as values, query, key
-    and value also padded, and attention's matrix three times where it drops out, 3 * heads * seq_len /
-    hidden, or one more context where it does not.
+    Values of a layer for each token and hidden unit: its input, query, key, value and context (5),
+    sum and LayerNorm after attention and the sum after feed-forward (3), feed-forward before and
+    after GELU (8). Dropout keeps two masks, of a byte each on a GPU. Plain torch on a CPU keeps
+    these as values, query, key and value also padded, and attention's matrix three times where it
+    drops out, 3 * heads * seq_len / hidden, or one more context where it does not.
     """
     config, value = case.config, case.value_bytes
     if case.is_cpu:
@@ -196,7 +212,10 @@ def _held(case: Case) -> dict[str, int]:
 
 
 def _copied_bytes(case: Case) -> float:
-    """The model's weights and both means; fp32 weights as well where the model's are not in fp32."""
+    """The model's weights and both means.
+
+    Where the model's weights are not in fp32 there are fp32 weights as well.
+    """
     count = num_parameters(case.config)
     pieces = 2 if case.precision == "fp32" else 3
     return case.value_bytes * count + pieces * _FP32 * count * case.part
@@ -244,7 +263,10 @@ def _end_of_backward(case: Case, tied: float) -> dict[str, float]:
 
 
 def _reduction(case: Case) -> dict[str, float]:
-    """A bucket is flattened beside the gradients; under ZeRO-2 beside the bucket it was gathered in."""
+    """A bucket is flattened beside the gradients.
+
+    Under ZeRO-2 it is flattened beside the bucket it was gathered in.
+    """
     bucket, count = _bucket_bytes(case), num_parameters(case.config)
     if case.zero_stage < 2:
         return {"gradients": 0.0 if _is_summed_apart(case) else _FP32 * count, "buckets": bucket}
@@ -258,7 +280,10 @@ def _bucket_bytes(case: Case) -> float:
 
 
 def _update(case: Case) -> dict[str, float]:
-    """DeepSpeed's flat copy beside the gradients, or LAMB's updates, and its guess of both means on several ranks."""
+    """DeepSpeed's flat copy beside the gradients, or LAMB's updates.
+
+    On several ranks LAMB's guess of both means comes with them.
+    """
     part = _FP32 * num_parameters(case.config) * case.part
     gradients = 0.0 if _is_summed_apart(case) else part
     if case.optimizer != "lamb":

@@ -1,4 +1,4 @@
-"""Whole weights out of what ZeRO has partitioned, partitions back into weights, and the check that they fit.
+"""Whole weights out of what ZeRO has partitioned, partitions back into weights, and their fit.
 
 What DeepSpeed keeps where is known here and in trainer.optim.sharded.
 """
@@ -15,7 +15,10 @@ from trainer.process.ranks import Ranks, together
 
 
 def adopt_partitions(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Under ZeRO-3, tells the optimizer which flat tensor it updates: it is in no group but during a step."""
+    """Tells the optimizer under ZeRO-3 which flat tensor it updates.
+
+    The tensor is in no group but during a step.
+    """
     if is_zero3(engine):
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
 
@@ -26,7 +29,9 @@ def is_zero3(engine: Any) -> bool:
 
 
 def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole weights on rank 0, one after another, each to be copied at once; nothing on other ranks.
+    """Names and whole weights on rank 0, one after another, each to be copied at once.
+
+    Other ranks get nothing.
 
     Called, and run to its end, by all ranks: under ZeRO-3 they bring the weights together.
     """
@@ -42,7 +47,10 @@ def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
 
 
 def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Brings the model's weights in line with fp32 partitions that were changed from outside, as a checkpoint does."""
+    """Brings the model's weights in line with fp32 partitions that were changed from outside.
+
+    A checkpoint that is loaded does so.
+    """
     if is_zero3(engine):
         zero = engine.optimizer
         zero._partition_all_parameters()
@@ -56,11 +64,13 @@ def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
 
 @torch.no_grad()
 def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> None:
-    """Holds this rank's fragments to the model before anything is trained: clipping, decay and LAMB rest on them.
+    """Holds this rank's fragments to the model before anything is trained.
+
+    Clipping, decay and LAMB rest on them.
 
     Raises:
-        ValueError: Fragments do not cover every parameter exactly once, or one does not hold the parameter's values;
-            the same on every rank.
+        ValueError: Fragments do not cover every parameter exactly once, or one does not hold the
+            parameter's values; the same on every rank.
     """
     remedy = "this version of DeepSpeed partitions in a way that is not known here; install the one in pyproject.toml"
     parameters = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}

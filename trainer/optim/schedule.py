@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class Schedule:
     """Linear warm-up, then polynomial decay (BERT paper, appendix A.2: linear).
 
-    With power 1 and end_lr 0 it is `get_linear_schedule_with_warmup` of Hugging Face. google-research/bert and NVIDIA
-    draw the decay from step 0 instead of from the end of the warm-up (`decay_start` 0): 1 % lower at step 10,000 of
-    1 M in Google's recipe, 15 % lower right after the warm-up in NVIDIA's first phase.
+    With power 1 and end_lr 0 it is `get_linear_schedule_with_warmup` of Hugging Face.
+    google-research/bert and NVIDIA draw the decay from step 0 instead of from the end of the
+    warm-up (`decay_start` 0): 1 % lower at step 10,000 of 1 M in Google's recipe, 15 % lower right
+    after the warm-up in NVIDIA's first phase.
 
     Attributes:
         steps: Optimizer steps of the phase.
@@ -28,7 +29,9 @@ class Schedule:
     decay_start: int | None = None
 
     def learning_rate(self, step: float) -> float:
-        """The learning rate of the update that turns step `step` into `step + 1`, so 0 for the very first one.
+        """The learning rate of the update that turns step `step` into `step + 1`.
+
+        It is 0 for the very first one.
 
         Between whole steps it is drawn on: a run by time asks for (share of its time) * steps.
         """

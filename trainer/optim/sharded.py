@@ -1,9 +1,12 @@
-"""One base for every optimizer here: it updates what this rank owns and knows which tensor each element belongs to.
+"""One base for every optimizer here: it updates what this rank owns.
 
-DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be split between
-ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of single tensors and weight decay
-need the parameters back: a `Fragment` is the piece of one parameter that lies in this rank's partition. All parameters
-form one group, because ZeRO calls `step` once per group and a global norm must see all of them at once.
+It knows which tensor each element belongs to.
+
+DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be
+split between ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of
+single tensors and weight decay need the parameters back: a `Fragment` is the piece of one parameter
+that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once
+per group and a global norm must see all of them at once.
 
 Shapes: P parameters of the model.
 """
@@ -43,14 +46,20 @@ class Fragment:
     decays: bool
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The piece as a view [numel] into tensors shaped like those this rank updates (weights, gradients, ...)."""
+        """The piece as a view [numel] into tensors shaped like those this rank updates.
+
+        Such tensors are weights, gradients, and others.
+        """
         return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, not to biases and LayerNorm (google-research/bert `optimization.py`).
+    """Whether weight decay applies: to matrices, not to biases and LayerNorm.
 
-    Decided by name and checked by shape: what is excluded by name is one-dimensional in BERT and nothing else is.
+    The source is `optimization.py` of google-research/bert.
+
+    Decided by name and checked by shape: what is excluded by name is one-dimensional in BERT and
+    nothing else is.
     """
     module, _, kind = name.rpartition(".")
     excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
@@ -58,13 +67,16 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Clips to a global norm and keeps states next to the fp32 weights; subclasses say how weights move.
+    """Clips to a global norm and keeps states next to the fp32 weights.
+
+    Subclasses say how weights move.
 
     Subclasses implement `_update` and name their states in `state_names`.
     """
 
     state_names: tuple[str, ...] = ()
-    # As torch wraps it, the first optimizer imports torch._dynamo, for a second, only to keep it away from here.
+    # As torch wraps it, the first optimizer imports torch._dynamo, for a second, only to keep it
+    # away from here.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float) -> None:
@@ -90,7 +102,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def owned(self) -> list[Tensor]:
-        """What this rank updates, fp32: one flat partition under ZeRO-1 to 3, else every parameter."""
+        """What this rank updates in fp32: a flat partition under ZeRO-1 to 3, else all parameters."""
         if self._partitions is not None:
             return self._partitions
         assert len(self.param_groups) == 1, "clipping needs all parameters in one group"
@@ -114,19 +126,28 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.is_partitioned and torch.distributed.get_world_size() > 1
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
-        """Takes what ZeRO-3 lets this rank update, which is among `param_groups` during a step only."""
+        """Takes what ZeRO-3 lets this rank update.
+
+        It is among `param_groups` during a step only.
+        """
         assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
         self._partitions = list(partitions)
 
     @property
     def fragments(self) -> list[Fragment]:
-        """The pieces this rank updates, in the order of the parameters; fixed once DeepSpeed has been initialised."""
+        """The pieces this rank updates, in the order of the parameters.
+
+        They are fixed once DeepSpeed has been initialised.
+        """
         if self._fragments is None:
             self._fragments = list(self._find_fragments())
         return self._fragments
 
     def tensors(self, name: str) -> list[Tensor]:
-        """A state, or the weights for "fp32", in tensors shaped like `owned`; states are made as zeros when missing."""
+        """A state, or the weights for "fp32", in tensors shaped like `owned`.
+
+        States are made as zeros when missing.
+        """
         if name == "fp32":
             return self.owned
         assert name in self.state_names, f"{type(self).__name__} has no state {name}"
@@ -167,24 +188,33 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_norm(self) -> Tensor:
-        """Global L2 norm of the last gradient before clipping, a scalar tensor equal on all ranks."""
+        """Global L2 norm of the last gradient before clipping: a scalar tensor, the same everywhere."""
         assert self.grad_squared_norms_P is not None, "no step has been made"
         return self.grad_squared_norms_P.sum().sqrt()
 
     def carry(self, sums: Tensor) -> None:
-        """Lets float64 sums, to be added up over ranks in place, ride along with the next step's all-reduce."""
+        """Lets float64 sums ride along with the next step's all-reduce.
+
+        They are added up over ranks in place.
+        """
         self._carried = sums
 
     def has_arrived(self) -> bool:
-        """Whether what was carried has been added up: not if no step came, or none that asked the other ranks."""
+        """Whether what was carried has been added up.
+
+        It has not if no step came, or none that asked the other ranks.
+        """
         arrived, self._carried = self._carried is None, None
         return arrived
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Clips and updates what this rank owns. Called by DeepSpeed once a step, gradients summed over ranks.
+        """Clips and updates what this rank owns.
 
-        A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks alike.
+        DeepSpeed calls it once a step, with gradients summed over ranks.
+
+        A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks
+        alike.
         """
         assert closure is None, "DeepSpeed passes no closure"
         whole = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned]
@@ -228,11 +258,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """[P] squared norms of the gradient before clipping; must leave it, weights and states as they are."""
+        """[P] squared norms of the gradient before clipping.
+
+        It must leave the gradient, weights and states as they are.
+        """
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves the weights by gradients, in the order of `fragments`, divided by a scalar; may divide in place."""
+        """Moves the weights by gradients, in the order of `fragments`, divided by a scalar.
+
+        It may divide in place.
+        """
         raise NotImplementedError
 
     def _find_fragments(self) -> Iterable[Fragment]:
@@ -252,7 +288,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)
 
     def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
-        """Every parameter is cut into as many equal pieces as there are ranks, the last ones padded or empty."""
+        """Finds the pieces of parameters that are each cut into as many as there are ranks.
+
+        The last pieces of a parameter are padded or empty.
+        """
         rank, offset = torch.distributed.get_rank(), 0
         for index, (name, parameter) in enumerate(self._parameters.items()):
             whole: Any = parameter

@@ -1,9 +1,10 @@
 """How the C library keeps memory that was freed.
 
-Blocks come and go by the megabyte, as requests and as columns. glibc gives back to the system what several of them
-leave and asks for it again, and every new page costs a fault: a tenth of the stream's CPU time where it was measured.
-Threads other than the first have arenas of their own, given back whole whatever is asked for: requests of 8 MiB in
-threads cost 50 to 90 faults a MB and twice the CPU of copying them, until all threads shared the one.
+Blocks come and go by the megabyte, as requests and as columns. glibc gives back to the system what
+several of them leave and asks for it again, and every new page costs a fault: a tenth of the
+stream's CPU time where it was measured. Threads other than the first have arenas of their own,
+given back whole whatever is asked for: requests of 8 MiB in threads cost 50 to 90 faults a MB and
+twice the CPU of copying them, until all threads shared the one.
 """
 
 import ctypes
@@ -22,7 +23,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep freed pieces of up to MMAP_BYTES, and TRIM_BYTES of them at the top of its one arena.
+    """Lets this process keep freed pieces of up to MMAP_BYTES.
+
+    It keeps TRIM_BYTES of them at the top of its one arena.
 
     To be called before there are threads: those that have an arena keep it.
 

@@ -28,7 +28,8 @@ class Ranks:
         rank: Number of this process, from 0.
         world_size: Number of processes.
         device: Where this rank computes.
-        counts_group: Gloo group for small facts on the CPU, so that agreeing on a step never waits for a GPU.
+        counts_group: Gloo group for small facts on the CPU, so that agreeing on a step never waits
+            for a GPU.
     """
 
     rank: int
@@ -43,7 +44,10 @@ class Ranks:
         return values
 
     def peak_memory_bytes(self) -> int:
-        """Most memory that this rank has held so far: tensors on a GPU, or the resident process on a CPU."""
+        """The most memory that this rank has held so far.
+
+        That is tensors on a GPU, or the resident process on a CPU.
+        """
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         unit = 1 if sys.platform == "darwin" else 1024
@@ -51,7 +55,9 @@ class Ranks:
 
 
 def start_ranks() -> Ranks:
-    """Joins the process group that the launcher's environment describes; without a launcher, a group of one.
+    """Joins the process group that the launcher's environment describes.
+
+    Without a launcher the group has one process.
 
     Raises:
         ValueError: Another job has the port where the ranks were to meet.
@@ -66,8 +72,9 @@ def start_ranks() -> Ranks:
         import deepspeed.ops
 
         if not torch.cuda.is_available():
-            # Otherwise joining compiles a C++ extension for 50 s, and a killed compile leaves a lock behind. With CUDA
-            # nothing asks for it, and looking at this dictionary tries out every operation there is.
+            # Otherwise joining compiles a C++ extension for 50 s, and a killed compile leaves a
+            # lock behind. With CUDA nothing asks for it, and looking at this dictionary tries out
+            # every operation there is.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         _join(deepspeed.init_distributed)
     # DeepSpeed 0.19.8 calls what torch 2.13 renamed; nothing a user could change.
@@ -112,10 +119,13 @@ def stop_ranks() -> None:
 
 
 def _let_gloo_rest(seconds: float = 10.0) -> None:
-    """Waits until Gloo's threads, which live on as DeepSpeed keeps its groups, have let go of the last tensors.
+    """Waits until Gloo's threads have let go of the last tensors.
 
-    They do so a moment after whoever waited for the result goes on, and one that comes to it when the interpreter has
-    ended aborts the process: "terminate called without an active exception". Looked at through /proc, if there is one.
+    They live on as DeepSpeed keeps its groups.
+
+    They do so a moment after whoever waited for the result goes on, and one that comes to it when
+    the interpreter has ended aborts the process: "terminate called without an active exception".
+    Looked at through /proc, if there is one.
     """
     deadline, looks = time.monotonic() + seconds, 0
     while looks < _LOOKS_AT_REST and time.monotonic() < deadline:
@@ -134,7 +144,10 @@ def _gloo_states() -> Iterator[str]:
 
 @contextlib.contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """Raises on every rank what any rank found wrong: only rank 0 prints, and no rank may wait for one that left."""
+    """Raises on every rank what any rank found wrong.
+
+    Only rank 0 prints, and no rank may wait for one that left.
+    """
     fault: Exception | None = None
     try:
         yield

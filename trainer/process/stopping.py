@@ -1,7 +1,10 @@
-"""When a rank is told to stop: by a signal, or because its launcher is gone. Looks at Linux's /proc.
+"""When a rank is told to stop: by a signal, or because its launcher is gone.
 
-The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that ends the former alone
-reaches nobody else, so every rank watches both (torchrun and others likewise) and leaves when one of them is gone.
+The launcher is looked for in Linux's /proc.
+
+The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that
+ends the former alone reaches nobody else, so every rank watches both (torchrun and others likewise)
+and leaves when one of them is gone.
 """
 
 import contextlib
@@ -26,11 +29,13 @@ LAUNCHER_MODULES = ("deepspeed.launcher.", "torch.distributed.run", "torch.distr
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 8.0
 LAUNCHERS_GRACE_SECONDS = 30.0
-"""What launchers give their ranks after Ctrl-C before they kill them."""
+"""The seconds that launchers give their ranks after Ctrl-C before they kill them."""
 
 
 class LauncherWatch:
-    """Notices that the launcher is gone; then ranks have GRACE_SECONDS to save and leave by themselves.
+    """Notices that the launcher is gone.
+
+    Then ranks have GRACE_SECONDS to save and leave by themselves.
 
     Attributes:
         on_loss: Called once; None, as before there is something to save, leaves at once.
@@ -40,7 +45,10 @@ class LauncherWatch:
     """
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Watches the launchers among this process's parents; without one, as under a plain shell, nothing."""
+        """Watches the launchers among this process's parents.
+
+        Without one, as under a plain shell, it does nothing.
+        """
         self.on_loss: Callable[[], None] | None = None
         self.grace_seconds = grace_seconds
         self._launchers = find_launchers()
@@ -59,7 +67,10 @@ class LauncherWatch:
 
 
 def find_launchers() -> dict[int, str]:
-    """Process ids of this process's parents that are launchers, up to the first that is not, and when each began."""
+    """Process ids of this process's parents that are launchers, and when each began.
+
+    They are listed up to the first parent that is none.
+    """
     found: dict[int, str] = {}
     pid = os.getppid()
     while (started := _started(pid)) and is_launcher(_arguments(pid)):
@@ -69,7 +80,10 @@ def find_launchers() -> dict[int, str]:
 
 
 def is_launcher(arguments: list[str]) -> bool:
-    """Whether a command line starts a launcher: `python .../deepspeed ...`, `python -m deepspeed.launcher.launch`."""
+    """Whether a command line starts a launcher.
+
+    That is `python .../deepspeed ...` or `python -m deepspeed.launcher.launch`.
+    """
     for index, argument in enumerate(arguments[:5]):
         if argument == "-m":
             return arguments[index + 1 : index + 2] != [] and arguments[index + 1].startswith(LAUNCHER_MODULES)
@@ -91,7 +105,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        """Not made yet."""
+        """Makes a request that nobody has made yet."""
         self.is_made = False
         self.number = int(signal.SIGTERM)
 
@@ -104,12 +118,15 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str], None], notice: str) -> Iterator[None]:
-    """While this holds, a stop signal or the loss of the launcher makes a request instead of ending the process.
+    """Makes a stop signal or the loss of the launcher a request while this holds.
+
+    The process does not end by them.
 
     A second Ctrl-C leaves at once, also where the main thread waits for another rank for ever.
 
     Args:
-        watch: Its patience with a lost launcher grows by Ctrl-C, as that ends the `deepspeed` command at once.
+        watch: Its patience with a lost launcher grows by Ctrl-C, as that ends the `deepspeed`
+            command at once.
         stop: What is made.
         say: Called with the notice by the first Ctrl-C.
         notice: What the first Ctrl-C means.
@@ -117,7 +134,8 @@ def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str]
     interrupts: list[int] = []
 
     def hear(number: int) -> None:
-        # DeepSpeed's launcher sends SIGTERM after the first Ctrl-C, torchrun in place of the second.
+        # DeepSpeed's launcher sends SIGTERM after the first Ctrl-C, torchrun in place of the
+        # second.
         is_torchruns = number == signal.SIGTERM and watch.has_launcher and not watch.has_deepspeed
         if interrupts and (number == signal.SIGINT or is_torchruns):
             leave_interrupted(signal.SIGINT)
@@ -136,26 +154,38 @@ def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str]
 
 
 def note_outcome(text: str) -> None:
-    """Tells a supervisor that asks whether the run is "running" or "finished": exit codes of launchers may lie."""
+    """Tells a supervisor that asks whether the run is "running" or "finished".
+
+    Exit codes of launchers may lie.
+    """
     if path := os.environ.get(OUTCOME_FILE):
         Path(path).write_text(text)
 
 
 def leave_at_once(code: int) -> None:
-    """Ends this process without the interpreter's own end, which takes torch and DeepSpeed seconds of CPU."""
+    """Ends this process without the interpreter's own end.
+
+    That takes torch and DeepSpeed seconds of CPU.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the system's ticks; empty where it is gone or only waits to be reaped."""
+    """When a process began, in the system's ticks.
+
+    It is empty where the process is gone or only waits to be reaped.
+    """
     stat = _stat(pid)
     return stat[19] if stat and stat[0] != "Z" else ""
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on: state, parent, ...; empty where there is no such process."""
+    """Fields of /proc/PID/stat from the state on: state, parent, ....
+
+    The list is empty where there is no such process.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

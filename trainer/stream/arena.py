@@ -1,7 +1,7 @@
-"""Decoded blocks side by side in flat arrays, from which the rows of a step are gathered, whatever blocks they are in.
+"""Decoded blocks side by side in flat arrays, from which the rows of a step are gathered.
 
-What a block decodes to is checked against the block table's counts, and the ids and positions in it against what they
-point into.
+What a block decodes to is checked against the block table's counts, and the ids and positions in it
+against what they point into.
 
 N rows gathered, R runs of rows.
 """
@@ -20,17 +20,20 @@ from trainer.stream.rows import HostMemory, gather_lists, gather_values
 
 COMPILED = load("trainer.stream._blocks")
 IS_USABLE = COMPILED is not None and bool(COMPILED.IS_USABLE)
-"""Not without zstd's own library."""
+"""Whether blocks are unpacked by compiled code, which takes zstd's own library."""
 
 _TOKENS_PER_MASKED = 4
-"""Room for one masked position in so many tokens at first; a block with more makes every slot larger."""
+"""One masked position in so many tokens has room at first.
+
+A block with more of them makes every slot larger.
+"""
 
 
 class Arena:
     """Slots that hold a block each.
 
-    A column of lists is one array of values and one of offsets over all slots, so that what a step takes of hundreds
-    of blocks, often one row of each, is gathered by a single call.
+    A column of lists is one array of values and one of offsets over all slots, so that what a step
+    takes of hundreds of blocks, often one row of each, is gathered by a single call.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -53,7 +56,8 @@ class Arena:
         """Copies a block into a free slot, which it returns.
 
         Raises:
-            ValueError: Its tokens are wider or narrower than those of the blocks before it; it begins with `where`.
+            ValueError: Its tokens are wider or narrower than those of the blocks before it; it
+                begins with `where`.
         """
         found, expected = block.input_ids.dtype, self._lists["input_ids"].dtype
         if self._num_slots and found != expected:
@@ -71,7 +75,7 @@ class Arena:
         return slot
 
     def put_stored(self, bodies: list[memoryview], counts: Array, seq_len: int, vocab_size: int) -> list[int]:
-        """Decompresses stored blocks into free slots and checks them, by one call of the compiled module.
+        """Decompresses stored blocks into free slots and checks them, by one call of compiled code.
 
         Args:
             bodies: The bytes of each, as `decode_block` takes them.
@@ -80,8 +84,9 @@ class Arena:
             vocab_size: Above every token id.
 
         Returns:
-            The slots of the first ones. It ends where nothing is compiled, the arena has to grow, or a block is not as
-            it should be: what `check_block` and `put` do with that one says which.
+            The slots of the first ones. It ends where nothing is compiled, the arena has to grow,
+            or a block is not as it should be: what `check_block` and `put` do with that one says
+            which.
         """
         dtype, room = self._lists["input_ids"].dtype, min(len(bodies), len(self._free))
         if COMPILED is None or not IS_USABLE or not room or self._lists["masked_lm_ids"].dtype != dtype:
@@ -145,7 +150,9 @@ def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: s
 
 
 def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -> Block:
-    """What a block's buffers hold, checked: nothing in it points outside its instance or the vocabulary.
+    """What a block's buffers hold, checked.
+
+    Nothing in it points outside its instance or the vocabulary.
 
     Raises:
         ValueError: It is no block of this shard, or training would look up what is not there.
@@ -162,7 +169,10 @@ def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -
 
 
 def _expect_below(what: str, values: Array, limits: Array | int, offsets: Array, where: str) -> None:
-    """Names the first of the values, which belong to instances by these offsets [N+1], that is not below its limit."""
+    """Names the first of the values that is not below its limit, and the instance it belongs to.
+
+    Instance n holds values offsets[n] to offsets[n + 1] - 1; offsets are [N+1].
+    """
     if not np.any(is_wrong := values >= limits):
         return
     place = int(np.argmax(is_wrong))
@@ -201,7 +211,7 @@ class _Lists:
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """Of the values."""
+        """The dtype of the values."""
         return self._values.dtype
 
     def count(self, first: Array, last: Array) -> int:
@@ -225,6 +235,6 @@ class _Lists:
 
 @lru_cache(maxsize=2)
 def _messages(dtype: "np.dtype[Any]") -> tuple[bytes, tuple[int, int, int, int]]:
-    """The messages before a block's body, and where in them is what differs between blocks of one type of tokens."""
+    """The messages before a block's body, and where in them blocks of one type of tokens differ."""
     data, at = template_of(block_schema(dtype))
     return data[: at.body], (at.body_bytes, at.num_rows, at.nodes, at.places)

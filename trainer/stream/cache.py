@@ -1,13 +1,16 @@
-"""Stretches of shards kept on a local disk, shared by the ranks of a node: whole, checked, least recently used out.
+"""Stretches of shards kept on a local disk, shared by the ranks of a node.
+
+They appear whole, are checked when they are read, and the least recently used go first.
 
 The unit is a stretch of some MiB and not a shard, so a first batch waits for one request and not
-for a gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the folder is never
-believed: whoever reads checks every block's crc32, and one that is damaged is fetched again.
+for a gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the
+folder is never believed: whoever reads checks every block's crc32, and one that is damaged is
+fetched again.
 
-Locks are those of `flock`, one for each stretch, which the kernel lets go of when a process dies, however it dies; the
-folder must be on a disk of this machine. A lock's file is there while somebody fetches. Stretches appear by rename.
-Killed anywhere, a process leaves at most unfinished files and empty ones of locks, which the next one to want the same
-stretches takes over.
+Locks are those of `flock`, one for each stretch, which the kernel lets go of when a process dies,
+however it dies; the folder must be on a disk of this machine. A lock's file is there while somebody
+fetches. Stretches appear by rename. Killed anywhere, a process leaves at most unfinished files and
+empty ones of locks, which the next one to want the same stretches takes over.
 """
 
 import contextlib
@@ -47,7 +50,10 @@ Checked = TypeVar("Checked")
 
 
 class CacheError(ValueError):
-    """The cache cannot be used: no room, no rights, too long a wait. The message names the folder and what to do."""
+    """The cache cannot be used: no room, no rights, too long a wait.
+
+    The message names the folder and what to do.
+    """
 
 
 class ShardCache:
@@ -85,12 +91,15 @@ class ShardCache:
         stop: threading.Event,
         seconds: float,
     ) -> Checked:
-        """What `check` makes of a stretch's bytes, from the folder or else from `fetch`, which then only one calls.
+        """What `check` makes of a stretch's bytes, from the folder or else from `fetch`.
+
+        Of all that want the same stretch at once only one calls `fetch`.
 
         Args:
             key: Names the bytes for good; the bytes of a key never change.
             check: Raises ValueError where bytes are not what they should be.
-            fetch: Gets them from the store, with what `check` makes of them; raises where it cannot.
+            fetch: Gets them from the store, with what `check` makes of them; raises where it
+                cannot.
             stop: Set when nobody waits any more.
             seconds: Patience with another thread or process that fetches the same.
 
@@ -132,7 +141,8 @@ class ShardCache:
     def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
         """Writes a stretch, after removing the least recently used where it does not fit.
 
-        A process killed between counting and renaming leaves a count too high, which the next clearing puts right.
+        A process killed between counting and renaming leaves a count too high, which the next
+        clearing puts right.
         """
         usage, unfinished = self._folder / "usage", path.with_suffix(_UNFINISHED)
         with self._locked("usage", stop, time.monotonic() + _USAGE_SECONDS):
@@ -145,7 +155,10 @@ class ShardCache:
             unfinished.replace(path)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Removes stretches, those used longest ago first, until at most most_bytes are left, and says how many are."""
+        """Removes stretches, those used longest ago first, until at most most_bytes are left.
+
+        Returns the bytes that are left.
+        """
         files = []
         for entry in os.scandir(self._folder / "stretches"):
             with contextlib.suppress(FileNotFoundError):
@@ -177,7 +190,8 @@ class ShardCache:
         finally:
             with self._named_errors(), file:
                 path.unlink(missing_ok=True)
-                # Closing would not do: a process forked meanwhile has the same open file, and with it the lock.
+                # Closing would not do: a process forked meanwhile has the same open file, and with
+                # it the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _try_lock(self, path: Path) -> BinaryIO | None:
@@ -186,7 +200,8 @@ class ShardCache:
             file = stack.enter_context(path.open("wb"))
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever had it before may have removed the file between the lines above: then this locks nothing.
+                # Whoever had it before may have removed the file between the lines above: then this
+                # locks nothing.
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     stack.pop_all()
                     return file
@@ -220,7 +235,9 @@ def open_cache(folder: str, max_bytes: int) -> ShardCache:
 def read_blocks_cached(
     dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
 ) -> list[memoryview]:
-    """Reads the stored bytes of a range's blocks through the cache of settings.cache_dir, and checks each one's crc32.
+    """Reads the stored bytes of a range's blocks through the cache, and checks each one's crc32.
+
+    The cache is that of settings.cache_dir.
 
     Raises:
         FileNotFoundError: The shard is not there.
@@ -252,7 +269,8 @@ def _read_stretch(
         return cache.read(
             f"{stretch.shard.sha256} {stretch.start_byte}-{stretch.stop_byte}",
             lambda data: split_blocks(data, stretch, url),
-            # In a thread beside: this one holds a lock of the cache, which nobody else could go on with.
+            # In a thread beside: this one holds a lock of the cache, which nobody else could go on
+            # with.
             lambda: fetch_blocks(dataset, stretch, attempts, call_within),
             stop,
             deadline - time.monotonic(),
@@ -262,7 +280,10 @@ def _read_stretch(
 
 
 def _stretches(blocks: BlockRange) -> Iterator[BlockRange]:
-    """What is cached together: the blocks that begin in the same STRETCH_BYTES of a shard, whoever wants which."""
+    """What is cached together: the blocks that begin in the same STRETCH_BYTES of a shard.
+
+    It does not depend on who wants which of them.
+    """
     number = blocks.table.offset // STRETCH_BYTES
     for each in np.unique(number[blocks.first : blocks.stop]):
         first, stop = np.searchsorted(number, [each, each + 1])

@@ -1,4 +1,4 @@
-"""The instances of steps, gathered from blocks that were read ahead of need (docs/order.md, "Reads")."""
+"""The instances of steps, gathered from blocks read ahead of need (docs/order.md, "Reads")."""
 
 import weakref
 from bisect import bisect_right
@@ -20,15 +20,20 @@ from trainer.stream.rows import HostMemory
 from trainer.stream.source import ShardStore
 
 GATHERED_TOKENS = 2**23
-"""Steps are gathered together until they have room for so many tokens, some 36 MB: the interpreter has little to do,
-and most blocks are used up as soon as they are decoded."""
+"""Steps are gathered together until they have room for so many tokens, some 36 MB.
+
+The interpreter then has little to do, and most blocks are used up as soon as they are decoded.
+"""
 
 _DECODED = memoryview(b"")
 """Stands for a block's bytes when they are no longer wanted."""
 
 
 class Group(NamedTuple):
-    """Some steps gathered together: step i is instances bounds[i] to bounds[i + 1] - 1 of the block."""
+    """Some steps gathered together.
+
+    Step i is instances bounds[i] to bounds[i + 1] - 1 of the block.
+    """
 
     block: Block
     bounds: list[int]
@@ -37,12 +42,12 @@ class Group(NamedTuple):
 class BlockWindow:
     """Iterator over steps: the instances of each as one block, in slot order.
 
-    What is read when, `ReadAhead` says. A block stays from its first to its last planned use, so one that serves many
-    steps of a lane is fetched and decoded once. Small steps are gathered together, so that what is done for each of
-    them is little.
+    What is read when, `ReadAhead` says. A block stays from its first to its last planned use, so
+    one that serves many steps of a lane is fetched and decoded once. Small steps are gathered
+    together, so that what is done for each of them is little.
 
     Attributes:
-        counts: Of requests so far.
+        counts: Requests so far.
     """
 
     def __init__(
@@ -59,10 +64,12 @@ class BlockWindow:
 
         Args:
             dataset: Where the shards are.
-            shards: Those that steps refer to by index, all of one length; more may be added at the end at any time.
-            steps: In their order, some at a time.
+            shards: Those that steps refer to by index, all of one length; more may be added at the
+                end at any time.
+            steps: The steps in their order, some at a time.
             settings: Memory, threads and patience.
-            min_steps: Steps kept planned whatever the memory, so that no block is let go between two uses.
+            min_steps: Steps kept planned whatever the memory, so that no block is let go between
+                two uses.
             memory: Where steps are gathered.
             counts: Counts requests.
         """
@@ -99,11 +106,17 @@ class BlockWindow:
             yield group
 
     def close(self) -> None:
-        """Stops the threads; blocks on their way are given up, and whoever waits for them gets a CancelledError."""
+        """Stops the threads.
+
+        Blocks on their way are given up, and whoever waits for them gets a CancelledError.
+        """
         self._close()
 
     def _gather_steps(self) -> Group | None:
-        """Gathers the next step, and with it those after it whose blocks are there: small ones cost less together."""
+        """Gathers the next step, and with it those after it whose blocks are there.
+
+        Small steps cost less together.
+        """
         steps = self._ahead.next_steps(-(-GATHERED_TOKENS // self._seq_len))
         if steps is None:
             return None
@@ -122,7 +135,8 @@ class BlockWindow:
         Returns:
             The steps whose blocks are decoded. Only those of the first step are waited for.
         """
-        # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in turns for the lock.
+        # Decoded by the one thread that needs it: in eight threads it cost 3 times the CPU, in
+        # turns for the lock.
         due: dict[int, Read] = {}  # of which the bytes are here
         rows = self._blocks.undecoded(steps.number)
         num_steps = len(steps.bounds) - 1

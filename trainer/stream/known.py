@@ -1,4 +1,7 @@
-"""One split and length of a mixture, as far as its passes are known: all, or those a running build finished."""
+"""One split and length of a mixture, as far as its passes are known.
+
+All passes are known, or those that a running build has finished.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -19,12 +22,12 @@ from trainer.stream.state import CONTENT_DIGITS, DatasetState, StreamState
 class KnownPasses:
     """The passes of every dataset of a mixture; more become known where a build goes on.
 
-    The first P epochs of a dataset need only the passes up to theirs, so what is known gives the order of all positions
-    before the first pass that is not.
+    The first P epochs of a dataset need only the passes up to theirs, so what is known gives the
+    order of all positions before the first pass that is not.
 
     Attributes:
         store: Reads the shards.
-        shards: Of all passes known, as plans index them; grows at its end.
+        shards: Shards of all passes known, as plans index them; the list grows at its end.
     """
 
     def __init__(self, mixture: Mixture, split: str, seq_len: int, patience: Patience | None = None) -> None:
@@ -69,7 +72,10 @@ class KnownPasses:
         return [starts[1] for starts in self._starts]
 
     def order(self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...]) -> StreamOrder:
-        """The order, as far as it is known; the same object until more is, as what is worked out of it is kept."""
+        """The order, as far as it is known.
+
+        It is the same object until more is known, as what is worked out of it is kept.
+        """
         return self._order(seed, num_lanes, skipped, tuple(map(len, self._passes)))
 
     def reaches(self, position: int) -> bool:
@@ -77,7 +83,9 @@ class KnownPasses:
         return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
 
     def wait_for(self, position: int) -> None:
-        """Waits until the order of all positions before this one is known, and takes in what more there is.
+        """Waits until the order of all positions before this one is known.
+
+        Takes in what more there is.
 
         Raises:
             FileNotFoundError: Patience ended.
@@ -101,7 +109,10 @@ class KnownPasses:
         return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
     def describe(self, position: int, weights: Sequence[int] | None = None) -> tuple[DatasetState, ...]:
-        """What the state at a position says of the datasets; with other weights, what it would say of their content."""
+        """What the state at a position says of the datasets.
+
+        With other weights, what it would say of their content.
+        """
         own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
         return self._described(tuple(self._num_begun(d, each) for d, each in enumerate(own)))
 

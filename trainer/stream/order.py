@@ -29,7 +29,10 @@ class ShardSize(NamedTuple):
 
 
 Passes = tuple[tuple[ShardSize, ...], ...]
-"""The shards of every pass of one dataset; of those known so far, where its build is still running."""
+"""The shards of every pass of one dataset.
+
+Of those known so far, where its build is still running.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +41,8 @@ class StreamOrder:
 
     Attributes:
         datasets: The passes of each. Runs name a dataset, and a shard, by its place in here.
-        weights: Of each dataset, at least 1.
-        seed: Of the shard order.
+        weights: The weight of each dataset, at least 1.
+        seed: Random seed of the shard order.
         num_lanes: K; fixed for a whole stream.
         skipped: Positions that no batch takes; ascending, apart from each other.
     """
@@ -57,7 +60,10 @@ class StreamOrder:
 
 
 class Place(NamedTuple):
-    """Where a position of one dataset is found (rule 3). `instance` counts through the epoch's shards in order."""
+    """Where a position of one dataset is found (rule 3).
+
+    `instance` counts through the epoch's shards in order.
+    """
 
     epoch: int
     pass_index: int
@@ -68,15 +74,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Spans:
-    """Places start to stop - 1 of epochs, as steps take them; all [E], by step, then dataset, epoch and place.
+    """Places start to stop - 1 of epochs, as steps take them.
+
+    All are [E], by step, then dataset, epoch and place.
 
     Attributes:
         step: Counted from 0.
         dataset: Index into the stream's datasets.
-        epoch: Of that dataset.
+        epoch: The epoch of that dataset.
         start: First place in the epoch.
         stop: One past the last.
-        num_instances: Of the whole epoch.
+        num_instances: Instances of the whole epoch.
     """
 
     step: Array
@@ -89,7 +97,10 @@ class Spans:
 
 @dataclass(frozen=True)
 class EpochShards:
-    """One epoch's shards in their order: `shard` [S] indexes the pass, bounds [S+1] count instances."""
+    """One epoch's shards in their order.
+
+    `shard` [S] indexes the pass, bounds [S+1] count instances.
+    """
 
     shard: Array
     bounds: Array
@@ -120,7 +131,10 @@ def locate(pass_instances: Sequence[int], num_lanes: int, position: int) -> Plac
 
 
 def mixture_word(weights: Sequence[int]) -> list[int]:
-    """Rule 7: the dataset of each place of one period: with it given, the one furthest behind; of equals the first."""
+    """Rule 7: the dataset of each place of one period: with it given, the one furthest behind.
+
+    Of equal ones the first is taken.
+    """
     period, drawn = sum(weights), [0] * len(weights)
     word = []
     for places in range(1, period + 1):
@@ -134,7 +148,8 @@ def check_weights(weights: Sequence[int]) -> None:
     """Refuses weights that are no shares.
 
     Raises:
-        ValueError: One is below 1, or their sum over their greatest common divisor is above MAX_PERIOD.
+        ValueError: One is below 1, or their sum over their greatest common divisor is above
+            MAX_PERIOD.
     """
     if min(weights) < 1:
         raise ValueError(f"weights {list(weights)}: each must be a whole number of at least 1")
@@ -152,7 +167,10 @@ def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
 
 
 def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
-    """Rule 6: the next `count` positions that are not skipped, as stretches; at least one position."""
+    """Rule 6: the next `count` positions that are not skipped, as stretches.
+
+    There is at least one.
+    """
     found = []
     for start, stop in skipped:
         if position < (end := min(start, position + count)):
@@ -227,7 +245,10 @@ def _own_positions(weights: Sequence[int], dataset: int, position: Array) -> Arr
 def _epoch_spans(
     dataset: int, pass_instances: Sequence[int], step: Array, start: Array, stop: Array
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The dataset's own positions start to stop - 1 of each step, cut at epochs: the columns of `Spans`."""
+    """The dataset's own positions start to stop - 1 of each step, cut at epochs.
+
+    Returns the columns of `Spans`.
+    """
     size, prefix = np.array(pass_instances, np.int64), np.cumsum([0, *pass_instances])
     drawn = start < stop
     step, start, stop = step[drawn], start[drawn], stop[drawn]
@@ -239,7 +260,10 @@ def _epoch_spans(
 
 
 def _epoch_at(prefix: Array, position: Array) -> Array:
-    """The epoch of a dataset's own positions, where its passes begin at `prefix` of every cycle [P+1]."""
+    """The epoch of each of a dataset's own positions.
+
+    Passes begin at `prefix` [P+1] of every cycle.
+    """
     epoch: Array = position // prefix[-1] * (len(prefix) - 1)
     epoch += np.searchsorted(prefix[1:], position % prefix[-1], side="right")
     return epoch
@@ -247,7 +271,10 @@ def _epoch_at(prefix: Array, position: Array) -> Array:
 
 @lru_cache(maxsize=8)
 def _count_draws(weights: tuple[int, ...]) -> tuple[int, Array]:
-    """The shortest period of the mixture, and the draws from each dataset before each of its positions [M+1, D]."""
+    """The shortest period of the mixture, and how often each dataset is drawn before its positions.
+
+    The counts are [M+1, D].
+    """
     divisor = math.gcd(*weights)
     word = mixture_word([weight // divisor for weight in weights])
     drawn_MD = np.zeros((len(word) + 1, len(weights)), np.int64)

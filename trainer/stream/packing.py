@@ -30,9 +30,9 @@ DEVICE_DTYPES = {
 class MicroBatch(PackedInputs):
     """Packed instances. An empty one has B = T = M = 0.
 
-    Types are the narrowest that hold the values, 5 bytes a token: input_ids are uint16, or uint32 for vocabularies
-    over 65,536, token_type_ids uint8 and position_ids uint16. What is moved to a device is as small as can be, and
-    `to_device` widens it there.
+    Types are the narrowest that hold the values, 5 bytes a token: input_ids are uint16, or uint32
+    for vocabularies over 65,536, token_type_ids uint8 and position_ids uint16. What is moved to a
+    device is as small as can be, and `to_device` widens it there.
 
     Attributes:
         masked_positions: [M] int32 into the T tokens.
@@ -62,8 +62,9 @@ def empty_micro_batch() -> MicroBatch:
 def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """The micro-batch on a device, in the types that models take.
 
-    What there is one of for each token, and cu_seqlens, becomes int32, as embeddings take; the others int64. Copies
-    from pinned memory are asynchronous: keep the batch until something that was computed of it has been read back.
+    What there is one of for each token, and cu_seqlens, becomes int32, as embeddings take; the
+    others int64. Copies from pinned memory are asynchronous: keep the batch until something that
+    was computed of it has been read back.
     """
 
     def move(name: str) -> Tensor:
@@ -76,9 +77,12 @@ def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
 def pack_micro_batches(
     block: Block, cuts: Sequence[tuple[int, int]], memory: HostMemory | None = None
 ) -> list[MicroBatch]:
-    """Stretches [start, stop) of a block's instances as micro-batches; each begins where the one before it ends.
+    """Stretches [start, stop) of a block's instances as micro-batches.
 
-    All are made together, and then cut: what is computed lies in a piece of `memory`, the rest in the block.
+    Each begins where the one before it ends.
+
+    All are made together, and then cut: what is computed lies in a piece of `memory`, the rest in
+    the block.
     """
     if not cuts:
         return []
@@ -113,11 +117,13 @@ def pack_micro_batches(
 
 
 def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
-    """The same instances as rows of seq_len tokens, as `transformers.BertForPreTraining` takes them; all int64.
+    """The same instances as rows of seq_len tokens, all int64.
+
+    `transformers.BertForPreTraining` takes them so.
 
     Returns:
-        input_ids, attention_mask and token_type_ids [B, S] with 0 for padding, labels [B, S] with -100 where nothing
-        is masked, next_sentence_label [B].
+        input_ids, attention_mask and token_type_ids [B, S] with 0 for padding, labels [B, S] with
+        -100 where nothing is masked, next_sentence_label [B].
     """
     num_instances = len(batch.is_random_next)
     lengths = batch.cu_seqlens.diff()
@@ -140,7 +146,9 @@ def pad_micro_batch(batch: MicroBatch, seq_len: int) -> dict[str, Tensor]:
 
 
 def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
-    """Rule 5: consecutive instances [start, stop) of at most micro_tokens tokens, each cut as late as it can be.
+    """Rule 5: consecutive instances [start, stop) of at most micro_tokens tokens.
+
+    Each is cut as late as it can be.
 
     Args:
         offsets: [N+1], cumulative tokens of the instances; none is longer than micro_tokens.

@@ -1,6 +1,7 @@
 """The planned stream as a `webdataset.DataPipeline`: `pretrain` reads it, others compose with it.
 
-docs/library.md shows it in a plain loop, with `torchrun`, Lightning and the Trainer of Hugging Face.
+docs/library.md shows it in a plain loop, with `torchrun`, Lightning and the Trainer of Hugging
+Face.
 """
 
 import inspect
@@ -69,7 +70,9 @@ def planned_steps(
 
 
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
-    """A pipeline that begins with the planned steps; `.map` and the others return it a stage longer.
+    """A pipeline that begins with the planned steps.
+
+    `.map` and the others return it a stage longer.
 
     In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a
     loader with `batch_size=None` takes from its workers in turn, so they come out in order. This
@@ -90,7 +93,9 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
 
 
 class Samples(Iterator[Any]):
-    """One iteration of a pipeline. Leave it with `close()` or as a context manager, or let go of it.
+    """One iteration of a pipeline.
+
+    Leave it with `close()` or as a context manager, or let go of it.
 
     Attributes:
         loader: The steps that the samples are made of.
@@ -129,8 +134,8 @@ def _one_for_one(loader: StepLoader, stages: Iterable[Stage]) -> Iterator[Any]:
     """The samples of one of several workers.
 
     Raises:
-        ValueError: A stage made none of a step, or several, or holds some back: a loader that takes from its workers in
-            turn would mix steps up.
+        ValueError: A stage made none of a step, or several, or holds some back: a loader that takes
+            from its workers in turn would mix steps up.
     """
     taken = given = 0
 

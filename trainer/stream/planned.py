@@ -1,4 +1,7 @@
-"""What is planned: steps, many together; the queue of those whose blocks are being read; and the blocks they hold."""
+"""What is planned: steps, and the blocks that they hold.
+
+Steps are planned many together, and wait in a queue while their blocks are being read.
+"""
 
 import contextlib
 import mmap
@@ -15,7 +18,9 @@ from trainer.stream.read_threads import Read
 
 
 class Steps(NamedTuple):
-    """Some steps one after another, each of which takes rows start to stop - 1 of blocks of shards, in slot order.
+    """Some steps one after another, in slot order.
+
+    Each takes rows start to stop - 1 of blocks of shards.
 
     Attributes:
         shard: [R] int64, as are the next three.
@@ -51,7 +56,7 @@ class Planned(NamedTuple):
     """Planned steps: rows start to stop - 1 of the blocks with these numbers; all [R].
 
     Attributes:
-        bounds: Of each step in the rows, and the end.
+        bounds: Where each step begins in the rows, and the end.
         instances: Before each step, and of all.
     """
 
@@ -87,7 +92,10 @@ class StepQueue:
         self._num_steps += len(steps.bounds) - 1
 
     def peek(self, min_instances: int, max_steps: int) -> Planned:
-        """The next steps, until they have so many instances, or those planned together end; there must be one."""
+        """The next steps, until they have so many instances, or those planned together end.
+
+        There must be one.
+        """
         steps, first = self._waiting[0], self._next
         last = bisect_left(steps.instances, steps.instances[first] + min_instances, first + 1)
         return steps.cut(first, min(last, first + max_steps, len(steps.instances) - 1))
@@ -104,14 +112,14 @@ class StepQueue:
 class HeldBlocks:
     """Blocks numbered through all shards, so that arrays tell of each whether it is held and where.
 
-    Nothing is done for each row of a step but by numpy: with many lanes and small batches a step is one row of each of
-    hundreds of blocks.
+    Nothing is done for each row of a step but by numpy: with many lanes and small batches a step is
+    one row of each of hundreds of blocks.
 
     Attributes:
         reads: What brings each block that is held, by its number.
         num_bytes: What those cost.
-        slot: In the arena, from 1; 0 where a block is not decoded. By the number of a block.
-        cost_bytes: Of each block that is held.
+        slot: The slot in the arena, from 1, by the number of a block; 0 where it is not decoded.
+        cost_bytes: What each block that is held costs.
     """
 
     def __init__(self) -> None:
@@ -123,22 +131,28 @@ class HeldBlocks:
         self._last_use: Array = np.zeros(0, np.int64)  # the step, counted from 1; 0 where a block is not held
 
     def number(self, shards: Sequence[Shard], shard: Array, block: Array) -> Array:
-        """The numbers of blocks by shard and place in it; shards added since get those after the others."""
+        """The numbers of blocks by shard and place in it.
+
+        Shards added since get those after the others.
+        """
         if len(self._first_number) <= len(shards):
             self._number_all(shards)
         numbers: Array = self._first_number[shard] + block
         return numbers
 
     def unknown(self, numbers: Array) -> Array:
-        """The rows of numbers [R] where blocks that are not held come for the first time, in order."""
+        """The rows of numbers [R] where blocks that are not held come first, in order."""
         return _first_rows(numbers, self._last_use)
 
     def undecoded(self, numbers: Array) -> Array:
-        """The rows of numbers [R] where blocks that are in no slot come for the first time, in order."""
+        """The rows of numbers [R] where blocks that are in no slot come first, in order."""
         return _first_rows(numbers, self.slot)
 
     def use(self, numbers: Array, steps: Array) -> None:
-        """Keeps blocks [R], of which one may be there several times, until steps [R] at least, which ascend."""
+        """Keeps blocks [R] until steps [R] at least, which ascend.
+
+        A block may be there several times.
+        """
         self._last_use[numbers] = steps
 
     def hold(self, numbers: Array, cost_bytes: Array) -> None:
@@ -182,9 +196,12 @@ def _first_rows(numbers: Array, values: Array) -> Array:
 
 
 def _lengthen(values: Array, size: int) -> Array:
-    """The values and then zeros, of which the system only keeps what is written: there may be millions of blocks.
+    """The values and then zeros, of which the system only keeps what is written.
 
-    Not from numpy, whose large arrays ask for pages of 2 MiB: a few blocks of each lane would touch most of them.
+    There may be millions of blocks.
+
+    Not from numpy, whose large arrays ask for pages of 2 MiB: a few blocks of each lane would touch
+    most of them.
     """
     pages = mmap.mmap(-1, max(1, size * values.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

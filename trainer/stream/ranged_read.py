@@ -1,8 +1,8 @@
 """Requests to a store: how patiently, and that their answers are complete.
 
-Stores do return short bodies, other bytes or nothing at all without an error, so nothing they return is believed: the
-number of bytes is checked against the request, and every block's crc32 against the block table.
-`trainer.stream.arena` checks what a block decodes to.
+Stores do return short bodies, other bytes or nothing at all without an error, so nothing they
+return is believed: the number of bytes is checked against the request, and every block's crc32
+against the block table. `trainer.stream.arena` checks what a block decodes to.
 """
 
 import contextlib
@@ -25,7 +25,10 @@ Result = TypeVar("Result")
 
 
 class ShardReadError(ValueError):
-    """A shard could not be read in full. A ValueError, because what helps is to mend the store or the dataset."""
+    """A shard could not be read in full.
+
+    It is a ValueError, because what helps is to mend the store or the dataset.
+    """
 
 
 class DamageError(ValueError):
@@ -57,8 +60,8 @@ class Attempts:
 
         Args:
             what: Names the thing, for messages.
-            timeout_seconds: For each attempt.
-            budget_seconds: For all of them and the pauses.
+            timeout_seconds: Seconds that each attempt may take.
+            budget_seconds: Seconds for all attempts and the pauses.
             stop: No more attempts once it is set.
         """
         self._what, self._stop = what, stop
@@ -90,8 +93,8 @@ class Attempts:
 
         Raises:
             FileNotFoundError: At once, as time does not mend it.
-            ShardReadError: A local file is too short, or the budget is spent, or the bytes were wrong DAMAGE_ATTEMPTS
-                times, or they were refused for REFUSAL_SECONDS.
+            ShardReadError: A local file is too short, or the budget is spent, or the bytes were
+                wrong DAMAGE_ATTEMPTS times, or they were refused for REFUSAL_SECONDS.
         """
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{self._what()}: the file is missing; restore or rebuild the dataset") from error
@@ -124,7 +127,9 @@ def no_answer(seconds: float) -> TimeoutError:
 
 
 def call_within(seconds: float, function: Callable[[], Result]) -> Result:
-    """Calls a function in a thread of its own, which is left behind where it does not return in time.
+    """Calls a function in a thread of its own.
+
+    The thread is left behind where it does not return in time.
 
     Raises:
         TimeoutError: It did not.
@@ -140,7 +145,9 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
-    """Runs a function and gives its result or its exception to whoever waits, if that has not been called off.
+    """Runs a function and gives its result or its exception to whoever waits.
+
+    Nothing is given where that has been called off.
 
     Raises:
         LeftBehindError: Another thread will.
@@ -184,7 +191,7 @@ def fetch_blocks(
     Args:
         dataset: Where the shard is.
         blocks: Its blocks.
-        attempts: At this range.
+        attempts: The attempts at this range.
         call: Makes a request.
 
     Raises:
@@ -212,7 +219,9 @@ def describe_table(dataset: ShardStore, shard: Shard) -> str:
 
 
 def read_table(dataset: ShardStore, shard: Shard, attempts: Attempts, call: Caller) -> BlockTable:
-    """Reads a shard's block table and checks that all its blocks but the last are full, which lookup relies on.
+    """Reads a shard's block table and checks that all its blocks but the last are full.
+
+    Lookup relies on that.
 
     Raises:
         FileNotFoundError: The file is not there.

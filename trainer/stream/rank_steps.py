@@ -30,9 +30,9 @@ class RankStep:
     Attributes:
         step: Steps taken before it.
         first_position: Stream position of the global batch's first instance.
-        position_after: Of the next global batch's first instance, but for what is skipped there.
-        micro_batches: In slot order; at least one.
-        num_instances: Of this rank's share, as are the next three.
+        position_after: Position of the next batch's first instance, but for what is skipped there.
+        micro_batches: At least one, in slot order.
+        num_instances: Instances of this rank's share, as the next three count that share.
         num_tokens: Real tokens, specials included.
         num_masked: Masked positions.
         drawn: Instances and tokens of every dataset of the mixture.
@@ -76,11 +76,12 @@ class StepSizes:
     """How global batches are shared; every number may change from run to run.
 
     Attributes:
-        rank: Of this process among world_size.
+        rank: Number of this process among world_size.
         world_size: Ranks that share every global batch.
         global_batch: Instances of a step over all ranks, at least world_size.
         micro_tokens: Real tokens of a micro-batch at most, at least seq_len.
-        worker: Which of num_workers processes of this rank reads; it takes steps worker, worker + num_workers, ...
+        worker: Which of num_workers processes of this rank reads; it takes steps worker, worker +
+            num_workers, ...
         num_workers: Processes that take the rank's steps in turn.
     """
 
@@ -101,14 +102,18 @@ class StepSizes:
 
 
 PLANNED_STEPS, PLANNED_STRETCHES = 512, 2**15
-"""Steps are planned together up to so many, and while they have fewer stretches of lanes than this."""
+"""Steps are planned together up to so many, and while they have fewer stretches of lanes than this.
+"""
 
 MAX_VISIT_STEPS = 512
 """A block stays from one visit of its lane to the next if that comes within so many steps."""
 
 
 class _StepPlace(NamedTuple):
-    """What is known of a step before it is read; of a mixture, dataset and instances of each row of its plan [2, R]."""
+    """What is known of a step before it is read.
+
+    `drawn` is there for a mixture: dataset and instances of each row of its plan, [2, R].
+    """
 
     first_position: int
     position_after: int
@@ -116,7 +121,10 @@ class _StepPlace(NamedTuple):
 
 
 class RankSteps:
-    """Plans, reads and packs. A window reads the passes known when it begins; then the next one begins."""
+    """Plans, reads and packs. A window reads the passes known when it begins.
+
+    Then the next one begins.
+    """
 
     def __init__(
         self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings, is_pinned: bool = False
@@ -130,7 +138,10 @@ class RankSteps:
         self._is_closed = False
 
     def groups(self, first_step: int, num_steps: int | None) -> Iterator[list[RankStep]]:
-        """The steps, numbered from first_step, those together that are packed together; endless without num_steps."""
+        """The steps, numbered from first_step, those together that are packed together.
+
+        They are endless without num_steps.
+        """
         sizes, end = self._sizes, None if num_steps is None else first_step + num_steps
         step, state = first_step + sizes.worker, self._leave(self._begin, sizes.worker)
         while end is None or step < end:
@@ -191,7 +202,10 @@ class RankSteps:
         return Steps(self._passes.shard_index(runs), block, runs.start - first, runs.stop - first, bounds)
 
     def _min_steps(self) -> int:
-        """A lane of the rarest dataset is visited once in this many steps: its block must live between two visits."""
+        """The steps until every lane has been visited: a block must live between two visits.
+
+        A lane of the rarest dataset is visited once in so many steps.
+        """
         weights = self._passes.weights
         visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
         return min(MAX_VISIT_STEPS, visits)

@@ -1,4 +1,4 @@
-"""Which blocks are asked for when: as many steps ahead as fit into memory (docs/order.md, "Reads")."""
+"""Which blocks are asked for when, as far ahead as fits into memory (docs/order.md, "Reads")."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,21 +16,30 @@ from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import Read, ReadThreads
 
 LOOKAHEAD_STEPS = 512
-"""Planned ahead at most at first, whatever the memory: the first batch is not to wait for long reads of every lane."""
+"""The most steps planned ahead at first, whatever the memory.
+
+The first batch is not to wait for long reads of every lane.
+"""
 
 MAX_LOOKAHEAD_STEPS = 8192
-"""Planned ahead at most after some time: small steps need many for a lane's blocks to join into long reads."""
+"""The most steps planned ahead after some time.
+
+Small steps need many for a lane's blocks to join into long reads.
+"""
 
 PLANNED_INSTANCES = 2**15
 """Steps are planned together up to this size."""
 
 MAX_TABLES = 4096
-"""Block tables kept: some kB each."""
+"""The most block tables kept, of some kB each."""
 
 
 @dataclass
 class ReadCounts:
-    """What was asked for so far of shards, tables apart. Blocks asked for twice count twice, attempts do not."""
+    """What was asked for so far of shards, tables apart.
+
+    Blocks asked for twice count twice, attempts do not.
+    """
 
     blocks: int = 0
     bytes: int = 0
@@ -52,10 +61,12 @@ class Wanted(NamedTuple):
 
 
 class ReadAhead:
-    """Plans steps until their blocks fill buffer_bytes and asks for all new blocks; again when half of both are gone.
+    """Plans steps until their blocks fill buffer_bytes and asks for all new blocks.
 
-    Blocks are asked for in order of need, consecutive ones of a shard by one request. Memory is bounded by
-    buffer_bytes or by what `min_steps` steps need, whichever is more.
+    It does so again when half of both are gone.
+
+    Blocks are asked for in order of need, consecutive ones of a shard by one request. Memory is
+    bounded by buffer_bytes or by what `min_steps` steps need, whichever is more.
 
     Attributes:
         blocks: Those that planned steps use.
@@ -86,7 +97,10 @@ class ReadAhead:
         self._num_taken = 0
 
     def next_steps(self, min_instances: int) -> Planned | None:
-        """The next steps, up to so many instances where they were planned together; None at the end."""
+        """The next steps, up to so many instances where they were planned together.
+
+        Returns None at the end.
+        """
         if self._runs_low():
             self._plan_ahead()
         if not self._planned:
@@ -98,7 +112,10 @@ class ReadAhead:
         return self._planned.peek(min_instances, max_steps)
 
     def take(self, steps: Planned) -> list[int]:
-        """Lets go of the next steps, which are decoded. Returns the slots of blocks that no planned step uses."""
+        """Lets go of the next steps, which are decoded.
+
+        Returns the slots of blocks that no planned step uses.
+        """
         num_steps = len(steps.bounds) - 1
         self._planned.drop(num_steps)
         self._num_taken += num_steps
@@ -133,7 +150,10 @@ class ReadAhead:
         self._lookahead = min(2 * self._lookahead, MAX_LOOKAHEAD_STEPS)
 
     def _plan(self, steps: Steps) -> tuple[bool, list[Wanted]]:
-        """Plans some of the steps, and keeps the others for later. Returns whether it is enough, and what to read."""
+        """Plans some of the steps, and keeps the others for later.
+
+        Returns whether it is enough, and what to read.
+        """
         most = max(1, int(np.searchsorted(steps.instances, PLANNED_INSTANCES, side="right")) - 1)
         bounds = steps.bounds[: most + 1]
         shard, block = (column[: bounds[-1]] for column in (steps.shard, steps.block))
@@ -155,7 +175,10 @@ class ReadAhead:
         return bool(is_enough[num_steps - 1]), list(wanted)
 
     def _cost_bytes(self, shards: Array, blocks: Array) -> Array:
-        """What blocks [B] cost: twice their stored bytes, as those of a request stay until its last is decoded."""
+        """What blocks [B] cost: twice their stored bytes.
+
+        The bytes of a request stay until its last block is decoded.
+        """
         different, index = np.unique(shards, return_inverse=True)
         for shard in different.tolist():
             self._asked_table(shard)  # of all shards at once: each is a round trip
@@ -171,13 +194,15 @@ class ReadAhead:
 def join_blocks(
     wanted: Iterable[Wanted], shards: Sequence[Shard], table_of: Callable[[int], BlockTable], max_read_bytes: int
 ) -> list[Read]:
-    """What reads the blocks; one read takes in the next block of its shard while it is not too long.
+    """What reads the blocks.
+
+    One read takes in the next block of its shard while it is not too long.
 
     Args:
-        wanted: In order of need, none twice.
-        shards: By the numbers in `wanted`.
+        wanted: Blocks in order of need, none twice.
+        shards: Shards by the numbers in `wanted`.
         table_of: The block table of a shard.
-        max_read_bytes: Of a read of more than one block at most.
+        max_read_bytes: The most bytes of a read of more than one block.
     """
     reads: list[Read] = []
     endings: dict[tuple[int, int], Read] = {}

@@ -1,10 +1,13 @@
-"""Threads that read what is asked for, tables first and else in order, and give up at once when they are closed.
+"""Threads that read what is asked for, tables first and else in order.
+
+They give up at once when they are closed.
 
 They are daemons of this process: a live filesystem does not
 survive a fork, and daemons do not keep the interpreter from exiting.
 
-A thread makes its requests itself, as handing each to a second one cost more than reading it. One that does not come
-back in time is left behind, and a new thread goes on where it was: Python cannot stop a thread that waits.
+A thread makes its requests itself, as handing each to a second one cost more than reading it. One
+that does not come back in time is left behind, and a new thread goes on where it was: Python cannot
+stop a thread that waits.
 """
 
 import contextlib
@@ -98,7 +101,10 @@ class _Worker:
                     raise LeftBehindError
 
     def leave_behind(self) -> _Job | None:
-        """The job to go on with, where this thread has taken too long; it will not touch it again."""
+        """The job to go on with, where this thread has taken too long.
+
+        It will not touch it again.
+        """
         with self._lock:
             if self.job is None or time.monotonic() <= self._deadline:
                 return None
@@ -143,7 +149,7 @@ class ReadThreads:
         self._ask(1, read)
 
     def read_table(self, shard: Shard) -> "Future[BlockTable]":
-        """A shard's block table, before everything else that waits: nothing can be planned without."""
+        """A shard's block table, read before everything else: nothing can be planned without."""
         result: Future[BlockTable] = Future()
         self._ask(0, _TableRead(shard, result))
         return result
@@ -151,7 +157,8 @@ class ReadThreads:
     def close(self, seconds: float = 1.0) -> None:
         """Stops the threads and waits a moment: at exit none should be inside Arrow.
 
-        What has been asked for and is not there is called off, so that whoever waits for it ends too.
+        What has been asked for and is not there is called off, so that whoever waits for it ends
+        too.
         """
         self.stop.set()
         with contextlib.suppress(queue.Empty):

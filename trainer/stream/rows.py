@@ -1,11 +1,11 @@
-"""Rows of many blocks brought together, what follows from their lengths, and the memory that they are written into.
+"""Rows of many blocks brought together, what follows from their lengths, and memory for them.
 
-The memory is used again when nobody looks at it any more. A step's columns are some MB. Memory that is new costs a page
-fault every 4 KiB, which is more than filling it; and copies to a GPU are only asynchronous from pinned memory, which is
-dear to get.
+The memory is used again when nobody looks at it any more. A step's columns are some MB. Memory that
+is new costs a page fault every 4 KiB, which is more than filling it; and copies to a GPU are only
+asynchronous from pinned memory, which is dear to get.
 
-What is computed here is the definition; trainer/stream/_rows.c, where it is built (`tokenizer.compiled`),
-does the same, sooner. N rows in R runs, T tokens, M masked positions.
+What is computed here is the definition; trainer/stream/_rows.c, where it is built
+(`tokenizer.compiled`), does the same, sooner. N rows in R runs, T tokens, M masked positions.
 """
 
 import math
@@ -34,7 +34,8 @@ def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into:
         first: [R] int64.
         last: [R] int64, above first.
         offsets: int64, in bytes; list n is values.view(bytes)[offsets[n]:offsets[n + 1]].
-        values: Of all lists, 2 or 4 bytes each; lists that follow each other in a run lie side by side.
+        values: Values of all lists, 2 or 4 bytes each; lists that follow each other in a run lie side by
+            side.
         into: Receives offsets [N+1] int32 from 0, and the values.
     """
     if COMPILED is not None:
@@ -69,7 +70,8 @@ class Columns:
         token_type_ids: [T] uint8; 0 for segment A and 1 for the rest.
         position_ids: [T] uint16; counted from each instance's start.
         masked_positions: [M] int32; counted from the start of the micro-batch.
-        cu_seqlens: [N+C] int32; of each micro-batch the offsets of its instances, from 0 to its tokens.
+        cu_seqlens: [N+C] int32; of each micro-batch the offsets of its instances, from 0 to its
+            tokens.
         longest: [C] int32; tokens of the longest instance, 0 of none.
     """
 
@@ -87,7 +89,8 @@ def fill_columns(block: Block, firsts: Array, lasts: Array, into: Columns) -> No
         block: N instances; its offsets begin at 0.
         firsts: [C] int64; the first instance of each, which is where the one before ends.
         lasts: [C] int64; one past the last instance of each.
-        into: Has room for all tokens of the block; those outside of the micro-batches may be filled or not.
+        into: Has room for all tokens of the block; those outside of the micro-batches may be filled
+            or not.
     """
     if COMPILED is not None:
         given = block.offsets, block.segment_a_length, block.masked_offsets, block.masked_lm_positions, firsts, lasts
@@ -112,10 +115,13 @@ def _fill_instance(block: Block, instance: int, micro_batch_start: int, into: Co
 
 
 class HostMemory:
-    """Pieces of memory. One thread takes them; arrays, and tensors made of them, may be dropped by any.
+    """Pieces of memory. One thread takes them.
 
-    A piece is free again when the last array, view or tensor over it is gone. A tensor that is copied to a GPU must
-    therefore be kept until the copy is over, as training does, which reads the losses of a step before the next.
+    Arrays, and tensors made of them, may be dropped by any.
+
+    A piece is free again when the last array, view or tensor over it is gone. A tensor that is
+    copied to a GPU must therefore be kept until the copy is over, as training does, which reads the
+    losses of a step before the next.
 
     Attributes:
         is_pinned: Whether pieces are pinned for CUDA.
@@ -126,7 +132,7 @@ class HostMemory:
         self._free: deque[Array] = deque(maxlen=_MAX_FREE)
 
     def take(self, columns: Sequence[tuple[int, Any]]) -> list[Array]:
-        """Arrays of so many values of a dtype each, uninitialized, side by side in one piece of memory."""
+        """Arrays of so many values of a dtype each, uninitialized, side by side in one piece."""
         sizes = [count * np.dtype(dtype).itemsize for count, dtype in columns]
         starts = list(accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0))
         piece = np.asarray(_Lease(self._find(starts[-1]), self._free))

@@ -1,4 +1,6 @@
-"""Which rank reads what of a global batch: pure functions that docs/order.md states as rules 4, 5 and 8.
+"""Which rank reads what of a global batch, by the rules 4, 5 and 8 of docs/order.md.
+
+The functions are pure.
 
 Suffixes of arrays: S steps, K lanes, E spans of all
 steps, C spans of the step that has most, R runs.
@@ -63,11 +65,13 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
 def rank_runs(
     order: StreamOrder, position: int, global_batch: int, rank: int, world_size: int, num_steps: int = 1
 ) -> Runs:
-    """Rules 4 and 5: what one rank reads of the next steps' global batches, from stream position `position` on.
+    """Rules 4 and 5: what one rank reads of the next steps' global batches.
 
-    A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs nothing: the
-    stretches are laid out lane by lane, the rank's slots are cut out, and what is left is cut at shard borders.
-    Costs O(shards + steps x lanes + runs) numpy work, whatever the batch.
+    They begin at stream position `position`.
+
+    A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs
+    nothing: the stretches are laid out lane by lane, the rank's slots are cut out, and what is left
+    is cut at shard borders. Costs O(shards + steps x lanes + runs) numpy work, whatever the batch.
     """
     first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
     spans = step_spans(order, position, global_batch, num_steps)
@@ -78,13 +82,18 @@ def rank_runs(
 
 
 def default_num_lanes(global_batch: int, pass_instances: Iterable[int], block_instances: int) -> int:
-    """K: the largest divisor of G that is at most max(1, min(256, min(N_i) // (8 b))), N_i of every pass known."""
+    """K: the largest divisor of G that is at most max(1, min(256, min(N_i) // (8 b))).
+
+    N_i are the instances of every pass known.
+    """
     limit = max(1, min(MAX_DEFAULT_LANES, min(pass_instances) // (8 * block_instances)))
     return max(divisor for divisor in range(1, min(limit, global_batch) + 1) if global_batch % divisor == 0)
 
 
 def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
-    """Rule 8: every block of a shard holds b instances except the last, so instance n lies in block n // b.
+    """Rule 8: every block of a shard holds b instances except the last.
+
+    Instance n therefore lies in block n // b.
 
     Returns:
         The runs cut at block borders, and the block [R] that each of them lies in.
@@ -97,7 +106,10 @@ def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
 
 @dataclass(frozen=True)
 class _Line:
-    """The shards of several epochs one after another: bounds [S+1]; dataset, epoch and shard [S]."""
+    """The shards of several epochs one after another: bounds [S+1].
+
+    Dataset, epoch and shard are [S].
+    """
 
     bounds: Array
     dataset: Array
@@ -123,7 +135,10 @@ def _lay_out(order: StreamOrder, spans: Spans) -> tuple[_Line, Array]:
 
 
 def _lane_stretches(spans: Spans, base_E: Array, num_lanes: int, num_steps: int) -> tuple[Array, Array]:
-    """First instance, on the line of epochs, and length of each lane's stretch of each span [S, K, C]."""
+    """Where each lane's stretch of each span begins on the line of epochs, and its length.
+
+    Both are [S, K, C].
+    """
     lane_1K = np.arange(num_lanes)
     start_E1, stop_E1, size_E1 = (column[:, None] for column in (spans.start, spans.stop, spans.num_instances))
     lane_start_EK = lane_1K * (size_E1 // num_lanes) + np.minimum(lane_1K, size_E1 % num_lanes)
@@ -138,7 +153,10 @@ def _lane_stretches(spans: Spans, base_E: Array, num_lanes: int, num_steps: int)
 
 
 def _cut_slots(start: Array, count: Array, first_slot: int, stop_slot: int) -> tuple[Array, Array, Array]:
-    """Step, start and stop of a step's stretches [S, n], laid out one after another, between two slots of it."""
+    """Step, start and stop of what lies between two slots of each step's stretches [S, n].
+
+    The stretches of a step are laid out one after another.
+    """
     end_slot = np.cumsum(count, axis=1)
     slot = end_slot - count
     skip = np.maximum(first_slot - slot, 0)

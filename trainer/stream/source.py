@@ -46,7 +46,7 @@ class DataEntry:
     """One dataset as a person names it.
 
     Attributes:
-        name: In reports; unique in a mixture.
+        name: What reports call it; unique in a mixture.
         url: Folder or URL.
         weight: Its share of the instances, relative to those of the others.
     """
@@ -75,8 +75,8 @@ def open_mixture(
 
     Args:
         entries: One or several.
-        storage_options: Of their filesystems.
-        patience: With datasets whose build is still running; None takes finished ones only.
+        storage_options: Options of their filesystems.
+        patience: Patience with builds that still run; None takes finished datasets only.
 
     Raises:
         FileNotFoundError: There is no dataset, or patience ended.
@@ -103,7 +103,7 @@ class JoinedShards:
     """The shards of several datasets as one store, each named by its whole URL."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Without shards yet; every dataset is to have this vocab_size."""
+        """A store without shards yet; every dataset is to have this vocab_size."""
         self.vocab_size = vocab_size
         self._homes: dict[str, tuple[Dataset, Shard]] = {}
 
@@ -130,7 +130,10 @@ class JoinedShards:
         return dataset.blocks(own, attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a shard, by one request; OSError where another number comes."""
+        """Bytes start to stop - 1 of a shard, by one request.
+
+        Raises OSError where another number comes.
+        """
         dataset, own = self._homes[name]
         return dataset.read_bytes(own.name, start, stop)
 
@@ -161,7 +164,8 @@ def refuse_disagreement(mixture: Mixture) -> None:
     """Checks that one model can be trained on all datasets.
 
     Raises:
-        ValueError: Vocabulary, special tokens or lower-casing differ; the message says which and where.
+        ValueError: Vocabulary, special tokens or lower-casing differ; the message says which and
+            where.
     """
     first = mixture[0]
     for other in mixture[1:]:

@@ -1,4 +1,4 @@
-"""Where a stream stands, as a few plain numbers for a checkpoint (docs/order.md, rule 6). Imports `order`."""
+"""Where a stream stands, as a few plain numbers for a checkpoint (docs/order.md, rule 6)."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,11 @@ class DatasetState:
     """What a stream has to know again of one of its datasets.
 
     Attributes:
-        weight: Of the mixture.
+        weight: Its weight in the mixture.
         passes: How many there are, or will be where the build is still running.
-        content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the passes begun so far,
-            at least one: it covers names, instances and content of their shards.
+        content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the
+            passes begun so far, at least one: it covers names, instances and content of their
+            shards.
     """
 
     weight: int
@@ -31,11 +32,14 @@ class DatasetState:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Everything that the rest of the stream is a function of, besides the sizes that may change at any step.
+    """Everything that the rest of the stream is a function of.
+
+    Sizes may change at any step, and are no part of it.
 
     Attributes:
-        position: Where the next step begins; with the weights it gives the position in every dataset.
-        seed: Of the shard order.
+        position: Where the next step begins; with the weights it gives the position in every
+            dataset.
+        seed: Random seed of the shard order.
         num_lanes: K.
         split: train or validation.
         seq_len: Length the instances were made for.
@@ -53,7 +57,7 @@ class StreamState:
 
     @property
     def first_position(self) -> int:
-        """Of the next instance: the position, or the end of what is skipped there."""
+        """The position of the next instance: the position, or the end of what is skipped there."""
         return next_stretches(self.skipped, self.position, 1)[0][0]
 
     def after(self, num_instances: int) -> int:
@@ -64,7 +68,8 @@ class StreamState:
         """The state that leaves out further stretches of positions from here on.
 
         Raises:
-            ValueError: A stretch is empty, lies before the position and was consumed, or there are too many.
+            ValueError: A stretch is empty, lies before the position and was consumed, or there are
+                too many.
         """
         for start, stop in stretches:
             if not 0 <= start < stop:
@@ -128,7 +133,7 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
     Args:
         then: Where it stood.
         now: The state at the same position that would go on now.
-        names: Of the datasets read now.
+        names: Names of the datasets read now.
 
     Raises:
         ValueError: It does not; the message names every difference.

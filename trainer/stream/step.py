@@ -28,10 +28,13 @@ Item = TypeVar("Item")
 
 
 class Prefetcher(Generic[Item]):
-    """Keeps up to `depth` groups of items ready, in order; exceptions are raised where they would have been.
+    """Keeps up to `depth` groups of items ready, in order.
 
-    Items come in groups because handing over from thread to thread costs as much as packing a small step. The thread
-    is a daemon that knows nothing of who consumes, so an abandoned consumer can be collected and close it.
+    Exceptions are raised where they would have been.
+
+    Items come in groups because handing over from thread to thread costs as much as packing a small
+    step. The thread is a daemon that knows nothing of who consumes, so an abandoned consumer can be
+    collected and close it.
     """
 
     def __init__(self, groups: Iterator[Sequence[Item]], depth: int) -> None:
@@ -99,10 +102,13 @@ class Prefetcher(Generic[Item]):
 
 
 class StepLoader:
-    """Iterator over this rank's share of every step, without end. It does no communication between ranks.
+    """Iterator over this rank's share of every step, without end.
 
-    A background thread keeps some steps ready, of small ones thousands. Leave it with `close()` or as a context
-    manager; an abandoned one stops by itself, and none keeps the interpreter from exiting.
+    It does no communication between ranks.
+
+    A background thread keeps some steps ready, of small ones thousands. Leave it with `close()` or
+    as a context manager; an abandoned one stops by itself, and none keeps the interpreter from
+    exiting.
 
     Attributes:
         passes: What is known of the datasets.
@@ -143,20 +149,24 @@ class StepLoader:
             world_size: As in StepSizes.
             global_batch: As in StepSizes.
             micro_tokens: As in StepSizes.
-            seed: Of the order of shards.
-            state: `RankStep.state` of the last step taken, to continue after it; None begins at position 0.
+            seed: Random seed of the order of shards.
+            state: `RankStep.state` of the last step taken, to continue after it; None begins at
+                position 0.
             first_step: Steps taken before, for `RankStep.step`.
-            num_steps: Ends, and reads nothing, after so many steps, those of other workers included.
+            num_steps: Ends, and reads nothing, after so many steps, those of other workers
+                included.
             num_lanes: K, where the default is not wanted; a state has its own.
             skip: Stretches of positions to leave out, besides those of the state.
             reading: Memory, threads and patience.
-            pin_memory: Lays steps into pinned memory, from which `to_device` copies to a GPU without waiting.
-            patience: With builds that are still running.
+            pin_memory: Lays steps into pinned memory, from which `to_device` copies to a GPU
+                without waiting.
+            patience: Patience with builds that are still running.
             worker: As in StepSizes.
             num_workers: As in StepSizes.
 
         Raises:
-            ValueError: Sizes that do not fit together, or a state of other data, another seed or number of lanes.
+            ValueError: Sizes that do not fit together, or a state of other data, another seed or
+                number of lanes.
             FileNotFoundError: Patience ended.
         """
         sizes = StepSizes(rank, world_size, global_batch, micro_tokens, worker, num_workers)

@@ -1,1 +1,4 @@
-"""What a run shows of itself while it goes: terminal, TensorBoard, Weights & Biases, profile (docs/watching.md)."""
+"""What a run shows of itself while it goes (docs/watching.md).
+
+It shows itself by terminal, TensorBoard, Weights & Biases and profile.
+"""

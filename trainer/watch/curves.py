@@ -7,7 +7,8 @@ from typing import Any
 FLUSH_SECONDS = 30
 # Columns that say where a row stands rather than how it went.
 PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens")
-# Columns measured by a clock or the machine: they differ between two runs that are equal in all else.
+# Columns measured by a clock or the machine: they differ between two runs that are equal in all
+# else.
 MEASURED = (
     "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes", "eta_seconds",
     "seconds", "phase_seconds",
@@ -15,7 +16,10 @@ MEASURED = (
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a row as SPLIT/COLUMN or, below a table, SPLIT/COLUMN/KEY; measured ones as speed/COLUMN."""
+    """Every number of a row as SPLIT/COLUMN or, below a table, SPLIT/COLUMN/KEY.
+
+    Measured ones are called speed/COLUMN.
+    """
     return dict(_walk(row))
 
 
@@ -38,8 +42,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
 class TensorBoard:
     """RUN/tensorboard: the curves of every row at its step.
 
-    A run that continues after step T hides what an earlier launch wrote after T, so no step appears twice. A row is one
-    event, 0.13 ms; SummaryWriter, which writes one for each number, takes 0.67.
+    A run that continues after step T hides what an earlier launch wrote after T, so no step appears
+    twice. A row is one event, 0.13 ms; SummaryWriter, which writes one for each number, takes 0.67.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -78,7 +82,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for one run folder, however often it is continued; wandb is imported for it only."""
+    """One W&B run for one run folder, however often it is continued.
+
+    The package wandb is imported for it only.
+    """
 
     def __init__(self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Starts or resumes the W&B run.
@@ -113,7 +120,10 @@ class WeightsAndBiases:
         self._logged_before = int(self._run.step)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """The numbers of a row. W&B takes no earlier step: repeated ones, which are equal, stay as they were."""
+        """The numbers of a row.
+
+        W&B takes no earlier step: repeated ones, which are equal, stay as they were.
+        """
         if row["step"] >= self._logged_before:
             self._run.log(curves(row), step=row["step"])
 
@@ -122,7 +132,7 @@ class WeightsAndBiases:
         self._logged_before = max(self._logged_before, int(self._run.step), step + 1)
 
     def flush(self) -> None:
-        """Nothing: wandb sends by itself."""
+        """Does nothing, as wandb sends by itself."""
 
     def close(self) -> None:
         """Waits until everything is sent."""

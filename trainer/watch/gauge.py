@@ -22,7 +22,8 @@ class Gauge:
     """Turns the counts of a step and its time into columns of metrics.jsonl.
 
     Attributes:
-        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; None where it is not known.
+        peak_tflops: TFLOP/s of one rank's device, which MFU is a share of; None where it is not
+            known.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class Gauge:
             steps_left: Steps that are left of that phase.
 
         Returns:
-            tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu (None without a
-            peak), peak_memory_bytes, eta_seconds.
+            tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu
+            (None without a peak), peak_memory_bytes, eta_seconds.
         """
         flops = batch_flops(self._config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked)
         tflops = flops / seconds / self._ranks.world_size / 1e12
@@ -73,7 +74,10 @@ class Gauge:
         }
 
     def _eta(self, seconds: float, phase: int, steps_left: int) -> float:
-        """Seconds until the run ends: those of a recent step, for other phases in proportion to their tokens."""
+        """Seconds until the run ends.
+
+        Recent steps say how long one takes; other phases count in proportion to their tokens.
+        """
         now = time.monotonic()
         if phase != self._phase:
             self._recent.clear()

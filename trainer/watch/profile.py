@@ -14,14 +14,17 @@ ROWS = 40
 
 
 class Profile:
-    """Records the steps asked for; a step before them warms the profiler up, which is slow when it begins."""
+    """Records the steps asked for.
+
+    A step before them warms the profiler up, which is slow when it begins.
+    """
 
     def __init__(self, steps: str | None, folder: Path, ranks: Ranks) -> None:
         """Nothing is recorded before the first step, and nothing at all where `steps` is None.
 
         Args:
             steps: Such as steps=20..25, numbered as in metrics.jsonl, both ends included.
-            folder: For the trace and the table.
+            folder: Folder of the trace and the table.
             ranks: Rank 0 records.
 
         Raises:

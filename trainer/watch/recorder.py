@@ -10,19 +10,19 @@ from trainer.watch.curves import TensorBoard, WeightsAndBiases
 
 
 class Curves(Protocol):
-    """Something that shows rows as curves."""
+    """Shows a row."""
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One row."""
+        """Shows a row."""
 
     def restart_after(self, step: int) -> None:
-        """Later rows come again."""
+        """Forgets later rows, which come again."""
 
     def flush(self) -> None:
         """Makes what was added outlive this process."""
 
     def close(self) -> None:
-        """No more rows."""
+        """Ends what is shown: there are no more rows."""
 
 
 class Recorder:
@@ -32,7 +32,7 @@ class Recorder:
         self._metrics, self._shown = metrics, shown
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One row, on disk in metrics.jsonl when this returns."""
+        """Takes a row, which is on disk in metrics.jsonl when this returns."""
         if self._metrics is not None:
             self._metrics.append(row)
         for each in self._shown:
@@ -46,12 +46,15 @@ class Recorder:
             each.restart_after(step)
 
     def flush(self) -> None:
-        """To be called before a checkpoint counts: a continued run makes the steps before it never again."""
+        """Brings rows to where they stay; to be called before a checkpoint counts.
+
+        A continued run makes the steps before it never again.
+        """
         for each in self._shown:
             each.flush()
 
     def close(self) -> None:
-        """No more rows."""
+        """Ends what is shown: there are no more rows."""
         for each in self._shown:
             each.close()
 
@@ -59,7 +62,9 @@ class Recorder:
 def open_recorder(
     folder: RunFolder, settings: PretrainSettings, step: int, say: Callable[[str], None] = lambda _: None
 ) -> Recorder:
-    """Rank 0's recorder, going on after `step`: later rows of an earlier launch are dropped, so that none is doubled.
+    """Rank 0's recorder, going on after `step`.
+
+    Later rows of an earlier launch are dropped, so that none is doubled.
 
     Args:
         folder: The run's folder.

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
-"""Between two lines above a bar, and where there is no bar."""
+"""The seconds between two lines above a bar, and where there is no bar."""
 
 
 class Bar:
@@ -62,7 +62,10 @@ class Progress(Bar):
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
-    """A row of metrics.jsonl as one line with units; num_steps is None where their number is not known."""
+    """A row of metrics.jsonl as one line with units.
+
+    `num_steps` is None where their number is not known.
+    """
     parts = [
         f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
         f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
