@@ -9,6 +9,6 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY pipeline pipeline
 COPY tokenizer tokenizer
 COPY trainer trainer
-# Core only, and the drivers of the stores: torch and deepspeed belong to the trainer.
-RUN pip install --no-cache-dir --constraint constraints.txt . s3fs gcsfs
+# Core only: torch and deepspeed belong to the trainer.
+RUN pip install --no-cache-dir --constraint constraints.txt .
 WORKDIR /

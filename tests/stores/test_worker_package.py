@@ -1,0 +1,87 @@
+"""The package that Dataflow's workers install, made as Beam makes it and tried in an environment with nothing else.
+
+It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow runs it. The steps are
+those of scripts/docker/beam-worker.Dockerfile too.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import apache_beam
+import fsspec
+import pytest
+
+from pipeline.shards.dataset import open_dataset
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
+WARC = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: 31\r\n\r\n"
+DUMP = "<mediawiki><siteinfo><sitename>W</sitename><dbname>w</dbname></siteinfo>{pages}</mediawiki>"
+PAGE = "<page><title>{0}</title><ns>0</ns><id>{0}</id><revision><text>The '''river''' of {0}.</text></revision></page>"
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    """Python of an environment that holds the package's source distribution and Beam; made once for its packages."""
+    if not importlib.util.find_spec("build") and not os.environ.get("BEAMBERT_REQUIRE_DATAFLOW"):
+        pytest.skip("needs pip install -e '.[dataflow]'")
+    from apache_beam.runners.portability.stager import Stager
+
+    sdist = Stager._build_setup_package(str(ROOT / "pyproject.toml"), str(tmp_path_factory.mktemp("sdist")))
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = hashlib.sha256(json.dumps([packages, (ROOT / "constraints.txt").read_text()]).encode()).hexdigest()
+    folder = Path(f"{sys.prefix}-worker")
+    python, made = folder / "bin/python", folder / "made"
+    if not made.exists() or made.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    constraints = ["--constraint", ROOT / "constraints.txt"]
+    subprocess.run([*install, *constraints, sdist, f"apache-beam=={apache_beam.__version__}"], check=True)
+    subprocess.run([*install, "--no-deps", "--force-reinstall", sdist], check=True)
+    made.write_text(wanted)
+    return python
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, corpus):
+    """The corpus, and beside it a dump and a WARC file."""
+    folder = tmp_path_factory.mktemp("files")
+    for path in corpus.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    pages = "".join(PAGE.format(number) for number in range(4))
+    (folder / "wiki.xml").write_text(DUMP.format(pages=pages))
+    (folder / "pages.warc").write_bytes(WARC + b"The silver garden by the river.\r\n\r\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(files, pipeline, tmp_path_factory):
+    """The root hash of a build by this process."""
+    output = tmp_path_factory.mktemp("expected") / "data"
+    assert pipeline("build", "--input", files, "--output", output, "--language", "en") == 0
+    return open_dataset(str(output)).manifest.root_hash
+
+
+@pytest.mark.parametrize(("protocol", "store"), [("gs", "gcs"), ("s3", "s3")])
+def test_a_worker_reads_and_writes_stores_and_every_format(
+    worker, files, expected, build_arguments, protocol, store, request, tmp_path
+):
+    options = request.getfixturevalue(store)
+    filesystem = fsspec.filesystem(protocol, **options)
+    for path in files.iterdir():
+        filesystem.pipe_file(f"corpus/worker/{path.name}", path.read_bytes())
+    url, given = f"{protocol}://corpus", ["--storage_options", json.dumps(options), "--language", "en", "--workers", 1]
+    command = ["build", "--input", f"{url}/worker", "--output", f"{url}/worker-data", *build_arguments, *given]
+    environment = {name: value for name, value in os.environ.items() if not re.match("PYTHON|VIRTUAL|BEAMBERT", name)}
+    words = [worker, "-m", "pipeline", *map(str, command)]
+    ran = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert open_dataset(f"{url}/worker-data", options).manifest.root_hash == expected
+    assert "documents have no text" not in ran.stdout
