@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from scripts.checkout import ROOT, commit
 from scripts.soak.kills import kill_session, run_seeds, session_processes, write_corpus
 
 DEADLINE_SECONDS = 300.0
+POLL_SECONDS = 0.005
+STAGES = ("start", "vocabulary", "tokens", "near-duplicates", "shards", "report")
 VICTIMS = ("all", "launcher", "worker")
 
 
@@ -85,20 +87,31 @@ class Soak:
     def run_seed(self, seed: int) -> Outcome:
         """One to three kills, then a run to the end."""
         draws = random.Random(seed)
+        count = draws.choice((1, 1, 2, 3))
+        kills = ((draws.uniform(0, self.undisturbed_seconds), draws.choice(VICTIMS)) for _ in range(count))
+        return self.run_kills(kills, draws, seed)
+
+    def run_kills(self, kills: Iterable[tuple[float | str, str]], draws: random.Random, seed: int = 0) -> Outcome:
+        """These kills, then a run to the end.
+
+        Args:
+            kills: When, in seconds after a start or as a stage that the build has come to, and whom.
+            draws: Choose among the workers.
+            seed: Names the folder.
+        """
         output = self.folder / f"seed-{seed}"
         began, runs = time.monotonic(), 0
-        kills: list[str] = []
+        hits: list[str] = []
         kept: dict[str, tuple[int, int]] = {}
-        for _ in range(draws.choice((1, 1, 2, 3))):
-            moment, victim = draws.uniform(0, self.undisturbed_seconds), draws.choice(VICTIMS)
+        for moment, victim in kills:
             runs += 1
             hit = self._run_and_kill(output, moment, victim, draws)
             if hit:
-                kills.append(f"{hit} at {moment:.1f} s in {stage_of(output)}")
+                hits.append(f"{hit} in {stage_of(output)}")
             kept |= finished_files(output)
         self._finish(output)
         findings = self._compare(output, kept)
-        return Outcome(seed, kills, runs + 1, len(kept), round(time.monotonic() - began, 1), findings)
+        return Outcome(seed, hits, runs + 1, len(kept), round(time.monotonic() - began, 1), findings)
 
     def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What all seeds together came to."""
@@ -155,13 +168,15 @@ class Soak:
             said = Path(self.folder, "log.txt").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"the build of {output} ended with exit code {code}:\n{said}")
 
-    def _run_and_kill(self, output: Path, moment: float, victim: str, draws: random.Random) -> str | None:
-        """Starts the build and kills; says whom, or None where the build was over before."""
-        process = self._start(output)
+    def _run_and_kill(self, output: Path, moment: float | str, victim: str, draws: random.Random) -> str | None:
+        """Starts the build and kills; says whom and when, or None where the build was over before."""
+        began, process = time.monotonic(), self._start(output)
         try:
-            process.wait(moment)
-        except subprocess.TimeoutExpired:
-            hit = kill(process, victim, draws)
+            while not has_come(output, moment, time.monotonic() - began):
+                if process.poll() is not None:
+                    return None
+                time.sleep(POLL_SECONDS)
+            hit = f"{kill(process, victim, draws)} at {time.monotonic() - began:.1f} s"
             # A build that lost a worker may end, go on or hang: what is left of it is killed too.
             try:
                 process.wait(3 * self.undisturbed_seconds)
@@ -171,7 +186,13 @@ class Soak:
         finally:
             if victim != "launcher":  # orphaned workers may still be there while the next run begins
                 kill_session(process.pid)
-        return None
+
+
+def has_come(output: Path, moment: float | str, seconds: float) -> bool:
+    """Whether so many seconds have passed, or a build has come to this stage or a later one."""
+    if isinstance(moment, str):
+        return STAGES.index(stage_of(output)) >= STAGES.index(moment)
+    return seconds >= moment
 
 
 def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) -> str:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,15 +105,27 @@ class Soak:
     def run_seed(self, seed: int) -> Outcome:
         """One or two accidents, then the end that the supervisor comes to."""
         draws = random.Random(seed)
+        return self.run_accidents(_draw_accidents(draws), draws, seed)
+
+    def run_accidents(
+        self, accidents: Iterable[tuple[str, float | None, float]], draws: random.Random, seed: int = 0
+    ) -> Outcome:
+        """These accidents in one run, then the end that the supervisor comes to.
+
+        Args:
+            accidents: The victim, the share of the steps left that are made before, and, where that is None, the
+                seconds from the start.
+            draws: Choose among the ranks.
+            seed: Names the run.
+        """
         began = time.monotonic()
         job = Job(self.folder, f"seed-{seed}", self.steps)
         kills: list[str] = []
         furthest = repeated = 0
         try:
-            for _ in range(draws.choice((1, 1, 2))):
-                victim = draws.choice(VICTIMS)
-                step = draws.randrange(furthest, self.steps) if draws.random() < 0.8 else None
-                at = job.wait_for(step, draws.uniform(0, START_SECONDS))
+            for victim, share, seconds in accidents:
+                step = None if share is None else furthest + int(share * (self.steps - furthest))
+                at = job.wait_for(step, seconds)
                 if at is None:
                     break
                 kills += [f"{hit} at step {at}"] if (hit := job.kill(victim, draws)) else []
@@ -163,6 +175,12 @@ class Soak:
         if rows != self.rows:
             findings.append("the rows of the metrics differ")
         return findings
+
+
+def _draw_accidents(draws: random.Random) -> Iterator[tuple[str, float | None, float]]:
+    for _ in range(draws.choice((1, 1, 2))):
+        victim, share, seconds = draws.choice(VICTIMS), draws.random(), draws.uniform(0, START_SECONDS)
+        yield victim, share if draws.random() < 0.8 else None, seconds
 
 
 class Job:

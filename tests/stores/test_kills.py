@@ -1,6 +1,7 @@
 """Builds killed from outside, and what killed writers leave."""
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -21,10 +22,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_killed_builds_end_like_undisturbed_ones(tmp_path):
+    """A worker, the launcher and all of them, each in another stage of the same build."""
     soak = Soak(tmp_path, documents=200)
-    outcomes = [soak.run_seed(seed) for seed in (0, 1, 6)]
-    assert [outcome.findings for outcome in outcomes] == [[], [], []]
-    assert sum(len(outcome.kills) for outcome in outcomes) >= 1
+    kills = [("tokens", "worker"), ("near-duplicates", "launcher"), ("shards", "all")]
+    outcome = soak.run_kills(kills, random.Random(0))
+    assert outcome.findings == []
+    assert outcome.runs == 4
+    assert len(outcome.kills) >= 1, "a busy machine may be late, not three times"
 
 
 def test_a_build_on_s3_killed_between_shards_goes_on(corpus, local, pipeline, build_arguments, s3, tmp_path):

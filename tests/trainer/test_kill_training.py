@@ -1,6 +1,7 @@
-"""Training killed at random moments under its supervisor, from scripts/soak; and the supervisor alone."""
+"""Training killed under its supervisor, by scripts/soak; and the supervisor alone."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,14 +16,14 @@ SUPERVISE = [sys.executable, str(ROOT / "scripts/supervise"), "--pause_seconds",
 
 
 @pytest.mark.engines
-def test_killed_runs_end_like_the_undisturbed_one_to_the_last_bit(tmp_path):
-    """Seeds 2, 3 and 4 kill a rank, the node with its disk, and the launcher."""
+def test_a_killed_run_ends_like_the_undisturbed_one_to_the_last_bit(tmp_path):
+    """Killed are a rank, the node with its disk, and the launcher, one after another."""
     soak = Soak(tmp_path, steps=100)
-    outcomes = [soak.run_seed(seed) for seed in (2, 3, 4)]
-    assert [outcome.findings for outcome in outcomes] == [[], [], []]
-    victims = [outcome.kills[0].split()[0].strip(",") for outcome in outcomes]
-    assert victims == ["rank", "node", "launcher"]
-    assert all(outcome.restarts >= 1 for outcome in outcomes)
+    accidents = [(victim, 0.1, 0.0) for victim in ("rank", "node", "launcher")]
+    outcome = soak.run_accidents(accidents, random.Random(0))
+    assert outcome.findings == []
+    assert [kill.split()[0].strip(",") for kill in outcome.kills] == ["rank", "node", "launcher"]
+    assert outcome.restarts >= 3
 
 
 def supervise(tmp_path, script, *flags, name="job"):
