@@ -21,14 +21,14 @@ SECONDS = 300  # not a claim: only what hangs takes as long
 @pytest.fixture(scope="module")
 def long_corpus(tmp_path_factory):
     """Enough small parts and shards that a kill comes in the middle."""
-    return write_corpus(tmp_path_factory.mktemp("long"), 3000)
+    return write_corpus(tmp_path_factory.mktemp("long"), 1000)
 
 
 BEAMS_OWN = ("--", "--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
 
 
 def command(corpus, output, *remainder):
-    flags = ("--passes", 6, "--seq_lens", 64, "--num_buckets", 16, "--part_bytes", 16384, "--workers", 2)
+    flags = ("--passes", 2, "--seq_lens", 64, "--num_buckets", 16, "--part_bytes", 16384, "--workers", 2)
     inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
     return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags, *remainder))]
 

@@ -98,24 +98,21 @@ def test_a_document_of_300_megabytes_is_read_split_and_cut_in_a_few_times_its_le
 
 
 def seconds_of(call):
-    """The shortest of three runs: others use the machine too."""
-    found = []
-    for _ in range(3):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return min(found)
+    """Of this process, whatever others do on the machine."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 @pytest.mark.parametrize("unit", ["word ", "x", "“a. ", "A b c. ", "é力 ", "a, ", "(", "\t\t"])
-def test_twice_as_long_a_line_takes_about_twice_as_long(unit, vocab_file):
-    """2 and 4 MB in one line, most without a full stop; a quadratic step would take four times as long."""
+def test_a_line_eight_times_as_long_takes_about_eight_times_as_long(unit, vocab_file):
+    """0.5 and 4 MB in one line, most without a full stop; a quadratic step would take 64 times as long."""
     encoder = Encoder(parse_vocab(vocab_file.read_bytes(), "vocab.txt"), lower_case=True)
 
     def read(num_bytes):
         text = unit * (num_bytes // len(unit.encode()))
         encoder.encode_sentences(split_sentences(clean_text(text)))
 
-    short, long = seconds_of(lambda: read(2_000_000)), seconds_of(lambda: read(4_000_000))
+    short, long = seconds_of(lambda: read(500_000)), seconds_of(lambda: read(4_000_000))
     print(f"{unit!r}: {short:.2f} s and {long:.2f} s")
-    assert long < 3 * short + 0.1
+    assert long < 24 * short + 0.4, "three times what a line's length alone would make it"
