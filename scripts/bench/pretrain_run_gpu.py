@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def main() -> int:
     began = time.monotonic()
     trainer("export", str(run), "--output", str(export))
     minutes["export"] = minutes_since(began)
-    samples = {text: trainer("fill-mask", "--model", str(export), text).splitlines() for text in SAMPLES}
+    filled = trainer("fill-mask", *SAMPLES, "--model", str(export)).splitlines()
+    places = [*map(filled.index, SAMPLES), len(filled) - 1]  # the last line says how much the model has read
+    samples = {text: filled[at + 1 : end] for text, (at, end) in zip(SAMPLES, pairwise(places), strict=True)}
     minutes["all"] = sum(minutes.values())
     result.put(samples=samples, cost_minutes=minutes, clocks_at_end=read_clocks(), complete=True)
     last: dict[str, Any] = measured[-1]

@@ -13,16 +13,27 @@ import pytest
 from tests.finetune.test_finetune import results_of
 from tests.finetune.tiny_data import write_sst2
 from tests.finetune.tiny_model import write_pretrained
+from tests.loaded_python import run_python
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+ALONE = (BIN / "python", "-m")
 FLAGS = "--seq_len 16 --global_batch 8 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
 
 
-def finetune(launcher, folder, output, *flags, program="trainer", start=None, stdout=None, stderr=None, **variables):
+def run_as_typed(command, folder, environment):
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_alone(command, folder, environment):
+    """Without a launcher, as a fork."""
+    return run_python(command[1:], cwd=folder, **environment)
+
+
+def finetune(launcher, folder, output, *flags, program="trainer", start=run_as_typed, **variables):
     """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
     files = ["--model", "model", "--train", "train.tsv", "--validation", "dev.tsv", "--test", "test.tsv"]
     command = [*launcher, program, "finetune", "--task", "sst2", *files, "--output", output, *FLAGS.split(), *flags]
@@ -34,9 +45,7 @@ def finetune(launcher, folder, output, *flags, program="trainer", start=None, st
         "CUDA_VISIBLE_DEVICES": "",
         **variables,
     }
-    if start is not None:
-        return start(command, cwd=folder, env=environment, stdout=stdout, stderr=stderr, start_new_session=True)
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return start(command, folder, environment)
 
 
 @pytest.fixture
@@ -47,8 +56,8 @@ def deepspeed():
 def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_path, deepspeed):
     write_sst2(tmp_path)
     write_pretrained(tmp_path / "model")
-    for launcher, output in (((BIN / "python", "-m"), "alone"), (deepspeed, "together")):
-        ran = finetune(launcher, tmp_path, output)
+    for launcher, output, start in ((ALONE, "alone", run_alone), (deepspeed, "together", run_as_typed)):
+        ran = finetune(launcher, tmp_path, output, start=start)
         assert ran.returncode == 0, ran.stderr
         assert f"{output}: results.json, predictions, and the best model in {output}/best" in ran.stdout
     alone, together = results_of(tmp_path / "alone"), results_of(tmp_path / "together")
@@ -84,11 +93,15 @@ def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
     write_pretrained(tmp_path / "model")
     (tmp_path / "waiting.py").write_text(WAITING)
     launcher = [BIN / "python"] if is_alone else deepspeed[:-1]
-    with (tmp_path / "log").open("wb") as log:
-        process = finetune(
-            launcher, tmp_path, "out", program="waiting.py", start=subprocess.Popen, stdout=log, stderr=log
-        )
     log = tmp_path / "log"
+
+    def start(command, folder, environment):
+        with log.open("wb") as said:
+            return subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
+            )
+
+    process = finetune(launcher, tmp_path, "out", program="waiting.py", start=start)
     wait_until(lambda: (tmp_path / "run-2").exists() or process.poll() is not None, log)
     os.killpg(process.pid, signal.SIGINT)
     notice = "stopping after this step, finished runs are kept; again leaves at once"
@@ -99,7 +112,7 @@ def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
     said = log.read_text()
     assert said.count("interrupted; 1 of 2 runs are kept, the same command continues\n") == said.count(notice) == 1
     assert "trainer/" not in said, "a traceback of ours"
-    ran = finetune((BIN / "python", "-m"), tmp_path, "out")
+    ran = finetune(ALONE, tmp_path, "out", start=run_alone)
     assert "1 of 2 runs were finished before" in ran.stdout
     assert ran.returncode == 0, ran.stderr
 
@@ -127,7 +140,7 @@ def test_a_port_that_another_job_has_is_named(tmp_path):
     with socket.create_server(("", 0)) as other_job:
         port = str(other_job.getsockname()[1])
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ran = finetune((BIN / "python", "-m"), tmp_path, "none", **place)
+        ran = finetune(ALONE, tmp_path, "none", start=run_alone, **place)
     assert ran.returncode == 2
     assert f"error: port {port}, where the ranks were to meet, is in use" in ran.stderr
     assert "deepspeed --master_port 29501" in ran.stderr
