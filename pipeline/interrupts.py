@@ -25,7 +25,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, text: str, number: int = 0) -> None:
-        """As the attributes."""
+        """Keeps what the attributes say."""
         super().__init__(text)
         self.number = number
 
@@ -40,7 +40,7 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        """Of a command that has only begun."""
+        """Starts with a command that has only begun: no signal came yet."""
         self.unwinds = False
         self.number = 0
         self._heard = 0
@@ -89,7 +89,7 @@ def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler)
     main thread nothing happens.
 
     Args:
-        numbers: Of the signals.
+        numbers: The signals' numbers.
         hear: Called with the number by a thread that does nothing else.
         handler: The main thread's.
     """

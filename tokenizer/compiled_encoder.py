@@ -37,7 +37,7 @@ class CompiledEncoder:
         Args:
             module: `tokenizer._matcher`.
             vocab: The vocabulary.
-            lower_case: As in `tokenizer.encode.Encoder`.
+            lower_case: Whether text becomes lower case and loses accents (`tokenizer.encode.Encoder`).
             encode_others: Encodes the chunks that the matcher leaves.
 
         Raises:
@@ -112,7 +112,7 @@ def _sort_pieces(vocab: Vocabulary, *, continuing: bool) -> tuple[list[bytes], N
 
 
 def _kinds(lower_case: bool) -> bytes:
-    """Of each byte its kind; of one of an ASCII word, the byte that is matched."""
+    """The kind of each byte; for bytes of an ASCII word, the byte that is matched."""
     return bytes(_kind_of(byte, lower_case) for byte in range(256))
 
 

@@ -31,7 +31,7 @@ class DroppedDocument:
     """An example of what was left out, for people to look at; it enters no hash.
 
     Attributes:
-        reason: As in the counters, without "dropped_".
+        reason: The counter's name without "dropped_".
         where: The document's place in the input, and what was wrong with it where that is known.
         text: How it begins.
     """

@@ -21,7 +21,7 @@ def format_counts(counters: Mapping[str, Mapping[str, int]], without_text: Seque
     """Lines for people.
 
     Args:
-        counters: Of each source by its name, as the manifest has them.
+        counters: Counters of each source by its name, as the manifest has them.
         without_text: Some of the input files that gave no text.
     """
     return [

@@ -22,7 +22,7 @@ class FileRange:
         url: The file.
         start: First byte, as stored.
         end: One after the last byte; documents that start before it are read to their end.
-        size: Of the whole file.
+        size: Bytes of the whole file.
         format: Its layout; "auto" only where the members of an archive are to be looked at.
         wrapping: How lines of plain text become paragraphs (see `pipeline.documents.wrapping`).
     """

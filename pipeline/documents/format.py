@@ -12,7 +12,7 @@ class Beginning(NamedTuple):
     """How a file begins.
 
     Attributes:
-        suffix: Of its name, without that of a compression.
+        suffix: The suffix of the file's name, without that of a compression.
         head: Its first bytes.
         text: These as UTF-8, without a byte order mark and leading white space.
     """

@@ -44,7 +44,7 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def _read_hidden_prefixes(file_range: FileRange, storage_options: StorageOptions) -> frozenset[str]:
-    """Of the file's head, wherever the range begins."""
+    """The site as the file's head describes it, wherever the range begins."""
     url, size = file_range.url, file_range.size
     head = FileRange(url, 0, min(size, _HEAD_BYTES), size, file_range.format)
     return hidden_prefixes(take_head(to_utf8(read_blocks(head, storage_options), url)))

@@ -19,7 +19,7 @@ from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, ch
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 2**20
-"""Of a dictionary any value may stand in every row: of large ones fewer rows are taken at once."""
+"""Any value of a dictionary may stand in every row, so fewer rows of a large one are taken at once."""
 
 
 def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOptions = None) -> Iterator[Record]:

@@ -61,7 +61,7 @@ def find_inputs(
 
     Args:
         patterns: Paths, folders or globs.
-        storage_options: Of the input's filesystem.
+        storage_options: Options of the input's filesystem.
         left_out: Takes what lies in a folder and only speaks of the data.
 
     Raises:
@@ -110,7 +110,7 @@ def plan_parts(
         files: What `find_inputs` found, in any order.
         text_format: One of `FORMATS`, or "auto" to look at each file's name and first bytes.
         part_bytes: Changes speed and memory, never the documents.
-        storage_options: Of the input's filesystem; "auto" reads.
+        storage_options: Options of the input's filesystem, which "auto" reads.
         wrapping: How lines of plain text become paragraphs.
 
     Raises:

@@ -29,7 +29,7 @@ def read_part(
         text_field: Field of a JSONL object that holds the text.
         on_bad_document: stop with an error at a malformed document, or skip it.
         skipped: Counts skipped documents by reason, while the stream is read.
-        storage_options: Of the input's filesystem.
+        storage_options: Options of the input's filesystem.
         examples: Takes a few of the skipped documents, while the stream is read.
         without_text: Takes the URL of every range that gives no text, while the stream is read.
 

@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
     Attributes:
         number: From 1 on, counted from the first line read.
-        offset: Of its first byte in the decompressed file.
+        offset: Where its first byte lies in the decompressed file.
         data: Its bytes; none where there are too many.
         is_too_long: Whether it is longer than a document may be.
     """

@@ -119,7 +119,7 @@ def choose_uses(
         ids: [D] of the documents.
         sources: [D] number of each one's source.
         weights: In millionths, by the source's number.
-        seed: Of the build.
+        seed: The seed of the build.
         pass_index: Counted from 0.
 
     Returns:

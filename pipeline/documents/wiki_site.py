@@ -51,7 +51,7 @@ def hidden_prefixes(head: bytes) -> frozenset[str]:
     """Prefixes of links that are not shown: its own names of files and categories, other languages.
 
     Args:
-        head: Of a dump, to the end of `<siteinfo>` at least where it has one.
+        head: The beginning of a dump, to the end of `<siteinfo>` at least where it has one.
     """
     text = head.decode(errors="replace").partition("</siteinfo>")[0]
     names = {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}

@@ -36,7 +36,7 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
     """Paragraphs, one a line.
 
     Args:
-        text: Of a page.
+        text: The wikitext of a page.
         hidden_prefixes: Of links that are not shown, besides the commonest names of files and categories.
 
     Raises:

@@ -28,7 +28,7 @@ class DeepCheck:
     """Looks at blocks in any order and from several threads, and adds up what chance decides.
 
     Attributes:
-        shares: Of each split and length, of the blocks without violations.
+        shares: Counts of each split and length, over the blocks without violations.
     """
 
     def __init__(self, dataset: Dataset) -> None:

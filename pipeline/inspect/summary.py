@@ -35,7 +35,7 @@ def summarize_dataset(
     Args:
         dataset: A finished one.
         tokens: Folder or URL of its encoded documents; by default below the dataset.
-        options: Of the filesystem of `tokens`.
+        options: Options of the filesystem that holds `tokens`.
     """
     manifest = dataset.manifest
     return {

@@ -28,7 +28,7 @@ class InstanceRule:
 
     Attributes:
         seq_len: The most tokens an instance may have, the three special ones included.
-        seed: Of the whole dataset.
+        seed: The seed of the whole dataset.
         short_seq_prob: Share of documents cut to a random shorter target.
         cls_id: Id of [CLS].
         sep_id: Id of [SEP].

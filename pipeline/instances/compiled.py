@@ -37,7 +37,7 @@ def make_pairs(
         firsts: [D + 1], first sentence of each document and S; ascending from 0.
         rows: [R], the documents to make pairs of.
         seeds: [R].
-        max_tokens: Of both segments, at least 2.
+        max_tokens: Most tokens of both segments together, at least 2.
         short_seq_prob: Share of documents cut to a shorter target.
         balanced_tokens: For an exact balance, tokens of all rows.
 
@@ -62,7 +62,7 @@ def gather_pairs(tokens: Ids, spans: Columns, cls_id: int, sep_id: int, offsets:
     """[T] tokens of the instances [CLS] A [SEP] B [SEP].
 
     Args:
-        tokens: Of the bucket.
+        tokens: The bucket's tokens.
         spans: a_start, a_stop, b_start and b_stop, each [N].
         cls_id: Id of [CLS].
         sep_id: Id of [SEP].

@@ -58,7 +58,7 @@ class _Balance:
     """
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        """Of all documents to come, each as often as it is used; of both segments of a pair."""
+        """Counts tokens of all documents to come, each as often as it is used, and of both segments of a pair."""
         self.chance = 0.5
         self._tokens_left = num_tokens
         self._max_tokens = max_tokens

@@ -31,7 +31,7 @@ class InstanceRules:
 
     Attributes:
         seq_len: Most tokens of an instance.
-        cls_id, sep_id: Of the tokens around the segments.
+        cls_id, sep_id: Ids of [CLS] and [SEP], which stand around the segments.
         never_in_text: [S] ids that no text has: [PAD], [CLS], [SEP] and [MASK]. [UNK] stands for words of the text.
         masking: Counts, ids and, for whole words, which pieces continue a word.
     """
@@ -69,8 +69,8 @@ def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> Instan
     """The rules of a dataset's instances of one length, out of its manifest.
 
     Args:
-        manifest: Of the dataset.
-        seq_len: Of the instances.
+        manifest: The dataset's manifest.
+        seq_len: Most tokens of an instance.
         is_continuation: [vocab_size], true for pieces that begin with "##".
 
     Raises:
@@ -152,7 +152,7 @@ def _kinds(shares: Shares) -> tuple[int, int, int]:
 
 
 def _chi_square(shares: Shares, vocab_size: int) -> float:
-    """Of the three kinds; a random id may be [MASK] or the token itself, which tokens of text never are both."""
+    """The statistic of the three kinds; a random id may be [MASK] or the token itself, never both."""
     by_chance = 0.1 / vocab_size
     expected = (0.8 + by_chance, 0.1 + by_chance, 0.1 - 2 * by_chance)
     return sum(

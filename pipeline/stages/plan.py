@@ -59,7 +59,7 @@ class BuildPlan:
 
     Attributes:
         files, stored_bytes, formats, parts: The input.
-        documents, cleaned_bytes, tokens: Of the whole corpus, copies included.
+        documents, cleaned_bytes, tokens: Totals of the whole corpus, copies included.
         sources: One row a source.
         token_bytes: Bytes of the folder between the jobs.
         buckets: Train shards of a pass and length.
@@ -100,7 +100,7 @@ def make_plan(
     Args:
         settings: The settings of the build.
         files: The input's.
-        parts: As the tokens job would read them.
+        parts: The parts that the tokens job would read.
         rule_for: How instances of a length are made.
 
     Raises:

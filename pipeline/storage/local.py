@@ -19,7 +19,7 @@ def replace_file(path: Path, data: bytes | Path) -> None:
     """Writes a file whole or not at all; when it returns, a loss of power does not undo it.
 
     Args:
-        path: Of the file; folders that are missing are made.
+        path: The file's path; folders that are missing are made.
         data: Its bytes, or a file that holds them, which is copied without being held in memory.
 
     Raises:

@@ -68,7 +68,7 @@ def read_footer(read: Callable[[int, int], bytes], num_bytes: int) -> list[RowGr
 
     Args:
         read: Bytes start to stop - 1.
-        num_bytes: Of the file.
+        num_bytes: The file's size.
 
     Raises:
         DamagedParquetError: The footer is damaged, or tells of more than the file can hold.
