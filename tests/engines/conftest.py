@@ -1,0 +1,115 @@
+"""Engines on this machine, a small corpus, and the root hash that every one of them must give."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.cli import COMMANDS
+from pipeline.command_line.program import run_program
+from pipeline.shards.dataset import open_dataset
+from scripts.checkout import ROOT
+from scripts.clusters.install import engines
+from scripts.clusters.start import NAMES, start_cluster
+from tests.datasets import write_corpus
+from tests.engines.gate import SECONDS, Gate
+from tests.ports import free_port
+
+FLAGS = ("--passes", "2", "--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536")
+
+
+def require_installed(name):
+    missing = [part for part in NAMES[name] if not engines()[part].is_installed]
+    if name in ("flink", "spark") and not shutil.which("java"):
+        missing.append("java")
+    if missing:
+        message = f"{', '.join(missing)} not installed: scripts/engines installs what {name} needs"
+        if os.environ.get("BEAMBERT_REQUIRE_ENGINES"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("engines-corpus"), 600)
+
+
+@pytest.fixture(scope="session")
+def expected(corpus, tmp_path_factory):
+    """The root hash of a build in this machine's own processes."""
+    output = tmp_path_factory.mktemp("engines-local") / "data"
+    words = ["--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output, "--workers", 1]
+    config = ROOT / "configs/data/bert.yaml"
+    command = [sys.executable, "-m", "pipeline", "build", "--config", config, *words, *FLAGS]
+    subprocess.run([str(word) for word in command], cwd=ROOT, check=True, capture_output=True)
+    return open_dataset(str(output)).manifest.root_hash
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory):
+    return Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="module")
+def cluster(request, gate, tmp_path_factory):
+    """The engine that the test's file names as ENGINE, until the file's last test."""
+    name = request.module.ENGINE
+    require_installed(name)
+    with start_cluster(name, tmp_path_factory.mktemp(name), free_port, gate.folder) as started:
+        yield started
+
+
+@pytest.fixture
+def build_and_verify(cluster, gate, corpus, expected, tmp_path, capsys):
+    """build_and_verify(exchange, num_processes, kills=False) builds on the engine by the page's command.
+
+    So many processes write shards at a time; one of them is killed there, where it is told to. Then the same command
+    runs once more, if the engine has not made up for the loss itself. Every document is in the dataset.
+    """
+
+    def start(command):
+        with (tmp_path / "said.txt").open("wb") as said:
+            return subprocess.Popen(
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                env=os.environ | dict(cluster.environment),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def describe():
+        logs = sorted(path for path in cluster.folder.glob("*.log"))
+        tails = [f"--- {path}:\n{path.read_text(errors='replace')[-2500:]}" for path in logs]
+        return "\n".join([f"--- the launcher:\n{(tmp_path / 'said.txt').read_text()[-4000:]}", *tails])
+
+    def build(exchange, num_processes, kills=False):
+        flags = ("--vocab", str(corpus / "vocab.txt"), *FLAGS)
+        command = cluster.build_command(corpus / "a.jsonl", tmp_path / "data", exchange, *flags)
+        print(command)
+        gate.close()
+        process = start(command)
+        try:
+            waiting = gate.wait_for(num_processes, process)
+            assert len(waiting) >= num_processes, describe()
+            if kills:
+                os.kill(waiting[0], signal.SIGKILL)
+            gate.open()
+            code = process.wait(SECONDS)
+            if code and kills:
+                process = start(command)
+                code = process.wait(SECONDS)
+            assert code == 0, describe()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert open_dataset(str(tmp_path / "data")).manifest.root_hash == expected
+        verify = ["verify", str(tmp_path / "data"), "--deep", "true"]
+        assert run_program("python -m pipeline", "Tests.", COMMANDS, verify) == 0, capsys.readouterr()
+
+    return build

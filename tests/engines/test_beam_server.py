@@ -1,0 +1,11 @@
+"""Beam's own job server, the quickest of all engines: the root hash of a local build; it has one worker process."""
+
+import pytest
+
+pytestmark = pytest.mark.engines
+ENGINE = "beam"
+
+
+@pytest.mark.parametrize("exchange", ["files", "shuffle"])
+def test_beams_job_server_builds_what_a_local_build_does(exchange, build_and_verify):
+    build_and_verify(exchange, 1)

@@ -1,0 +1,11 @@
+"""Prism: the root hash of a local build in both exchanges; it has one worker process."""
+
+import pytest
+
+pytestmark = pytest.mark.engines
+ENGINE = "prism"
+
+
+@pytest.mark.parametrize("exchange", ["files", "shuffle"])
+def test_prism_builds_what_a_local_build_does(exchange, build_and_verify):
+    build_and_verify(exchange, 1)
