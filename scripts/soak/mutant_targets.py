@@ -188,7 +188,5 @@ EQUIVALENT: dict[str, str] = {
     "pipeline/tokens/buckets.py choose_num_buckets Gt to GtE: num_buckets > 1 #1": (
         "a corpus has two documents at least"
     ),
-    "pipeline/jobs/exchange.py ExchangeByBucket.expand True to False: True #0": "spreads work, changes no result",
-    "pipeline/jobs/exchange.py ExchangeByBucket.expand True to False: True #1": "spreads work, changes no result",
 }
 """Name of a mutant: why no test can notice it."""
