@@ -256,6 +256,7 @@ def test_the_stability_programs_on_a_cpu(tiny_data, tmp_path):
     assert found["cost_minutes"]["all"] >= 0.05
 
 
+@pytest.mark.processes
 def test_a_run_that_fails_is_a_part_that_fails(tmp_path, monkeypatch):
     arguments = ["x", "--data", str(tmp_path / "nothing"), "--work", str(tmp_path / "w"), "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--only", "precision", "--output", str(tmp_path / "f.json")])
