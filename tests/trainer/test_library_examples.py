@@ -1,15 +1,13 @@
 """The examples in docs/library.md and the commands in docs/evaluating.md, run as they stand."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.loaded_python import run_python
 from tests.trainer.lettered_model import export_lettered_model
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import train_tiny_run
@@ -60,10 +58,7 @@ def programs(examples, tmp_path):
 
 def run_program(folder, *command):
     """What `python COMMAND` prints, in words."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    ran = run_python(command, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

@@ -1,5 +1,6 @@
 """The loader in the processes that people put loaders in, and how they end."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from pipeline.shards.dataset import open_dataset
+from tests.loaded_python import Program
 from trainer.stream.step import StepLoader
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +64,10 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen:
 
 
 def test_plain_processes_are_ranks(folder, tmp_path):
-    ranks = [run_python(RANK, folder, rank, tmp_path / f"{rank}.pt") for rank in range(2)]
-    assert [rank.communicate(timeout=600)[1] for rank in ranks] == ["", ""]
+    with contextlib.ExitStack() as programs:
+        words = [["-c", RANK, folder, rank, tmp_path / f"{rank}.pt"] for rank in range(2)]
+        ranks = [programs.enter_context(Program(each)) for each in words]
+        assert [rank.wait().stderr for rank in ranks] == ["", ""]
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     joined = [torch.cat(parts) for parts in zip(*shares, strict=True)]
     assert all(torch.equal(one, other) for one, other in zip(joined, load_steps(str(folder)), strict=True))
@@ -80,13 +84,16 @@ dataset.blocks(dataset.all_shards[0])
 
 def test_a_process_that_opened_a_dataset_ends_well(folder):
     """Threads of Arrow's pool, which reading Parquet used to start, ended 3 of 10 such processes by abort()."""
-    ended = [run_python(OPEN_AND_LEAVE, folder) for _ in range(8)]
-    assert [(process.communicate(timeout=600)[1], process.returncode) for process in ended] == [("", 0)] * 8
+    with contextlib.ExitStack() as programs:
+        started = [programs.enter_context(Program(["-c", OPEN_AND_LEAVE, folder])) for _ in range(8)]
+        ended = [program.wait() for program in started]
+    assert [(program.stderr, program.returncode) for program in ended] == [("", 0)] * 8
 
 
 LEAVE_WHILE_READING = """
 import sys, time
 from pipeline.shards.dataset import open_dataset
+from tests.loaded_python import Program
 from trainer.stream.step import StepLoader
 
 dataset = open_dataset(sys.argv[1])
