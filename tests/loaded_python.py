@@ -109,7 +109,7 @@ def _server() -> socket.socket:
         start_new_session=True,
     )
     theirs.close()
-    atexit.register(lambda: (ours.close(), process.wait()))
+    atexit.register(lambda: (ours.close(), process.terminate(), process.wait()))
     return ours
 
 
@@ -131,7 +131,8 @@ def main(descriptor: int) -> None:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-    _watch(*files) and _run(**json.loads(message))
+    if _watch(*files):
+        _run(**json.loads(message))
 
 
 def _watch(news: int, output: int, errors: int) -> bool:
@@ -139,7 +140,9 @@ def _watch(news: int, output: int, errors: int) -> bool:
     child = os.fork()
     if child:
         os.write(news, b"%d" % child)
-        os.write(news, b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(BrokenPipeError):  # whoever ended it may not wait for the news
+            os.write(news, b"%d" % code)
         os._exit(0)
     os.setsid()
     os.dup2(output, 1)
