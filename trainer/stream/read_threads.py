@@ -1,9 +1,7 @@
 """Threads that read what is asked for, tables first and else in order.
 
-They give up at once when they are closed.
-
-They are daemons of this process: a live filesystem does not
-survive a fork, and daemons do not keep the interpreter from exiting.
+They give up at once when they are closed. They are daemons of this process: a live filesystem does
+not survive a fork, and daemons do not keep the interpreter from exiting.
 
 A thread makes its requests itself, as handing each to a second one cost more than reading it. One
 that does not come back in time is left behind, and a new thread goes on where it was: Python cannot
@@ -20,13 +18,14 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.cache import open_cache, read_blocks_cached
 from trainer.stream.ranged_read import (
     Attempts,
     BlockRange,
+    Caller,
     LeftBehindError,
     complete,
     describe_range,
@@ -59,19 +58,24 @@ class Read:
     bodies: "Future[list[memoryview]]"
 
 
-@dataclass
-class _TableRead:
-    """A shard whose block table is wanted."""
+class _Wanted(NamedTuple):
+    """Something to read.
 
-    shard: Shard
-    table: "Future[BlockTable]"
+    Attributes:
+        result: Receives it.
+        describe: Names it, for messages.
+        read: Reads it by some attempts, each of which a caller makes.
+    """
+
+    result: "Future[Any]"
+    describe: Callable[[], str]
+    read: Callable[[Attempts, Caller], Any]
 
 
-@dataclass
-class _Job:
+class _Job(NamedTuple):
     """What a thread is at, and what is left of the patience with it."""
 
-    wanted: Read | _TableRead
+    wanted: _Wanted
     attempts: Attempts
 
 
@@ -101,10 +105,7 @@ class _Worker:
                     raise LeftBehindError
 
     def leave_behind(self) -> _Job | None:
-        """The job to go on with, where this thread has taken too long.
-
-        It will not touch it again.
-        """
+        """The job to go on with, where this thread has taken too long; it touches it no more."""
         with self._lock:
             if self.job is None or time.monotonic() <= self._deadline:
                 return None
@@ -113,14 +114,10 @@ class _Worker:
             return self.job
 
 
-def _future(wanted: Read | _TableRead) -> "Future[Any]":
-    return wanted.bodies if isinstance(wanted, Read) else wanted.table
-
-
-def _call_off(wanted: Read | _TableRead | None) -> None:
+def _call_off(wanted: _Wanted | None) -> None:
     """Whoever waits for it gets a CancelledError, unless it is there already."""
     if wanted is not None:
-        _future(wanted).cancel()
+        wanted.result.cancel()
 
 
 class ReadThreads:
@@ -138,7 +135,7 @@ class ReadThreads:
         self._dataset = dataset
         self._settings = settings
         self._numbers = count()
-        self._jobs: queue.PriorityQueue[tuple[int, int, Read | _TableRead | None]] = queue.PriorityQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, _Wanted | None]] = queue.PriorityQueue()
         self._workers: list[tuple[_Worker, threading.Thread]] = [
             self._start(None, f"fetch-{i}") for i in range(settings.num_requests(dataset.is_local))
         ]
@@ -146,12 +143,14 @@ class ReadThreads:
 
     def submit(self, read: Read) -> None:
         """Reads what is asked for when its turn comes."""
-        self._ask(1, read)
+        describe = partial(describe_range, self._dataset, read.blocks)
+        self._ask(1, _Wanted(read.bodies, describe, partial(self._read_blocks, read.blocks)))
 
     def read_table(self, shard: Shard) -> "Future[BlockTable]":
         """A shard's block table, read before everything else: nothing can be planned without."""
         result: Future[BlockTable] = Future()
-        self._ask(0, _TableRead(shard, result))
+        describe = partial(describe_table, self._dataset, shard)
+        self._ask(0, _Wanted(result, describe, partial(read_table, self._dataset, shard)))
         return result
 
     def close(self, seconds: float = 1.0) -> None:
@@ -175,7 +174,7 @@ class ReadThreads:
             if (job := worker.job) is not None:
                 _call_off(job.wanted)
 
-    def _ask(self, rank: int, wanted: Read | _TableRead) -> None:
+    def _ask(self, rank: int, wanted: _Wanted) -> None:
         self._jobs.put((rank, next(self._numbers), wanted))
         if self.stop.is_set():  # and perhaps nobody comes to take it
             _call_off(wanted)
@@ -196,7 +195,7 @@ class ReadThreads:
                         self._workers[place] = self._start(job, thread.name)
                     except RuntimeError as error:  # no more threads to be had
                         with contextlib.suppress(InvalidStateError):
-                            _future(job.wanted).set_exception(error)
+                            job.wanted.result.set_exception(error)
 
     def _run(self, worker: _Worker, begin: _Job | None) -> None:
         try:
@@ -210,25 +209,16 @@ class ReadThreads:
         except LeftBehindError:
             pass
 
-    def _job(self, wanted: Read | _TableRead) -> _Job:
-        what = (
-            partial(describe_range, self._dataset, wanted.blocks)
-            if isinstance(wanted, Read)
-            else partial(describe_table, self._dataset, wanted.shard)
-        )
-        return _Job(wanted, Attempts(what, self._settings.timeout_seconds, self._settings.budget_seconds, self.stop))
+    def _job(self, wanted: _Wanted) -> _Job:
+        settings = self._settings
+        return _Job(wanted, Attempts(wanted.describe, settings.timeout_seconds, settings.budget_seconds, self.stop))
 
     def _do(self, worker: _Worker, job: _Job) -> None:
-        worker.job, wanted = job, job.wanted
-        if isinstance(wanted, _TableRead):
-            shard = wanted.shard
-            complete(wanted.table, lambda: read_table(self._dataset, shard, job.attempts, worker.call))
-        else:
-            blocks = wanted.blocks
-            complete(wanted.bodies, lambda: self._read_blocks(blocks, job.attempts, worker))
+        worker.job = job
+        complete(job.wanted.result, lambda: job.wanted.read(job.attempts, worker.call))
         worker.job = None
 
-    def _read_blocks(self, blocks: BlockRange, attempts: Attempts, worker: _Worker) -> list[memoryview]:
+    def _read_blocks(self, blocks: BlockRange, attempts: Attempts, call: Caller) -> list[memoryview]:
         if self._settings.cache_dir is None:
-            return fetch_blocks(self._dataset, blocks, attempts, worker.call)[1]
+            return fetch_blocks(self._dataset, blocks, attempts, call)[1]
         return read_blocks_cached(self._dataset, blocks, self._settings, self.stop)
