@@ -61,7 +61,7 @@ def test_cache_hits_are_counted(folder, capsys, tmp_path):
 
 
 def test_how_data_is_read_is_a_choice(folder, capsys):
-    flags = ["--steps", "0", "--global_batch", "12", "--reading.max_read_bytes", "1", "--reading.num_threads", "3"]
+    flags = ["--steps", "0", "--global_batch", "12", "--reading.max_read_bytes", "1"]
     assert main(["stream", str(folder / "wiki"), *flags, "--reading.buffer_bytes", "100000"]) == 0
     [[_, instances, _, requests, blocks, *_]], _ = table(capsys)
     assert (instances, requests, blocks) == ("120", "16", "16")
@@ -71,8 +71,6 @@ def test_how_data_is_read_is_a_choice(folder, capsys):
     ("flags", "message"),
     [
         (["--reading.buffer_bytes", "0"], "reading.buffer_bytes is 0; it must be at least 1"),
-        (["--reading.num_threads", "0"], "reading.num_threads is 0; it must be at least 1"),
-        (["--reading.num_threads", "257"], "reading.num_threads is 257; it must be at most 256 a rank"),
         (["--reading.timeout_seconds", "0"], "reading.timeout_seconds is 0.0; it must be above 0"),
         (["--steps", "-1"], "steps is -1; it must be at least 0"),
         (["--world_size", "300"], "global_batch 256 is smaller than world_size 300"),

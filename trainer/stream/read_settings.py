@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 STORE_THREADS, LOCAL_THREADS = 8, 2
-MAX_THREADS = 256
+"""Requests in flight to a store, and to local files, whose threads wait for each other instead."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,6 @@ class ReadingSettings:
         buffer_bytes: Bytes of memory of one rank for blocks that are read ahead, and as many again
             while it validates. Half of it is read at a time.
         max_read_bytes: The most bytes of consecutive blocks that one request reads.
-        num_threads: Requests in flight, at most 256; null means 8, or 2 where files are local, as
-            threads that do not wait for a network wait for each other.
         timeout_seconds: Seconds that one request may take. Drivers have limits too, S3's a minute
             without a byte.
         budget_seconds: Seconds that one range of bytes may take over all its attempts.
@@ -23,16 +21,13 @@ class ReadingSettings:
 
     buffer_bytes: int = 512 * 2**20
     max_read_bytes: int = 8 * 2**20
-    num_threads: int | None = None
     timeout_seconds: float = 60.0
     budget_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("buffer_bytes", "max_read_bytes", "num_threads"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name in ("buffer_bytes", "max_read_bytes"):
+            if (value := getattr(self, name)) < 1:
                 raise ValueError(f"reading.{name} is {value}; it must be at least 1")
-        if (self.num_threads or 1) > MAX_THREADS:
-            raise ValueError(f"reading.num_threads is {self.num_threads}; it must be at most {MAX_THREADS} a rank")
         for name in ("timeout_seconds", "budget_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"reading.{name} is {getattr(self, name)}; it must be above 0")
@@ -50,10 +45,12 @@ class ReadSettings(ReadingSettings):
         cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it;
             None keeps nothing.
         cache_bytes: The most bytes that the cache folder holds.
+        num_threads: Requests in flight; None means STORE_THREADS, or LOCAL_THREADS for local files.
     """
 
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
+    num_threads: int | None = None
 
     def num_requests(self, is_local: bool) -> int:
         """Requests in flight to a store, or to this machine's own disks."""
