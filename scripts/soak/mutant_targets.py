@@ -122,8 +122,8 @@ MEANT: tuple[Meant, ...] = (
     Meant("trainer/checkpoints/read.py", "    if lacking:", "    if False:", "half of a checkpoint is loaded"),
     Meant(
         "trainer/checkpoints/resume.py",
-        "if before is None or _step(each) < before",
-        "if before is None or _step(each) > before",
+        "if before is None or step_of(each) < before",
+        "if before is None or step_of(each) > before",
         "a run goes back to a later checkpoint",
     ),
     Meant(

@@ -27,7 +27,7 @@ from trainer.checkpoints.read import (
     read_weights,
 )
 from trainer.checkpoints.saver import CheckpointSaver
-from trainer.checkpoints.write import remove_old, save_checkpoint
+from trainer.checkpoints.write import HostCopies, remove_old, take_snapshot, write_snapshot
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
@@ -70,6 +70,11 @@ def load_and_train(path, config, stage, precision, ranks):
     engine, optimizer = make_engine(config, stage, precision, ranks)
     state = load_checkpoint(path, engine, optimizer, ranks)
     return train(engine, optimizer, ranks, state["step"], 3)
+
+
+def save_checkpoint(checkpoints, position, engine, optimizer, ranks):
+    """Writes a checkpoint while training waits; called by all ranks, which share the folder."""
+    return write_snapshot(checkpoints, take_snapshot(position, engine, optimizer, ranks, HostCopies()), ranks)
 
 
 def main(launch, folder):

@@ -15,7 +15,6 @@ from trainer.stream.order import (
     ShardSize,
     StreamOrder,
     check_weights,
-    count_drawn,
     epoch_shards,
     lane_start,
     locate,
@@ -199,6 +198,13 @@ def test_steps_planned_together_are_the_steps_one_by_one(order, position, global
         assert (firsts[number], afters[number]) == (first, last)
         position = last
     assert steps == list(zip(*(column.tolist() for column in vars(together).values()), strict=True))
+
+
+def count_drawn(order, dataset, position):
+    """Instances of a dataset that lie before a stream position and are not skipped."""
+    left_out = [(min(start, position), min(stop, position)) for start, stop in order.skipped]
+    own = [own_position(order.weights, dataset, g) for g in (position, *(g for pair in left_out for g in pair))]
+    return own[0] + sum(own[1::2]) - sum(own[2::2])
 
 
 @settings(max_examples=100, deadline=None)

@@ -14,7 +14,14 @@ from torch.nn import Linear
 from pipeline.storage import faults
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
-from trainer.checkpoints.read import find_checkpoints, load_checkpoint, newest_checkpoint, read_state
+from trainer.checkpoints.read import (
+    find_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_state,
+    step_folder,
+    step_of,
+)
 from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
@@ -115,7 +122,8 @@ def test_the_newer_of_folder_and_url_is_taken(ranks, bucket, tmp_path):
     [(0, 0, []), (2, 0, [3, 6, 9]), (2, 6, [3, 9]), (1, 3, []), (9, 0, [])],
 )
 def test_what_is_superseded(keep, keep_every, gone):
-    assert superseded([3, 6, 9, 12, 15], keep, keep_every) == gone
+    names = [step_folder(Path(), step).name for step in (3, 6, 9, 12, 15)]
+    assert [step_of(name) for name in superseded(names, keep, keep_every)] == gone
 
 
 @pytest.mark.engines

@@ -37,10 +37,20 @@ def step_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08d}"
 
 
+def step_of(name: str) -> int:
+    """The optimizer steps made before a checkpoint, by the name of its folder."""
+    return int(name.removeprefix("step-"))
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder has the name of a checkpoint."""
+    return re.fullmatch("step-[0-9]{8,}", name) is not None
+
+
 def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
     """Committed checkpoints, oldest first, and folders of saves that never ended."""
     folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
-    finished = [path for path in folders if re.fullmatch("step-[0-9]{8,}", path.name) and (path / COMMITTED).is_file()]
+    finished = [path for path in folders if is_checkpoint(path.name) and (path / COMMITTED).is_file()]
     return finished, [path for path in folders if path not in finished]
 
 

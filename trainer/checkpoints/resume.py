@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed
 
 from pipeline.storage.local import replace_file
-from trainer.checkpoints.read import COMMITTED, find_checkpoints, verify_checkpoint
+from trainer.checkpoints.read import COMMITTED, find_checkpoints, step_of, verify_checkpoint
 from trainer.checkpoints.store import METRICS, RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import remove_folders
 from trainer.process.ranks import Ranks, together
@@ -96,7 +96,7 @@ def choose_checkpoint(
         if ranks.rank == 0:
             local, remote = _list_checkpoints(run, store, say)
             found = local | remote if everywhere else remote
-            names = sorted((each for each in found if before is None or _step(each) < before), reverse=True)
+            names = sorted((each for each in found if before is None or step_of(each) < before), reverse=True)
             name = _choose(run, store, names, local, skip_damaged, say)
     name = ranks.gather(name)[0]
     if name is None:
@@ -110,14 +110,11 @@ def choose_checkpoint(
 
 
 def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> None:
-    """Deletes checkpoints of this step and later ones, which the run goes back from.
-
-    Only rank 0 does.
-    """
+    """Deletes checkpoints of this step and later ones, on rank 0 only: the run goes back."""
     finished, _ = find_checkpoints(run.checkpoints)
-    remove_folders(*(path for path in finished if _step(path.name) >= step))
+    remove_folders(*(path for path in finished if step_of(path.name) >= step))
     if store is not None:
-        store.remove_checkpoints([name for name in store.list_checkpoints()[0] if _step(name) >= step])
+        store.remove_checkpoints([name for name in store.list_checkpoints()[0] if step_of(name) >= step])
 
 
 def _choose(
@@ -161,10 +158,6 @@ def _list_checkpoints(
     for name in torn:
         say(f"{store.locate(f'checkpoints/{name}')} was never uploaded whole and is not used")
     return {path.name for path in finished}, set(remote)
-
-
-def _step(name: str) -> int:
-    return int(name.removeprefix("step-"))
 
 
 def _is_first_of_node() -> bool:

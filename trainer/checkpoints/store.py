@@ -7,7 +7,6 @@ Objects appear whole, their size is checked, and passing errors are tried again
 (`pipeline.storage.folder`).
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import make_durable, replace_file
-from trainer.checkpoints.read import COMMITTED, read_marker
+from trainer.checkpoints.read import COMMITTED, is_checkpoint, read_marker
 from trainer.checkpoints.write import remove_folders, superseded
 from trainer.runs.run_folder import CONFIG, RUN_FACTS, VOCABULARY_HASHES, RunFolder, parse_facts
 
@@ -45,7 +44,7 @@ class CheckpointStore:
         """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
         found = (self._folder / CHECKPOINTS).list()
         names = sorted({name.partition("/")[0] for name in found})
-        names = [name for name in names if re.fullmatch("step-[0-9]{8,}", name)]  # anything else is not ours to remove
+        names = [name for name in names if is_checkpoint(name)]  # anything else is not ours to remove
         finished = [name for name in names if f"{name}/{COMMITTED}" in found]
         return finished, [name for name in names if name not in finished]
 
@@ -133,18 +132,14 @@ class CheckpointStore:
     def remove_old(self, keep: int, keep_every: int) -> None:
         """Deletes superseded checkpoints and uploads that never ended."""
         finished, unfinished = self.list_checkpoints()
-        names = {int(name.removeprefix("step-")): name for name in finished}
-        self.remove_checkpoints([*unfinished, *(names[step] for step in superseded(list(names), keep, keep_every))])
+        self.remove_checkpoints([*unfinished, *superseded(finished, keep, keep_every)])
 
     def disown(self, name: str) -> None:
         """Takes a damaged checkpoint's marker away, so that it does not count any more."""
         (self._folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
 
     def _described(self, name: str, folder: Path) -> Iterable[str]:
-        """The files of a checkpoint of which the marker is here.
-
-        Errors name the marker at the URL.
-        """
+        """The files of a checkpoint whose marker is here; errors name the marker at the URL."""
         try:
             return read_marker(folder)
         except ValueError as error:

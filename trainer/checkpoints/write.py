@@ -20,7 +20,16 @@ from torch import Tensor
 
 from pipeline.storage.faults import StorageError
 from pipeline.storage.local import make_durable
-from trainer.checkpoints.read import COMMITTED, FORMAT, MODEL, STATE, describe_file, find_checkpoints, step_folder
+from trainer.checkpoints.read import (
+    COMMITTED,
+    FORMAT,
+    MODEL,
+    STATE,
+    describe_file,
+    find_checkpoints,
+    step_folder,
+    step_of,
+)
 from trainer.optim.partitions import iterate_weights
 from trainer.optim.sharded import Fragment, ShardedOptimizer
 from trainer.process.ranks import Ranks, together
@@ -50,10 +59,7 @@ class Snapshot:
 
 
 class HostCopies:
-    """Copies of tensors in memory that is kept from save to save.
-
-    New memory costs several times the copying.
-    """
+    """Copies of tensors in memory that is kept: new memory costs several times the copying."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -111,13 +117,6 @@ def _copy_piece(
     return copies.copy(f"{kind}/{piece.name}", piece.of(optimizer.tensors(kind)))
 
 
-def save_checkpoint(
-    checkpoints: Path, position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer, ranks: Ranks
-) -> Path:
-    """Writes a checkpoint while training waits; called by all ranks, which share the folder."""
-    return write_snapshot(checkpoints, take_snapshot(position, engine, optimizer, ranks, HostCopies()), ranks)
-
-
 def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
     """Writes and commits a checkpoint; called by all ranks.
 
@@ -150,30 +149,27 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
     return final if final.is_dir() else folder
 
 
-def superseded(steps: list[int], keep: int, keep_every: int) -> list[int]:
-    """Steps whose checkpoints may go: all but the newest `keep` and the multiples of `keep_every`.
+def superseded(names: list[str], keep: int, keep_every: int) -> list[str]:
+    """Checkpoints that may go: all but the newest `keep` and the multiples of `keep_every`.
 
     Args:
-        steps: Steps of committed checkpoints, ascending.
+        names: Names of committed checkpoints, oldest first.
         keep: 0 keeps all.
         keep_every: 0 keeps none besides the newest.
     """
-    old = steps[:-keep] if keep else []
-    return [step for step in old if not (keep_every and step % keep_every == 0)]
+    old = names[:-keep] if keep else []
+    return [name for name in old if not (keep_every and step_of(name) % keep_every == 0)]
 
 
 def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
     """Deletes superseded checkpoints and what older saves left. Rank 0 only."""
     finished, unfinished = find_checkpoints(checkpoints)
-    folders = {int(path.name.removeprefix("step-")): path for path in finished}
-    remove_folders(*unfinished, *(folders[step] for step in superseded(list(folders), keep, keep_every)))
+    names = superseded([path.name for path in finished], keep, keep_every)
+    remove_folders(*unfinished, *(checkpoints / name for name in names))
 
 
 def remove_folders(*folders: Path) -> None:
-    """Deletes checkpoints.
-
-    The marker goes first: a deletion cut short must not leave one that looks whole.
-    """
+    """Deletes checkpoints, the marker first: one cut short must not look whole."""
     for folder in folders:
         if folder.is_dir():
             (folder / COMMITTED).unlink(missing_ok=True)
@@ -195,10 +191,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def _commit(
     folder: Path, final: Path, snapshot: Snapshot, files: dict[str, dict[str, Any]], pieces: Mapping[str, Any]
 ) -> None:
-    """Writes state.json, then COMMITTED when all others are on the disk.
-
-    The folder gets its name last.
-    """
+    """Writes state.json, then COMMITTED when all else is on the disk, and renames the folder."""
     state = {"format": FORMAT, **snapshot.position, "num_updates": snapshot.num_updates, "fragments": pieces}
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
     make_durable(folder / STATE)

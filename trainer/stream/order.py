@@ -29,10 +29,7 @@ class ShardSize(NamedTuple):
 
 
 Passes = tuple[tuple[ShardSize, ...], ...]
-"""The shards of every pass of one dataset.
-
-Of those known so far, where its build is still running.
-"""
+"""The shards of every pass of one dataset, or of those known while its build still runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +57,7 @@ class StreamOrder:
 
 
 class Place(NamedTuple):
-    """Where a position of one dataset is found (rule 3).
-
-    `instance` counts through the epoch's shards in order.
-    """
+    """Where a position of one dataset is found (rule 3); `instance` counts through the epoch."""
 
     epoch: int
     pass_index: int
@@ -97,10 +91,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class EpochShards:
-    """One epoch's shards in their order.
-
-    `shard` [S] indexes the pass, bounds [S+1] count instances.
-    """
+    """One epoch's shards in their order: `shard` [S] in the pass, bounds [S+1] in instances."""
 
     shard: Array
     bounds: Array
@@ -167,10 +158,7 @@ def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
 
 
 def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
-    """Rule 6: the next `count` positions that are not skipped, as stretches.
-
-    There is at least one.
-    """
+    """Rule 6: the next `count` positions that are not skipped, as stretches; at least one."""
     found = []
     for start, stop in skipped:
         if position < (end := min(start, position + count)):
@@ -178,13 +166,6 @@ def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> lis
             count -= end - position
         position = max(position, stop) if count else position
     return [*found, (position, position + count)] if count else found
-
-
-def count_drawn(order: StreamOrder, dataset: int, position: int) -> int:
-    """Instances of a dataset that lie before a stream position and are not skipped."""
-    left_out = [(min(start, position), min(stop, position)) for start, stop in order.skipped]
-    own = [own_position(order.weights, dataset, g) for g in (position, *(g for pair in left_out for g in pair))]
-    return own[0] + sum(own[1::2]) - sum(own[2::2])
 
 
 def step_positions(skipped: Iterable[Stretch], position: int, global_batch: int, num_steps: int) -> tuple[Array, Array]:
@@ -245,10 +226,7 @@ def _own_positions(weights: Sequence[int], dataset: int, position: Array) -> Arr
 def _epoch_spans(
     dataset: int, pass_instances: Sequence[int], step: Array, start: Array, stop: Array
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The dataset's own positions start to stop - 1 of each step, cut at epochs.
-
-    Returns the columns of `Spans`.
-    """
+    """The columns of `Spans`: own positions start to stop - 1 of each step, cut at epochs."""
     size, prefix = np.array(pass_instances, np.int64), np.cumsum([0, *pass_instances])
     drawn = start < stop
     step, start, stop = step[drawn], start[drawn], stop[drawn]
@@ -260,10 +238,7 @@ def _epoch_spans(
 
 
 def _epoch_at(prefix: Array, position: Array) -> Array:
-    """The epoch of each of a dataset's own positions.
-
-    Passes begin at `prefix` [P+1] of every cycle.
-    """
+    """The epoch of a dataset's own positions; passes begin at `prefix` [P+1] of every cycle."""
     epoch: Array = position // prefix[-1] * (len(prefix) - 1)
     epoch += np.searchsorted(prefix[1:], position % prefix[-1], side="right")
     return epoch
