@@ -144,10 +144,7 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
 
 
 def _kill_later(pids: Sequence[int]) -> None:
-    """Launchers wait half a minute before they kill a stopped process.
-
-    They should see this one's code first.
-    """
+    """Kills stopped processes before their launchers do, but after those saw this one's code."""
     if pids:
         command = f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"
         subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)

@@ -1,9 +1,8 @@
 """Finds weights that changed by themselves.
 
-No checksum of hardware catches every flipped bit in memory.
-
-Two things must hold before an update: the model's weights are the same on all ranks, and what a
-rank updates (its fp32 weights and moments) is what the update before left.
+No checksum of hardware catches every flipped bit in memory. Two things must hold before an update:
+the model's weights are the same on all ranks, and what a rank updates (its fp32 weights and
+moments) is what the update before left.
 """
 
 import platform
@@ -23,10 +22,7 @@ CORRUPTED = 76
 
 
 class CorruptWeightsError(Exception):
-    """Ranks hold different weights; names those at fault.
-
-    Running again continues from the newest checkpoint.
-    """
+    """Ranks hold different weights; names those at fault. The newest checkpoint is still good."""
 
 
 class WeightsCheck:

@@ -67,9 +67,8 @@ class PackedSequences:
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
     """Lays the sequences out as padded rows, grouped by length.
 
-    Short ones are not padded to the longest.
-
-    Reads the lengths back to the host: one synchronisation a micro-batch on a GPU.
+    Short ones are not padded to the longest. Reads the lengths back to the host: one
+    synchronisation a micro-batch on a GPU.
     """
     starts_B1 = cu_seqlens.cpu().long()
     lengths_B = starts_B1.diff()

@@ -46,10 +46,8 @@ class Embeddings(nn.Module):
 class Layer(nn.Module):
     """One Transformer encoder layer: self-attention, then feed-forward.
 
-    Each has a residual and LayerNorm.
-
-    Query, key and value are separate parameters, as in the reference: LAMB's trust ratio is one per
-    parameter.
+    Each has a residual and LayerNorm. Query, key and value are separate parameters, as in the
+    reference: LAMB's trust ratio is one per parameter.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -89,10 +87,7 @@ class Layer(nn.Module):
         return q_TAD, k_TAD, v_TAD
 
     def _project_at_once(self, inputs_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three as views of one product.
-
-        Putting the weights together costs no more than reading them twice.
-        """
+        """The three as views of one product, which costs no more than reading the weights twice."""
         projections = (self.query, self.key, self.value)
         weight = torch.cat([each.weight for each in projections])
         bias = torch.cat([each.bias for each in projections])
@@ -180,11 +175,9 @@ class BertForPreTraining(nn.Module):
     def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of both tasks: MLM [M, V] of the masked positions only, NSP [B, 2].
 
-        Class 1 of NSP means that B is random.
-
-        With T = B = M = 0 the logits are empty and connected to every parameter, whose gradients
-        become zero: ZeRO-2 needs as many backward passes on every rank. A plain tuple, since
-        ZeRO-3's hooks look into no others.
+        Class 1 of NSP means that B is random. With T = B = M = 0 the logits are empty and connected
+        to every parameter, whose gradients become zero: ZeRO-2 needs as many backward passes on
+        every rank. A plain tuple, since ZeRO-3's hooks look into no others.
 
         Args:
             inputs: B sequences of T tokens, masked already.
@@ -196,10 +189,7 @@ class BertForPreTraining(nn.Module):
 
 
 def _embedding(num_rows: int, hidden_size: int) -> nn.Embedding:
-    """A model without initial weights.
-
-    Drawing them on the meta device would import torch._dynamo, for a second.
-    """
+    """A model without initial weights, whose drawing on the meta device takes a second."""
     weight = torch.empty(num_rows, hidden_size)
     embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)  # type: ignore[no-untyped-call]
     return embedding
@@ -210,10 +200,7 @@ def _layer_norm(config: BertConfig) -> nn.LayerNorm:
 
 
 def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
-    """A model with BERT's initial weights on the CPU.
-
-    It is equal on every rank, and torch's global generator is untouched.
-    """
+    """The model with BERT's initial weights on the CPU, equal on every rank."""
     with torch.device("meta"):
         model = BertForPreTraining(config)
     model.to_empty(device="cpu")
@@ -225,10 +212,8 @@ def build_model(config: BertConfig, seed: int) -> BertForPreTraining:
 def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -> None:
     """Draws matrices from a normal cut at two standard deviations (google-research/bert).
 
-    Biases become 0, LayerNorm 1 and 0.
-
-    Each parameter has a generator of its own, keyed by (seed, name): adding a head changes no other
-    weight.
+    Biases become 0, LayerNorm 1 and 0. Each parameter has a generator of its own, keyed by (seed,
+    name): adding a head changes no other weight.
     """
     for name, parameter, is_norm in _named_parameters(module):
         if parameter.ndim > 1:
@@ -240,9 +225,8 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
 def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
     """Draws from a normal, those beyond two standard deviations drawn again.
 
-    TensorFlow's truncated_normal does the same.
-
-    Five times as fast as nn.init.trunc_normal_, which takes 19 CPU seconds for LARGE.
+    TensorFlow's truncated_normal does the same. Five times as fast as nn.init.trunc_normal_, which
+    takes 19 CPU seconds for LARGE.
     """
     values = parameter.view(-1).normal_(std=std, generator=generator)
     outliers = torch.nonzero(values.abs() > 2 * std).flatten()
@@ -267,12 +251,11 @@ def _generator(seed: int, name: str) -> torch.Generator:
 def compile_model(model: BertForPreTraining) -> None:
     """Compiles the model's training passes, in place.
 
-    Passes of validation, and of fewer than 2 tokens, stay eager.
-
-    Four functions are compiled: embeddings, what a layer does before attention and after it, and
-    the masked-LM head. Their token counts are symbolic and all layers share their graphs, so a run
-    compiles four times however lengths vary. Attention itself has a data-dependent layout, or a
-    fused kernel; it stays as it is.
+    Passes of validation, and of fewer than 2 tokens, stay eager. Four functions are compiled:
+    embeddings, what a layer does before attention and after it, and the masked-LM head. Their token
+    counts are symbolic and all layers share their graphs, so a run compiles four times however
+    lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays as it
+    is.
     """
     project, finish = _compiled(Layer.project), _compiled(Layer.finish)
     for layer in model.bert.layers:

@@ -40,20 +40,11 @@ class BertConfig:
     is_causal: bool = False
     """Whether a token attends to itself and those before it only, as in left-to-right models."""
     attention_backend: str = "auto"
-    """One of ATTENTION_BACKENDS.
-
-    It is a matter of speed, not part of what the model is, as are the next two.
-    """
+    """One of ATTENTION_BACKENDS. It and the next two change speed, not what the model is."""
     fused_qkv: bool = False
-    """Whether queries, keys and values come from one matrix product.
-
-    Their weights are put together for it.
-    """
+    """Whether queries, keys and values come from one product, their weights put together."""
     padded_vocab: bool = False
-    """Whether the decoder computes a multiple of VOCAB_STEP logits.
-
-    Those beyond the vocabulary are cut off.
-    """
+    """Whether the decoder computes a multiple of VOCAB_STEP logits, and cuts the rest off."""
 
     def __post_init__(self) -> None:
         _check_sizes(self)

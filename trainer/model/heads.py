@@ -37,10 +37,7 @@ class MaskedLmHead(nn.Module):
 
 @dataclass(frozen=True)
 class PretrainingSums:
-    """Sums over one micro-batch, scalars on the model's device.
-
-    The loop divides them by global counts.
-    """
+    """Sums over one micro-batch, scalars on the device; the loop divides them by global counts."""
 
     mlm_nll: Tensor
     """float32, differentiable: sum over masked positions of -log p(label), nats."""

@@ -81,10 +81,7 @@ class BiLstmTagger(nn.Module):
 def build_tagger(
     store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head, seed: int
 ) -> BiLstmTagger:
-    """A tagger on the CPU with torch's initial weights, drawn from the seed.
-
-    The global generator is untouched.
-    """
+    """A tagger on the CPU with weights drawn from the seed; the global generator is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return BiLstmTagger(store, width, hidden_size, num_layers, head)

@@ -98,9 +98,7 @@ def build_task_model(config: BertConfig, head: Head, seed: int) -> BertForTask:
 def task_loss_sum(head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor, item_starts: Tensor) -> Tensor:
     """Sum of an item's or token's losses over a micro-batch: a float32 scalar.
 
-    It is to be divided by a global count.
-
-    With no item it is 0 and connected to the logits.
+    It is to be divided by a global count. With no item it is 0 and connected to the logits.
 
     Args:
         head: The model's.
@@ -130,10 +128,7 @@ def count_losses(head: Head, labels: Tensor) -> int:
 
 
 def _grouped_nll(logits_N: Tensor, starts_G1: Tensor, labels_G: Tensor) -> Tensor:
-    """Sum over groups of neighbouring logits of -log softmax at the label.
-
-    The label is counted inside the group.
-    """
+    """Sum over groups of neighbouring logits of -log softmax at the label in the group."""
     groups = torch.split(logits_N.float(), starts_G1.diff().tolist())
     padded_GN = nn.utils.rnn.pad_sequence(list(groups), batch_first=True, padding_value=float("-inf"))
     return F.cross_entropy(padded_GN, labels_G, reduction="sum")

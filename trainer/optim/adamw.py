@@ -60,9 +60,8 @@ class AdamW(ShardedOptimizer):
     ) -> None:
         """Moves both running means on, and weights by Adam's direction.
 
-        One pass of torch's kernel does it for all.
-
-        28 bytes an element where single operations move 90.
+        One pass of torch's kernel does it for all. 28 bytes an element where single operations move
+        90.
 
         Args:
             weights: What moves, as many tensors as in the next three.

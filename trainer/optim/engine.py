@@ -162,10 +162,7 @@ def _load_muon() -> None:
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:
-    """How much DeepSpeed reduces and gathers at once where no settings file says it.
-
-    It is never less than one tensor.
-    """
+    """How much DeepSpeed reduces and gathers at once by default: at least one tensor."""
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     size = bucket_elements(sum(sizes), max(sizes))
     return {"reduce_bucket_size": size, "allgather_bucket_size": size}
@@ -262,18 +259,12 @@ def stack_sums(sums: PretrainingSums) -> Tensor:
 
 
 def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
-    """Keys torch's generators to a step.
-
-    Dropout is a function of the step, and needs no saved state.
-    """
+    """Keys torch's generators to a step, so that dropout needs no saved state."""
     torch.manual_seed(seed_of(f"{seed}/dropout/{phase}/{step}/{rank}", num_bytes=8) >> 1)
 
 
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
-    """Global L2 norm of the last gradient before clipping.
-
-    It is infinite where DeepSpeed dropped it as not finite.
-    """
+    """Global L2 norm of the last gradient before clipping; infinite if that was not finite."""
     return math.inf if getattr(engine.optimizer, "overflow", False) else float(optimizer.grad_norm)
 
 

@@ -1,11 +1,10 @@
 """LAMB (You et al. 2020, algorithm 2), whose trust ratios are those of whole tensors.
 
-They are the same however ZeRO splits the tensors.
-
-As NVIDIA's BERT uses it: the gradient is clipped by its global norm first, both means are
-bias-corrected, tensors without weight decay (biases, LayerNorm) take Adam's step, and no ratio is
-clamped. `timm.optim.Lamb` does the same in one process with bias_correction, grad_averaging and
-max_grad_norm=1.0, and with trust_clip and always_adapt off.
+They are the same however ZeRO splits the tensors. As NVIDIA's BERT uses it: the gradient is clipped
+by its global norm first, both means are bias-corrected, tensors without weight decay (biases,
+LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does the same in one process
+with bias_correction, grad_averaging and max_grad_norm=1.0, and with trust_clip and always_adapt
+off.
 
 The norms of updates depend on the clipped gradient, not linearly, and what clips it is a norm that
 takes an all-reduce. So the update is worked out as if nothing were clipped, and its norms ride

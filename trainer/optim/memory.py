@@ -32,10 +32,7 @@ from trainer.model.flops import num_parameters
 from trainer.process.allocator import MMAP_BYTES
 
 LARGEST_BUCKET = 2**25
-"""Elements that DeepSpeed reduces at once, 128 MiB in fp32.
-
-Its default of 5e8 copies all gradients.
-"""
+"""Elements that DeepSpeed reduces at once, 128 MiB in fp32; its 5e8 copies all gradients."""
 LIBRARIES_BYTES = 980_000_000
 """The resident memory of a rank on a CPU that trains a model of next to nothing.
 
@@ -123,10 +120,7 @@ class Memory:
 
 
 def bucket_elements(num_parameters: int, largest_tensor: int) -> int:
-    """Elements of a bucket: all there are in a small model, and never less than the largest tensor.
-
-    The number is even.
-    """
+    """Elements of a bucket, an even number: all of a small model, at least the largest tensor."""
     size = max(largest_tensor, min(num_parameters, LARGEST_BUCKET))
     return size + size % 2
 
@@ -212,10 +206,7 @@ def _held(case: Case) -> dict[str, int]:
 
 
 def _copied_bytes(case: Case) -> float:
-    """The model's weights and both means.
-
-    Where the model's weights are not in fp32 there are fp32 weights as well.
-    """
+    """The model's weights and both means, and fp32 weights where the model's are not."""
     count = num_parameters(case.config)
     pieces = 2 if case.precision == "fp32" else 3
     return case.value_bytes * count + pieces * _FP32 * count * case.part
@@ -263,10 +254,7 @@ def _end_of_backward(case: Case, tied: float) -> dict[str, float]:
 
 
 def _reduction(case: Case) -> dict[str, float]:
-    """A bucket is flattened beside the gradients.
-
-    Under ZeRO-2 it is flattened beside the bucket it was gathered in.
-    """
+    """Flat gradients beside the gradients, or under ZeRO-2 beside the bucket they came in."""
     bucket, count = _bucket_bytes(case), num_parameters(case.config)
     if case.zero_stage < 2:
         return {"gradients": 0.0 if _is_summed_apart(case) else _FP32 * count, "buckets": bucket}

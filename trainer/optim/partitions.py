@@ -15,10 +15,7 @@ from trainer.process.ranks import Ranks, together
 
 
 def adopt_partitions(engine: Any, optimizer: ShardedOptimizer) -> None:
-    """Tells the optimizer under ZeRO-3 which flat tensor it updates.
-
-    The tensor is in no group but during a step.
-    """
+    """Tells the optimizer under ZeRO-3 which flat tensor it updates, as no group has it yet."""
     if is_zero3(engine):
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
 
@@ -31,9 +28,8 @@ def is_zero3(engine: Any) -> bool:
 def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
     """Names and whole weights on rank 0, one after another, each to be copied at once.
 
-    Other ranks get nothing.
-
-    Called, and run to its end, by all ranks: under ZeRO-3 they bring the weights together.
+    Other ranks get nothing. Called, and run to its end, by all ranks: under ZeRO-3 they bring the
+    weights together.
     """
     if not is_zero3(engine):
         yield from engine.module.state_dict().items() if ranks.rank == 0 else ()

@@ -31,9 +31,8 @@ class Schedule:
     def learning_rate(self, step: float) -> float:
         """The learning rate of the update that turns step `step` into `step + 1`.
 
-        It is 0 for the very first one.
-
-        Between whole steps it is drawn on: a run by time asks for (share of its time) * steps.
+        It is 0 for the very first one. Between whole steps it is drawn on: a run by time asks for
+        (share of its time) * steps.
         """
         if step < self.warmup_steps:
             return self.peak_lr * step / self.warmup_steps

@@ -1,12 +1,11 @@
 """One base for every optimizer here: it updates what this rank owns.
 
-It knows which tensor each element belongs to.
-
-DeepSpeed hands an optimizer under ZeRO-1 and 2 one flat fp32 partition, in which a parameter may be
-split between ranks; under ZeRO-3 its partition has a piece of every parameter. Clipping, norms of
-single tensors and weight decay need the parameters back: a `Fragment` is the piece of one parameter
-that lies in this rank's partition. All parameters form one group, because ZeRO calls `step` once
-per group and a global norm must see all of them at once.
+It knows which tensor each element belongs to. DeepSpeed hands an optimizer under ZeRO-1 and 2 one
+flat fp32 partition, in which a parameter may be split between ranks; under ZeRO-3 its partition has
+a piece of every parameter. Clipping, norms of single tensors and weight decay need the parameters
+back: a `Fragment` is the piece of one parameter that lies in this rank's partition. All parameters
+form one group, because ZeRO calls `step` once per group and a global norm must see all of them at
+once.
 
 Shapes: P parameters of the model.
 """
@@ -56,10 +55,8 @@ class Fragment:
 def decays(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices, not to biases and LayerNorm.
 
-    The source is `optimization.py` of google-research/bert.
-
-    Decided by name and checked by shape: what is excluded by name is one-dimensional in BERT and
-    nothing else is.
+    The source is `optimization.py` of google-research/bert. Decided by name and checked by shape:
+    what is excluded by name is one-dimensional in BERT and nothing else is.
     """
     module, _, kind = name.rpartition(".")
     excluded = kind == "bias" or module.rpartition(".")[2].lower().endswith("norm")
@@ -69,9 +66,8 @@ def decays(name: str, parameter: Tensor) -> bool:
 class ShardedOptimizer(torch.optim.Optimizer):
     """Clips to a global norm and keeps states next to the fp32 weights.
 
-    Subclasses say how weights move.
-
-    Subclasses implement `_update` and name their states in `state_names`.
+    Subclasses say how weights move. Subclasses implement `_update` and name their states in
+    `state_names`.
     """
 
     state_names: tuple[str, ...] = ()
@@ -135,19 +131,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def fragments(self) -> list[Fragment]:
-        """The pieces this rank updates, in the order of the parameters.
-
-        They are fixed once DeepSpeed has been initialised.
-        """
+        """The pieces this rank updates, in parameters' order; fixed once DeepSpeed has started."""
         if self._fragments is None:
             self._fragments = list(self._find_fragments())
         return self._fragments
 
     def tensors(self, name: str) -> list[Tensor]:
-        """A state, or the weights for "fp32", in tensors shaped like `owned`.
-
-        States are made as zeros when missing.
-        """
+        """A state, or the weights for "fp32", shaped like `owned`; missing states become zeros."""
         if name == "fp32":
             return self.owned
         assert name in self.state_names, f"{type(self).__name__} has no state {name}"
@@ -193,10 +183,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.grad_squared_norms_P.sum().sqrt()
 
     def carry(self, sums: Tensor) -> None:
-        """Lets float64 sums ride along with the next step's all-reduce.
-
-        They are added up over ranks in place.
-        """
+        """Lets float64 sums ride along with the next step's all-reduce, which adds them up."""
         self._carried = sums
 
     def has_arrived(self) -> bool:
@@ -211,10 +198,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Clips and updates what this rank owns.
 
-        DeepSpeed calls it once a step, with gradients summed over ranks.
-
-        A gradient that is not finite, or not below `norm_limit`, changes nothing, on all ranks
-        alike.
+        DeepSpeed calls it once a step, with gradients summed over ranks. A gradient that is not
+        finite, or not below `norm_limit`, changes nothing, on all ranks alike.
         """
         assert closure is None, "DeepSpeed passes no closure"
         whole = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned]
@@ -265,10 +250,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves the weights by gradients, in the order of `fragments`, divided by a scalar.
-
-        It may divide in place.
-        """
+        """Moves the weights by gradients, in fragments' order, which it may divide by a scalar."""
         raise NotImplementedError
 
     def _find_fragments(self) -> Iterable[Fragment]:

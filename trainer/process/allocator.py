@@ -25,9 +25,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 def keep_freed_memory() -> bool:
     """Lets this process keep freed pieces of up to MMAP_BYTES.
 
-    It keeps TRIM_BYTES of them at the top of its one arena.
-
-    To be called before there are threads: those that have an arena keep it.
+    It keeps TRIM_BYTES of them at the top of its one arena. To be called before there are threads:
+    those that have an arena keep it.
 
     Returns:
         Whether it was done: not without glibc, nor where the environment says how.

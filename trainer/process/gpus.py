@@ -48,8 +48,5 @@ _NAMES = (
 
 
 def peak_tflops_of(device_name: str) -> float | None:
-    """TFLOP/s of the GPU that torch gives this name, dense bf16.
-
-    It is None where the name is not known.
-    """
+    """TFLOP/s of the GPU that torch gives this name, dense bf16; None where it is not known."""
     return next((tflops for pattern, tflops in _NAMES if re.search(pattern, device_name)), None)

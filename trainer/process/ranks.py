@@ -44,10 +44,7 @@ class Ranks:
         return values
 
     def peak_memory_bytes(self) -> int:
-        """The most memory that this rank has held so far.
-
-        That is tensors on a GPU, or the resident process on a CPU.
-        """
+        """The most memory that this rank has held: tensors on a GPU, or the process on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         unit = 1 if sys.platform == "darwin" else 1024
@@ -121,11 +118,9 @@ def stop_ranks() -> None:
 def _let_gloo_rest(seconds: float = 10.0) -> None:
     """Waits until Gloo's threads have let go of the last tensors.
 
-    They live on as DeepSpeed keeps its groups.
-
-    They do so a moment after whoever waited for the result goes on, and one that comes to it when
-    the interpreter has ended aborts the process: "terminate called without an active exception".
-    Looked at through /proc, if there is one.
+    They live on as DeepSpeed keeps its groups. They do so a moment after whoever waited for the
+    result goes on, and one that comes to it when the interpreter has ended aborts the process:
+    "terminate called without an active exception". Looked at through /proc, if there is one.
     """
     deadline, looks = time.monotonic() + seconds, 0
     while looks < _LOOKS_AT_REST and time.monotonic() < deadline:
@@ -144,10 +139,7 @@ def _gloo_states() -> Iterator[str]:
 
 @contextlib.contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """Raises on every rank what any rank found wrong.
-
-    Only rank 0 prints, and no rank may wait for one that left.
-    """
+    """Raises on every rank what any rank found wrong, as none may wait for one that left."""
     fault: Exception | None = None
     try:
         yield

@@ -1,10 +1,9 @@
 """When a rank is told to stop: by a signal, or because its launcher is gone.
 
-The launcher is looked for in Linux's /proc.
-
-The `deepspeed` command starts `deepspeed.launcher.launch`, which starts the ranks. A signal that
-ends the former alone reaches nobody else, so every rank watches both (torchrun and others likewise)
-and leaves when one of them is gone.
+The launcher is looked for in Linux's /proc. The `deepspeed` command starts
+`deepspeed.launcher.launch`, which starts the ranks. A signal that ends the former alone reaches
+nobody else, so every rank watches both (torchrun and others likewise) and leaves when one of them
+is gone.
 """
 
 import contextlib
@@ -45,10 +44,7 @@ class LauncherWatch:
     """
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Watches the launchers among this process's parents.
-
-        Without one, as under a plain shell, it does nothing.
-        """
+        """Watches the launchers among this process's parents; without any it does nothing."""
         self.on_loss: Callable[[], None] | None = None
         self.grace_seconds = grace_seconds
         self._launchers = find_launchers()
@@ -120,9 +116,8 @@ class StopRequest:
 def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str], None], notice: str) -> Iterator[None]:
     """Makes a stop signal or the loss of the launcher a request while this holds.
 
-    The process does not end by them.
-
-    A second Ctrl-C leaves at once, also where the main thread waits for another rank for ever.
+    The process does not end by them. A second Ctrl-C leaves at once, also where the main thread
+    waits for another rank for ever.
 
     Args:
         watch: Its patience with a lost launcher grows by Ctrl-C, as that ends the `deepspeed`
@@ -154,38 +149,26 @@ def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str]
 
 
 def note_outcome(text: str) -> None:
-    """Tells a supervisor that asks whether the run is "running" or "finished".
-
-    Exit codes of launchers may lie.
-    """
+    """Tells a supervisor that asks whether the run is "running" or "finished"."""
     if path := os.environ.get(OUTCOME_FILE):
         Path(path).write_text(text)
 
 
 def leave_at_once(code: int) -> None:
-    """Ends this process without the interpreter's own end.
-
-    That takes torch and DeepSpeed seconds of CPU.
-    """
+    """Ends this process without the interpreter's own end, which takes seconds of CPU."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the system's ticks.
-
-    It is empty where the process is gone or only waits to be reaped.
-    """
+    """When a process began, in the system's ticks; empty where it has ended."""
     stat = _stat(pid)
     return stat[19] if stat and stat[0] != "Z" else ""
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on: state, parent, ....
-
-    The list is empty where there is no such process.
-    """
+    """Fields of /proc/PID/stat from the state on; empty where there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -23,10 +23,7 @@ IS_USABLE = COMPILED is not None and bool(COMPILED.IS_USABLE)
 """Whether blocks are unpacked by compiled code, which takes zstd's own library."""
 
 _TOKENS_PER_MASKED = 4
-"""One masked position in so many tokens has room at first.
-
-A block with more of them makes every slot larger.
-"""
+"""One masked position in so many tokens has room at first; more make every slot larger."""
 
 
 class Arena:

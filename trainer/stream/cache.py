@@ -1,9 +1,8 @@
 """Stretches of shards kept on a local disk, shared by the ranks of a node.
 
-They appear whole, are checked when they are read, and the least recently used go first.
-
-The unit is a stretch of some MiB and not a shard, so a first batch waits for one request and not
-for a gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the
+They appear whole, are checked when they are read, and the least recently used go first. The unit is
+a stretch of some MiB and not a shard, so a first batch waits for one request and not for a
+gigabyte, and a rank that reads one lane of a shard stores no more than that. What lies in the
 folder is never believed: whoever reads checks every block's crc32, and one that is damaged is
 fetched again.
 
@@ -50,10 +49,7 @@ Checked = TypeVar("Checked")
 
 
 class CacheError(ValueError):
-    """The cache cannot be used: no room, no rights, too long a wait.
-
-    The message names the folder and what to do.
-    """
+    """The cache cannot be used. The message names the folder and what to do."""
 
 
 class ShardCache:

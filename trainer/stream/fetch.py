@@ -30,10 +30,7 @@ _DECODED = memoryview(b"")
 
 
 class Group(NamedTuple):
-    """Some steps gathered together.
-
-    Step i is instances bounds[i] to bounds[i + 1] - 1 of the block.
-    """
+    """Some steps gathered together; step i is instances bounds[i] to bounds[i + 1] - 1."""
 
     block: Block
     bounds: list[int]
@@ -106,10 +103,7 @@ class BlockWindow:
             yield group
 
     def close(self) -> None:
-        """Stops the threads.
-
-        Blocks on their way are given up, and whoever waits for them gets a CancelledError.
-        """
+        """Stops the threads; who waits for blocks on their way gets a CancelledError."""
         self._close()
 
     def _gather_steps(self) -> Group | None:

@@ -26,11 +26,9 @@ def iterate_validation(
 ) -> Iterator[MicroBatch]:
     """This rank's share of the first instances of a split's pass 0, once and in order.
 
-    The instances come packed into micro-batches.
-
-    Rank r of W takes instances floor(r n / W) to floor((r + 1) n / W) - 1 of n, so sums over ranks
-    are sums over the split; a rank may get none, and ranks may get unequal numbers of
-    micro-batches.
+    The instances come packed into micro-batches. Rank r of W takes instances floor(r n / W) to
+    floor((r + 1) n / W) - 1 of n, so sums over ranks are sums over the split; a rank may get none,
+    and ranks may get unequal numbers of micro-batches.
 
     Raises:
         ValueError: The split has no instances of this length, or micro_tokens is below it.

@@ -109,10 +109,7 @@ class KnownPasses:
         return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
     def describe(self, position: int, weights: Sequence[int] | None = None) -> tuple[DatasetState, ...]:
-        """What the state at a position says of the datasets.
-
-        With other weights, what it would say of their content.
-        """
+        """What the state at a position says of the datasets, perhaps with other weights."""
         own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
         return self._described(tuple(self._num_begun(d, each) for d, each in enumerate(own)))
 

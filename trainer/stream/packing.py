@@ -79,10 +79,8 @@ def pack_micro_batches(
 ) -> list[MicroBatch]:
     """Stretches [start, stop) of a block's instances as micro-batches.
 
-    Each begins where the one before it ends.
-
-    All are made together, and then cut: what is computed lies in a piece of `memory`, the rest in
-    the block.
+    Each begins where the one before it ends. All are made together, and then cut: what is computed
+    lies in a piece of `memory`, the rest in the block.
     """
     if not cuts:
         return []

@@ -72,12 +72,10 @@ def planned_steps(
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
     """A pipeline that begins with the planned steps.
 
-    `.map` and the others return it a stage longer.
-
-    In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ...; a
-    loader with `batch_size=None` takes from its workers in turn, so they come out in order. This
-    holds as long as a sample goes out for every step that goes in, which is checked there. Every
-    iteration begins at the same state.
+    `.map` and the others return it a stage longer. In the worker processes of a DataLoader, worker
+    w of n reads the steps w, w + n, w + 2n, ...; a loader with `batch_size=None` takes from its
+    workers in turn, so they come out in order. This holds as long as a sample goes out for every
+    step that goes in, which is checked there. Every iteration begins at the same state.
     """
 
     def __iter__(self) -> "Samples":

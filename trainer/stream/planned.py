@@ -92,10 +92,7 @@ class StepQueue:
         self._num_steps += len(steps.bounds) - 1
 
     def peek(self, min_instances: int, max_steps: int) -> Planned:
-        """The next steps, until they have so many instances, or those planned together end.
-
-        There must be one.
-        """
+        """The next steps, until they have so many instances, or those planned together end."""
         steps, first = self._waiting[0], self._next
         last = bisect_left(steps.instances, steps.instances[first] + min_instances, first + 1)
         return steps.cut(first, min(last, first + max_steps, len(steps.instances) - 1))
@@ -131,10 +128,7 @@ class HeldBlocks:
         self._last_use: Array = np.zeros(0, np.int64)  # the step, counted from 1; 0 where a block is not held
 
     def number(self, shards: Sequence[Shard], shard: Array, block: Array) -> Array:
-        """The numbers of blocks by shard and place in it.
-
-        Shards added since get those after the others.
-        """
+        """The numbers of blocks by shard and place in it; shards added later come after others."""
         if len(self._first_number) <= len(shards):
             self._number_all(shards)
         numbers: Array = self._first_number[shard] + block
@@ -149,10 +143,7 @@ class HeldBlocks:
         return _first_rows(numbers, self.slot)
 
     def use(self, numbers: Array, steps: Array) -> None:
-        """Keeps blocks [R] until steps [R] at least, which ascend.
-
-        A block may be there several times.
-        """
+        """Keeps blocks [R], some of them several times, until steps [R] at least, which ascend."""
         self._last_use[numbers] = steps
 
     def hold(self, numbers: Array, cost_bytes: Array) -> None:
@@ -198,10 +189,8 @@ def _first_rows(numbers: Array, values: Array) -> Array:
 def _lengthen(values: Array, size: int) -> Array:
     """The values and then zeros, of which the system only keeps what is written.
 
-    There may be millions of blocks.
-
-    Not from numpy, whose large arrays ask for pages of 2 MiB: a few blocks of each lane would touch
-    most of them.
+    There may be millions of blocks. Not from numpy, whose large arrays ask for pages of 2 MiB: a
+    few blocks of each lane would touch most of them.
     """
     pages = mmap.mmap(-1, max(1, size * values.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -25,10 +25,7 @@ Result = TypeVar("Result")
 
 
 class ShardReadError(ValueError):
-    """A shard could not be read in full.
-
-    It is a ValueError, because what helps is to mend the store or the dataset.
-    """
+    """A shard could not be read in full: a ValueError, as the store or dataset needs mending."""
 
 
 class DamageError(ValueError):

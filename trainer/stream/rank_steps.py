@@ -121,10 +121,7 @@ class _StepPlace(NamedTuple):
 
 
 class RankSteps:
-    """Plans, reads and packs. A window reads the passes known when it begins.
-
-    Then the next one begins.
-    """
+    """Plans, reads and packs. A window reads the passes known when it begins, the next one more."""
 
     def __init__(
         self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings, is_pinned: bool = False

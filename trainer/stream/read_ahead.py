@@ -22,10 +22,7 @@ The first batch is not to wait for long reads of every lane.
 """
 
 MAX_LOOKAHEAD_STEPS = 8192
-"""The most steps planned ahead after some time.
-
-Small steps need many for a lane's blocks to join into long reads.
-"""
+"""The most steps planned ahead after some time: small steps need many for long reads."""
 
 PLANNED_INSTANCES = 2**15
 """Steps are planned together up to this size."""
@@ -36,10 +33,7 @@ MAX_TABLES = 4096
 
 @dataclass
 class ReadCounts:
-    """What was asked for so far of shards, tables apart.
-
-    Blocks asked for twice count twice, attempts do not.
-    """
+    """What was asked for of shards, tables apart: blocks again count again, attempts do not."""
 
     blocks: int = 0
     bytes: int = 0
@@ -63,10 +57,9 @@ class Wanted(NamedTuple):
 class ReadAhead:
     """Plans steps until their blocks fill buffer_bytes and asks for all new blocks.
 
-    It does so again when half of both are gone.
-
-    Blocks are asked for in order of need, consecutive ones of a shard by one request. Memory is
-    bounded by buffer_bytes or by what `min_steps` steps need, whichever is more.
+    It does so again when half of both are gone. Blocks are asked for in order of need, consecutive
+    ones of a shard by one request. Memory is bounded by buffer_bytes or by what `min_steps` steps
+    need, whichever is more.
 
     Attributes:
         blocks: Those that planned steps use.
@@ -97,10 +90,7 @@ class ReadAhead:
         self._num_taken = 0
 
     def next_steps(self, min_instances: int) -> Planned | None:
-        """The next steps, up to so many instances where they were planned together.
-
-        Returns None at the end.
-        """
+        """The next steps, up to so many instances of those planned together; None at the end."""
         if self._runs_low():
             self._plan_ahead()
         if not self._planned:
@@ -112,10 +102,7 @@ class ReadAhead:
         return self._planned.peek(min_instances, max_steps)
 
     def take(self, steps: Planned) -> list[int]:
-        """Lets go of the next steps, which are decoded.
-
-        Returns the slots of blocks that no planned step uses.
-        """
+        """Drops the next steps, which are decoded. Returns the slots of blocks no longer used."""
         num_steps = len(steps.bounds) - 1
         self._planned.drop(num_steps)
         self._num_taken += num_steps
@@ -150,10 +137,7 @@ class ReadAhead:
         self._lookahead = min(2 * self._lookahead, MAX_LOOKAHEAD_STEPS)
 
     def _plan(self, steps: Steps) -> tuple[bool, list[Wanted]]:
-        """Plans some of the steps, and keeps the others for later.
-
-        Returns whether it is enough, and what to read.
-        """
+        """Plans some of the steps, and says whether it is enough, and what to read."""
         most = max(1, int(np.searchsorted(steps.instances, PLANNED_INSTANCES, side="right")) - 1)
         bounds = steps.bounds[: most + 1]
         shard, block = (column[: bounds[-1]] for column in (steps.shard, steps.block))
@@ -175,10 +159,7 @@ class ReadAhead:
         return bool(is_enough[num_steps - 1]), list(wanted)
 
     def _cost_bytes(self, shards: Array, blocks: Array) -> Array:
-        """What blocks [B] cost: twice their stored bytes.
-
-        The bytes of a request stay until its last block is decoded.
-        """
+        """What blocks [B] cost: twice their bytes, as those of a read stay to its last."""
         different, index = np.unique(shards, return_inverse=True)
         for shard in different.tolist():
             self._asked_table(shard)  # of all shards at once: each is a round trip

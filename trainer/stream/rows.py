@@ -117,11 +117,9 @@ def _fill_instance(block: Block, instance: int, micro_batch_start: int, into: Co
 class HostMemory:
     """Pieces of memory. One thread takes them.
 
-    Arrays, and tensors made of them, may be dropped by any.
-
-    A piece is free again when the last array, view or tensor over it is gone. A tensor that is
-    copied to a GPU must therefore be kept until the copy is over, as training does, which reads the
-    losses of a step before the next.
+    Arrays, and tensors made of them, may be dropped by any. A piece is free again when the last
+    array, view or tensor over it is gone. A tensor that is copied to a GPU must therefore be kept
+    until the copy is over, as training does, which reads the losses of a step before the next.
 
     Attributes:
         is_pinned: Whether pieces are pinned for CUDA.

@@ -1,9 +1,7 @@
 """Which rank reads what of a global batch, by the rules 4, 5 and 8 of docs/order.md.
 
-The functions are pure.
-
-Suffixes of arrays: S steps, K lanes, E spans of all
-steps, C spans of the step that has most, R runs.
+The functions are pure. Suffixes of arrays: S steps, K lanes, E spans of all steps, C spans of the
+step that has most, R runs.
 """
 
 from collections.abc import Iterable
@@ -67,11 +65,10 @@ def rank_runs(
 ) -> Runs:
     """Rules 4 and 5: what one rank reads of the next steps' global batches.
 
-    They begin at stream position `position`.
-
-    A batch takes one stretch of consecutive depths from every (lane, span), so sorting it costs
-    nothing: the stretches are laid out lane by lane, the rank's slots are cut out, and what is left
-    is cut at shard borders. Costs O(shards + steps x lanes + runs) numpy work, whatever the batch.
+    They begin at stream position `position`. A batch takes one stretch of consecutive depths from
+    every (lane, span), so sorting it costs nothing: the stretches are laid out lane by lane, the
+    rank's slots are cut out, and what is left is cut at shard borders. Costs O(shards + steps x
+    lanes + runs) numpy work, whatever the batch.
     """
     first_slot, stop_slot = rank_slots(global_batch, rank, world_size)
     spans = step_spans(order, position, global_batch, num_steps)
@@ -106,10 +103,7 @@ def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
 
 @dataclass(frozen=True)
 class _Line:
-    """The shards of several epochs one after another: bounds [S+1].
-
-    Dataset, epoch and shard are [S].
-    """
+    """The shards of several epochs one after another: bounds [S+1], the others [S]."""
 
     bounds: Array
     dataset: Array

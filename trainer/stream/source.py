@@ -130,10 +130,7 @@ class JoinedShards:
         return dataset.blocks(own, attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes start to stop - 1 of a shard, by one request.
-
-        Raises OSError where another number comes.
-        """
+        """Bytes start to stop - 1 of a shard, by one request; raises OSError where others come."""
         dataset, own = self._homes[name]
         return dataset.read_bytes(own.name, start, stop)
 

@@ -30,11 +30,9 @@ Item = TypeVar("Item")
 class Prefetcher(Generic[Item]):
     """Keeps up to `depth` groups of items ready, in order.
 
-    Exceptions are raised where they would have been.
-
-    Items come in groups because handing over from thread to thread costs as much as packing a small
-    step. The thread is a daemon that knows nothing of who consumes, so an abandoned consumer can be
-    collected and close it.
+    Exceptions are raised where they would have been. Items come in groups because handing over from
+    thread to thread costs as much as packing a small step. The thread is a daemon that knows
+    nothing of who consumes, so an abandoned consumer can be collected and close it.
     """
 
     def __init__(self, groups: Iterator[Sequence[Item]], depth: int) -> None:
@@ -104,11 +102,9 @@ class Prefetcher(Generic[Item]):
 class StepLoader:
     """Iterator over this rank's share of every step, without end.
 
-    It does no communication between ranks.
-
-    A background thread keeps some steps ready, of small ones thousands. Leave it with `close()` or
-    as a context manager; an abandoned one stops by itself, and none keeps the interpreter from
-    exiting.
+    It does no communication between ranks. A background thread keeps some steps ready, of small
+    ones thousands. Leave it with `close()` or as a context manager; an abandoned one stops by
+    itself, and none keeps the interpreter from exiting.
 
     Attributes:
         passes: What is known of the datasets.

@@ -16,10 +16,7 @@ MEASURED = (
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a row as SPLIT/COLUMN or, below a table, SPLIT/COLUMN/KEY.
-
-    Measured ones are called speed/COLUMN.
-    """
+    """Every number of a row as SPLIT/COLUMN or SPLIT/COLUMN/KEY; measured ones as speed/COLUMN."""
     return dict(_walk(row))
 
 
@@ -82,10 +79,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for one run folder, however often it is continued.
-
-    The package wandb is imported for it only.
-    """
+    """One W&B run for one run folder, however often it is continued; only it imports wandb."""
 
     def __init__(self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Starts or resumes the W&B run.

@@ -74,10 +74,7 @@ class Gauge:
         }
 
     def _eta(self, seconds: float, phase: int, steps_left: int) -> float:
-        """Seconds until the run ends.
-
-        Recent steps say how long one takes; other phases count in proportion to their tokens.
-        """
+        """Seconds until the run ends, by recent steps; other phases count by their tokens."""
         now = time.monotonic()
         if phase != self._phase:
             self._recent.clear()

@@ -14,10 +14,7 @@ ROWS = 40
 
 
 class Profile:
-    """Records the steps asked for.
-
-    A step before them warms the profiler up, which is slow when it begins.
-    """
+    """Records the steps asked for. A step before them warms the profiler up."""
 
     def __init__(self, steps: str | None, folder: Path, ranks: Ranks) -> None:
         """Nothing is recorded before the first step, and nothing at all where `steps` is None.

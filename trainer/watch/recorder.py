@@ -46,10 +46,7 @@ class Recorder:
             each.restart_after(step)
 
     def flush(self) -> None:
-        """Brings rows to where they stay; to be called before a checkpoint counts.
-
-        A continued run makes the steps before it never again.
-        """
+        """Brings rows to where they stay: a continued run makes the steps before it never again."""
         for each in self._shown:
             each.flush()
 

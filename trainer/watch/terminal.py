@@ -62,10 +62,7 @@ class Progress(Bar):
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
-    """A row of metrics.jsonl as one line with units.
-
-    `num_steps` is None where their number is not known.
-    """
+    """A row of metrics.jsonl as one line with units; num_steps may be unknown."""
     parts = [
         f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
         f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
