@@ -65,7 +65,7 @@ class World:
         latency: Seconds of a request.
         parts: Numbers of the token parts, by their names.
         record: Of every token part.
-        records: Of the shards that are there, by their names.
+        records: Of the shards that are there, by their names, in two pieces, as the second is that of many.
         shards: Bytes of each shard that is there, by its name.
         written: What was written, by its path: bytes, or the size of a file.
         requests: So far.
@@ -77,7 +77,7 @@ class World:
     latency: float = 0.0
     parts: dict[str, int] = field(default_factory=dict)
     record: bytes = b""
-    records: dict[str, bytes] = field(default_factory=dict)
+    records: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     shards: dict[str, int] = field(default_factory=dict)
     written: dict[str, bytes | int] = field(default_factory=dict)
     requests: int = 0
@@ -111,7 +111,7 @@ class World:
             sizes = {"index": HEAD_BYTES + self.documents * INDEX_DTYPE.itemsize, "json": len(self.record)}
             return sizes.get(ending, self.documents * self.document_bytes // 2)
         name = path.removeprefix("data/")
-        return len(self.records[name]) if name in self.records else self.shards.get(name)
+        return sum(map(len, self.records[name])) if name in self.records else self.shards.get(name)
 
     def names(self) -> Sequence[str]:
         """Every file."""
@@ -133,7 +133,7 @@ class World:
             return b'{"text": "' + bytes(100)
         if path.endswith(".index"):
             return self.index_of(self.parts[path.removeprefix("data/tokens/").removesuffix(".index")])
-        return self.records.get(path.removeprefix("data/"), self.record)
+        return b"".join(self.records.get(path.removeprefix("data/"), (self.record,)))
 
 
 WORLD = World()
@@ -321,7 +321,7 @@ def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
             task.contents.seal,
         )  # fmt: skip
         head = format_record(ShardRecord(settings_hash, shard, none))
-        WORLD.records[record_name(task.name)] = head[: head.index(b'"blocks"')] + made[task.seq_len][1]
+        WORLD.records[record_name(task.name)] = head[: head.index(b'"blocks"')], made[task.seq_len][1]
         WORLD.shards[task.name] = shard.num_bytes
 
 
