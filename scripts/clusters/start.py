@@ -248,7 +248,11 @@ def _dask(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables
 def _start_pool(stack: contextlib.ExitStack, folder: Path, port: int, variables: Mapping[str, str]) -> int:
     """The worker pool beside the engine: one is enough for all task managers or executors of one machine."""
     environment = engines()["workers"].folder
-    values = {"/opt/beambert/bin": environment / "bin", "--service_port=50000": f"--service_port={port}"}
+    values = {
+        "/opt/beambert/bin": environment / "bin",
+        "-m apache_beam.runners.worker.worker_pool_main": Path(__file__).with_name("worker_pool.py"),
+        "--service_port=50000": f"--service_port={port}",
+    }
     command = fill_in(read_block("Flink", "worker_pool_main"), values)
     stack.enter_context(running("pool", command, folder, listens(port), variables))
     return port
