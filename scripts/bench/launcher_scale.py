@@ -352,7 +352,9 @@ def format_table(stages: Sequence[Stage]) -> str:
 
 def main() -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--terabytes", type=float, default=1.0, help="Text of the corpus.")
     parser.add_argument("--documents", type=int, default=100_000_000, help="How many documents it is.")
     parser.add_argument("--passes", type=int, default=5, help="Passes of each of two lengths.")

@@ -254,7 +254,9 @@ def _digest(text: str) -> str:
 def main() -> int:
     """Installs those that are named, two at a time; exit code 1 where one could not be."""
     known = engines()
-    parser = argparse.ArgumentParser(prog="scripts/engines", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="scripts/engines", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; all where none is named")
     own = parser.parse_args()
     if unknown := sorted(set(own.names) - known.keys()):
