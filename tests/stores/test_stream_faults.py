@@ -116,7 +116,7 @@ def test_a_passing_fault_changes_nothing(through, clean, tmp_path, fault, cached
 def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_path, fault):
     proxy, dataset = through(fault, LASTING)
     with pytest.raises(ShardReadError) as caught:
-        batches(dataset, settings_for(fault, tmp_path, False, 2.5))
+        batches(dataset, settings_for(fault, tmp_path, False, 6.0))  # sound answers come in time on a busy machine
     said = str(caught.value)
     assert said.startswith(f"{store[0]}/train/L8192/pass-0")
     assert ".tar, blocks " in said
