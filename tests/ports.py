@@ -7,8 +7,9 @@ import random
 import socket
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
-_HELD = []
+_HELD: list[TextIO] = []
 
 
 def free_port() -> int:
