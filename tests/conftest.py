@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from pipeline.shards.block import Block, block_instances
+from pipeline.storage import secret_values
 from tests.datasets import write_dataset
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         longest[item.path] = min(longest.get(item.path, len(TIERS)), TIERS.index(tier))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: longest[item.path])
+
+
+@pytest.fixture(autouse=True)
+def own_secrets() -> Iterator[None]:
+    """What a test gives as a storage option would be hidden in the messages of all tests after it."""
+    before = frozenset(secret_values._values)
+    yield
+    if secret_values._values != before:
+        secret_values._values.intersection_update(before)
+        secret_values._pattern.cache_clear()
 
 
 @pytest.fixture(scope="session")

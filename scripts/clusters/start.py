@@ -221,11 +221,11 @@ def _one_program(
 
 
 def _dask(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]) -> Cluster:
-    """Launcher and workers share an environment, for the launcher pickles what workers run."""
+    """Launcher, scheduler and workers share an environment, for the launcher pickles what the others read."""
     port, python = free_port(), engines()["dask"].folder / "bin/python"
     own = {"dask ": f"{python.with_name('dask')} "}
     scheduler = fill_in(read_block("Dask", "dask scheduler"), {**own, "8786": f"{port} --no-dashboard"})
-    stack.enter_context(running("scheduler", scheduler, folder, listens(port), {}))
+    stack.enter_context(running("scheduler", scheduler, folder, listens(port), variables))
     values = {**own, "tcp://HOST:8786": f"--host 127.0.0.1 --no-dashboard tcp://127.0.0.1:{port}"}
     worker = fill_in(read_block("Dask", "dask worker"), values)
 

@@ -35,7 +35,7 @@ SECRETS = (KEY, SECRET, TOKEN, "12345678", json.dumps(SECRET)[1:-1], json.dumps(
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
-    """What other tests learned is no secret here, and the other way round."""
+    """What fixtures of other tests learned is no secret here."""
     monkeypatch.setattr(secret_values, "_values", set())
     monkeypatch.setattr(secret_values, "_watch_tracebacks", lambda: None)
     secret_values._pattern.cache_clear()
