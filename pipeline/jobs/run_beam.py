@@ -29,6 +29,7 @@ from tqdm import tqdm
 from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.jobs import worker_guard
 from pipeline.jobs.exchange import ExchangeMode
+from pipeline.jobs.remote_job import NO_STAGE_TIMEOUT, Job, first_line, require_job_server
 from pipeline.machine import num_cores, this_machine
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
@@ -38,7 +39,8 @@ _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "Permissio
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
-LOCAL_RUNNERS = {
+_STILL_SECONDS = 60.0
+_LOCAL_RUNNERS = {
     "FnApiRunner", "LocalRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
 }  # fmt: skip
 # Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told to end has here.
@@ -105,6 +107,8 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int
         if why and (workers > num_cores() or chosen < num_tasks):  # of few tasks the default needs no word
             _say_once(f"workers: {why}")
         beam_arguments = [*_local_runner(chosen), *beam_arguments]
+    else:
+        beam_arguments = [NO_STAGE_TIMEOUT, *beam_arguments]  # the last of several counts
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
@@ -136,11 +140,14 @@ def _import_runner(beam_arguments: Sequence[str]) -> None:
 
 
 def choose_exchange(wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions) -> ExchangeMode:
-    """How buckets come together on this runner: local ones hold a shuffle in memory, several times over."""
+    """How buckets come together on this runner: all but Dataflow hold a whole group of a shuffle in memory."""
     if wanted != "auto":
         return wanted
-    runner = str(options.view_as(StandardOptions).runner)
-    return "files" if runner.rsplit(".", maxsplit=1)[-1] in LOCAL_RUNNERS else "shuffle"
+    return "shuffle" if _runner_name(options) == "DataflowRunner" else "files"
+
+
+def _runner_name(options: PipelineOptions) -> str:
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[-1]
 
 
 def run_graph(
@@ -156,10 +163,11 @@ def run_graph(
 
     Raises:
         Interrupted: The process was told to end; says what is kept.
-        ValueError: A user's fault inside a worker, with the worker's message.
+        ValueError: A user's fault inside a worker, with the worker's message, or no job server answers.
         ChildProcessError: A worker process is gone: killed, or out of memory.
-        RuntimeError: Anything else that a worker raised.
+        RuntimeError: Anything else that a worker or the runner raised.
     """
+    require_job_server(options)
     # The local runner logs a worker's traceback on its own, besides raising it.
     logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
@@ -176,13 +184,14 @@ def run_graph(
 def _run_watched(
     describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
 ) -> None:
-    with _worker_log() as log, _progress(describe, outputs):
+    job = Job(describe)
+    with _worker_log() as log, _progress(describe, outputs, job.state):
         try:
             with worker_guard.guard_workers(f"{log}.lock"):
                 pipeline = beam.Pipeline(options=options)
                 build(pipeline)
                 gc.freeze()  # Beam's modules are half of what a worker in this process would look for garbage among
-                pipeline.run().wait_until_finish()
+                job.run(pipeline)
         except ChildProcessError as error:
             raise ChildProcessError(f"{describe}: {error}") from error
         except Exception as error:
@@ -190,7 +199,13 @@ def _run_watched(
                 raise ValueError(fault) from error
             kept = Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log")
             kept.write_text(hide(Path(log).read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
-            raise RuntimeError(f"{describe}: a worker failed; what the workers printed is in {kept}") from error
+            if _runner_name(options) in _LOCAL_RUNNERS:
+                raise RuntimeError(f"{describe}: a worker failed; what the workers printed is in {kept}") from error
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(hide(f"\n{error}\n"))
+            raise RuntimeError(
+                f"{describe}: the runner ended the job: {first_line(error)}; all that it said is in {kept}"
+            ) from error
 
 
 def find_fault(text: str, kind: str) -> str | None:
@@ -230,7 +245,7 @@ def _worker_log() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _progress(describe: str, outputs: Outputs) -> Iterator[None]:
+def _progress(describe: str, outputs: Outputs, state: Callable[[], str]) -> Iterator[None]:
     stop = threading.Event()
     # A log file takes a line every ten seconds, a terminal a redraw at each look.
     pause = 0.1 if sys.stderr.isatty() else 10.0
@@ -238,10 +253,11 @@ def _progress(describe: str, outputs: Outputs) -> Iterator[None]:
     with tqdm(total=total, initial=found, desc=describe, unit="task", file=sys.stderr, mininterval=pause) as bar:
 
         def watch() -> None:
-            seconds = _POLL_SECONDS
+            seconds, still = _POLL_SECONDS, StillBar(bar, state)
             while not stop.wait(seconds):
                 began = time.perf_counter()
                 _advance(bar, outputs.count)
+                still.look(began)
                 # Listing a large folder must stay a small share of what the launcher does.
                 seconds = max(_POLL_SECONDS, 20 * (time.perf_counter() - began))
 
@@ -252,7 +268,32 @@ def _progress(describe: str, outputs: Outputs) -> Iterator[None]:
         finally:
             stop.set()
             watcher.join()
+            bar.set_postfix_str("", refresh=False)
             _advance(bar, outputs.count)
+
+
+class StillBar:
+    """Says of a bar that stands still for how long it has, and what state the job is in; once a minute.
+
+    Args:
+        bar: Of finished tasks.
+        state: What the runner says of the job, or nothing.
+    """
+
+    def __init__(self, bar: "tqdm[NoReturn]", state: Callable[[], str]) -> None:
+        self._bar, self._state = bar, state
+        self._num, self._moved, self._minutes = bar.n, time.perf_counter(), 0
+
+    def look(self, now: float) -> None:
+        """Compares the bar with what it was at the last look; `now` is a time.perf_counter()."""
+        if self._bar.n != self._num:
+            self._num, self._moved, self._minutes = self._bar.n, now, 0
+            self._bar.set_postfix_str("", refresh=False)
+        elif (minutes := int((now - self._moved) / _STILL_SECONDS)) > self._minutes:
+            self._minutes = minutes
+            state = self._state()
+            said = f"nothing finished for {minutes} min" + (f", the job is {state}" if state else "")
+            self._bar.set_postfix_str(said)
 
 
 def _advance(bar: "tqdm[NoReturn]", count_outputs: Callable[[], int]) -> None:

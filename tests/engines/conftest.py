@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -65,10 +66,11 @@ def cluster(request, gate, tmp_path_factory):
 
 @pytest.fixture
 def build_and_verify(cluster, gate, corpus, expected, tmp_path, capsys):
-    """build_and_verify(exchange, num_processes, kills=False) builds on the engine by the page's command.
+    """build_and_verify(exchange, num_processes, ended="") builds on the engine by the page's command.
 
-    So many processes write shards at a time; one of them is killed there, where it is told to. Then the same command
-    runs once more, if the engine has not made up for the loss itself. Every document is in the dataset.
+    So many processes write shards at a time. There one of them is killed, where `ended` is "worker"; then the same
+    command runs once more, if the engine has not made up for the loss itself. Or Ctrl-C ends the "launcher": it has
+    the engine cancel the job, and the same command runs once more. Every document is in the dataset.
     """
 
     def start(command):
@@ -87,7 +89,12 @@ def build_and_verify(cluster, gate, corpus, expected, tmp_path, capsys):
         tails = [f"--- {path}:\n{path.read_text(errors='replace')[-2500:]}" for path in logs]
         return "\n".join([f"--- the launcher:\n{(tmp_path / 'said.txt').read_text()[-4000:]}", *tails])
 
-    def build(exchange, num_processes, kills=False):
+    def interrupt(process):
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(SECONDS) == 130, describe()
+        assert re.search(r"\nshards: job \S+ was told to end\n", (tmp_path / "said.txt").read_text()), describe()
+
+    def build(exchange, num_processes, ended=""):
         flags = ("--vocab", str(corpus / "vocab.txt"), *FLAGS)
         command = cluster.build_command(corpus / "a.jsonl", tmp_path / "data", exchange, *flags)
         print(command)
@@ -96,11 +103,13 @@ def build_and_verify(cluster, gate, corpus, expected, tmp_path, capsys):
         try:
             waiting = gate.wait_for(num_processes, process)
             assert len(waiting) >= num_processes, describe()
-            if kills:
+            if ended == "worker":
                 os.kill(waiting[0], signal.SIGKILL)
+            elif ended == "launcher":
+                interrupt(process)
             gate.open()
             code = process.wait(SECONDS)
-            if code and kills:
+            if code and ended:
                 process = start(command)
                 code = process.wait(SECONDS)
             assert code == 0, describe()

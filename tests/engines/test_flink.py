@@ -1,4 +1,4 @@
-"""Flink with two workers: the root hash of a local build in both exchanges, and a worker that is killed."""
+"""Flink with two workers: the root hash of a local build in both exchanges, a worker that is killed, and Ctrl-C."""
 
 import pytest
 
@@ -11,4 +11,8 @@ def test_two_processes_build_what_a_local_build_does(build_and_verify):
 
 
 def test_a_killed_worker_does_not_keep_a_shuffled_build_from_its_end(build_and_verify):
-    build_and_verify("shuffle", 2, kills=True)
+    build_and_verify("shuffle", 2, ended="worker")
+
+
+def test_ctrl_c_cancels_the_job_and_the_same_command_ends_the_build(build_and_verify):
+    build_and_verify("files", 2, ended="launcher")

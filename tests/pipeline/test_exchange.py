@@ -205,13 +205,14 @@ def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab
     assert {open_dataset(str(output)).manifest.root_hash} == hashes
 
 
-def test_auto_is_files_here_and_shuffle_elsewhere():
+def test_auto_is_shuffle_on_dataflow_and_files_where_a_group_is_held_in_memory():
     def chosen(*arguments):
         return choose_exchange("auto", pipeline_options(2, arguments, 4))
 
     assert (chosen(), chosen("--direct_num_workers=1"), chosen("--runner=PrismRunner")) == ("files", "files", "files")
-    for runner in ("DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner"):
-        assert chosen(f"--runner={runner}") == "shuffle"
+    assert chosen("--runner=DataflowRunner") == "shuffle"
+    for runner in ("FlinkRunner", "SparkRunner", "PortableRunner"):
+        assert chosen(f"--runner={runner}") == "files"
     assert choose_exchange("files", pipeline_options(2, ["--runner=DataflowRunner"], 4)) == "files"
 
 
@@ -231,7 +232,7 @@ def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     options = pipeline_options(2, ["--runner=runner_of_ours.OurRunner", "--our_address=here"], 4)
     assert options.get_all_options()["our_address"] == "here"
-    assert choose_exchange("auto", options) == "shuffle"
+    assert choose_exchange("auto", options) == "files"
 
 
 def test_a_runner_that_is_not_installed_is_named():

@@ -1,0 +1,118 @@
+"""Jobs of other runners, as a person at the launcher meets them."""
+
+import io
+import socket
+import time
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PortableOptions
+from apache_beam.runners.runner import PipelineResult, PipelineRunner
+from tqdm import tqdm
+
+from pipeline.interrupts import Interrupted
+from pipeline.jobs.remote_job import Job
+from pipeline.jobs.run_beam import Outputs, StillBar, pipeline_options, run_graph
+from pipeline.storage.folder import Folder
+
+
+class RemoteResult(PipelineResult):
+    """A job elsewhere that ends with an error, and notes whether it was cancelled."""
+
+    _job_id = "job-7"
+
+    def __init__(self, error, cancel_error):
+        super().__init__("RUNNING")
+        self.error, self.cancel_error, self.num_cancelled = error, cancel_error, 0
+
+    def wait_until_finish(self, *_):
+        raise self.error
+
+    def cancel(self):
+        self.num_cancelled += 1
+        if self.cancel_error:
+            raise self.cancel_error
+
+
+def run(tmp_path, monkeypatch, error, cancel_error=None):
+    """Runs a graph on a runner elsewhere; returns its result and what run_graph raised."""
+    result = RemoteResult(error, cancel_error)
+    monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
+    monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outputs = Outputs("shards", 4, 0, lambda: 1, Folder(str(tmp_path)))
+    options = pipeline_options(2, ["--runner=PortableRunner"], 4)
+    with pytest.raises((RuntimeError, Interrupted)) as raised:
+        run_graph("shards", lambda pipeline: pipeline | beam.Create([1]), options, outputs)
+    return result, str(raised.value)
+
+
+def test_ctrl_c_cancels_the_job_and_names_it(tmp_path, monkeypatch, capfd):
+    result, message = run(tmp_path, monkeypatch, KeyboardInterrupt())
+    assert result.num_cancelled == 1
+    assert "1 of 4 shards are kept" in message
+    assert "shards: the runner calls this job job-7" in (said := capfd.readouterr().err)
+    assert "shards: job job-7 was told to end" in said
+
+
+def test_a_job_that_cannot_be_cancelled_is_named(tmp_path, monkeypatch, capfd):
+    run(tmp_path, monkeypatch, KeyboardInterrupt(), ConnectionError("nobody there"))
+    said = capfd.readouterr().err
+    assert "job job-7 could not be cancelled (nobody there) and may go on" in said
+
+
+def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
+    words = "Pipeline job-7 failed in state FAILED: TaskManager with id tm-1 is no longer reachable.\n  at java"
+    result, message = run(tmp_path, monkeypatch, RuntimeError(words))
+    assert result.num_cancelled == 0
+    assert "TaskManager with id tm-1 is no longer reachable." in message
+    (log,) = tmp_path.glob("beambert-workers-*.log")
+    assert words in log.read_text()
+    assert str(log) in message
+
+
+def test_a_job_server_that_is_not_there_is_refused_at_once(tmp_path):
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{held.getsockname()[1]}"
+        options = pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
+        outputs = Outputs("shards", 4, 0, lambda: 1, Folder(str(tmp_path)))
+        with pytest.raises(ValueError, match=f"no job server answers at --job_endpoint={endpoint}"):
+            run_graph("shards", lambda _: None, options, outputs)
+
+
+def test_dataflows_page_of_a_job_is_printed(monkeypatch, capfd):
+    result = RemoteResult(AssertionError("not waited for"), None)
+    monkeypatch.setattr(result, "wait_until_finish", lambda: None)
+    monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
+    monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
+    options = pipeline_options(2, ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"], 4)
+    Job("shards").run(beam.Pipeline(options=options))
+    said = "https://console.cloud.google.com/dataflow/jobs/europe-west4/job-7?project=p-1"
+    assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
+
+
+def test_a_bar_that_stands_still_says_for_how_long_and_the_jobs_state():
+    job, screen = Job("shards"), io.StringIO()
+    with tqdm(total=4, file=screen) as bar:
+        still = StillBar(bar, job.state)
+        began = time.perf_counter()
+        still.look(began + 59)
+        assert "nothing" not in screen.getvalue()
+        still.look(began + 190)
+        assert "nothing finished for 3 min]" in screen.getvalue()  # of a local job there is no state to tell
+        job._result = RemoteResult(None, None)
+        still.look(began + 241)
+        assert "nothing finished for 4 min, the job is RUNNING]" in screen.getvalue()
+        bar.update(1)
+        still.look(began + 250)
+        bar.refresh()
+        assert "nothing" not in screen.getvalue().rpartition("\r")[2]
+
+
+def test_stages_may_take_longer_than_beams_five_minutes():
+    def timeout(*arguments):
+        return pipeline_options(2, arguments, 4).view_as(PortableOptions).job_server_timeout
+
+    assert timeout("--runner=PortableRunner") == 10_000_000
+    assert timeout("--runner=PortableRunner", "--job_server_timeout=60") == 60
