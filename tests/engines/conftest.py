@@ -20,7 +20,9 @@ from tests.datasets import write_corpus
 from tests.engines.gate import SECONDS, Gate
 from tests.ports import free_port
 
-FLAGS = ("--passes", "2", "--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536")
+FLAGS = (
+    "--vocab_size", "150", "--passes", "3", "--seq_lens", "64", "128", "--num_buckets", "8", "--part_bytes", "65536",
+)  # fmt: skip
 
 
 def require_installed(name):
@@ -43,7 +45,7 @@ def corpus(tmp_path_factory):
 def expected(corpus, tmp_path_factory):
     """The root hash of a build in this machine's own processes."""
     output = tmp_path_factory.mktemp("engines-local") / "data"
-    words = ["--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output, "--workers", 1]
+    words = ["--input", corpus / "a.jsonl", "--output", output, "--workers", 1]
     config = ROOT / "configs/data/bert.yaml"
     command = [sys.executable, "-m", "pipeline", "build", "--config", config, *words, *FLAGS]
     subprocess.run([str(word) for word in command], cwd=ROOT, check=True, capture_output=True)
@@ -95,8 +97,7 @@ def build_and_verify(cluster, gate, corpus, expected, tmp_path, capsys):
         assert re.search(r"\nshards: job \S+ was told to end\n", (tmp_path / "said.txt").read_text()), describe()
 
     def build(exchange, num_processes, ended=""):
-        flags = ("--vocab", str(corpus / "vocab.txt"), *FLAGS)
-        command = cluster.build_command(corpus / "a.jsonl", tmp_path / "data", exchange, *flags)
+        command = cluster.build_command(corpus / "a.jsonl", tmp_path / "data", exchange, *FLAGS)
         print(command)
         gate.close()
         process = start(command)
