@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from pipeline.storage.local import make_durable
+from trainer.checkpoints import write
 from trainer.checkpoints.read import COMMITTED, _read_fragments
 from trainer.checkpoints.write import HostCopies
 from trainer.optim.sharded import Fragment
@@ -56,3 +59,17 @@ def test_copies_take_memory_once():
     assert first.tolist() == [4, 5, 6, 7]
     assert copies.copy("w", torch.ones(2, 2)).tolist() == [[1, 1], [1, 1]]
     assert copies.copy("w", torch.ones(2, 2, dtype=torch.int64)).dtype == torch.int64
+
+
+def test_two_ranks_of_a_node_may_remove_one_folder_of_pieces(tmp_path, monkeypatch):
+    pieces = tmp_path / "step-00000006.tmp"
+    pieces.mkdir()
+    (pieces / COMMITTED).touch()
+
+    def after_the_other_rank(path):
+        shutil.rmtree(pieces)
+        make_durable(path)
+
+    monkeypatch.setattr(write, "make_durable", after_the_other_rank)
+    write.remove_folders(pieces)
+    assert not pieces.exists()

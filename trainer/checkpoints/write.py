@@ -5,6 +5,7 @@ rank 0's folder keeps its own ranks' pieces in a folder of the same temporary na
 uploaded (`trainer.checkpoints.saver`).
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -169,11 +170,15 @@ def remove_old(checkpoints: Path, keep: int, keep_every: int = 0) -> None:
 
 
 def remove_folders(*folders: Path) -> None:
-    """Deletes checkpoints, the marker first: one cut short must not look whole."""
+    """Deletes checkpoints, the marker first: one cut short must not look whole.
+
+    Ranks of a node may delete one folder at the same time.
+    """
     for folder in folders:
         if folder.is_dir():
             (folder / COMMITTED).unlink(missing_ok=True)
-            make_durable(folder)
+            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+                make_durable(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
