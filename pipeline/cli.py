@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.command_line.program import Command, check_least, run_program
+from pipeline.command_line.command import Command
+from pipeline.command_line.program import check_least, run_program
 from pipeline.interrupts import INTERRUPTED, Interrupted
 
 if TYPE_CHECKING:

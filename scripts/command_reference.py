@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import COMMANDS as PIPELINE
+from pipeline.command_line.command import Command
 from pipeline.command_line.help import ANY_FLAGS, describe_class, field_default, field_groups, field_help
-from pipeline.command_line.program import Command
 from pipeline.command_line.values import is_needed
 from pipeline.machine import num_cores
 from trainer.cli import COMMANDS as TRAINER

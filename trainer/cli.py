@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from pipeline.command_line.program import Command, run_program
+from pipeline.command_line.command import Command
+from pipeline.command_line.program import run_program
 from trainer.inference.features.settings import FeaturesSettings
 from trainer.tool_settings import (
     DoctorSettings,

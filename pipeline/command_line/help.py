@@ -10,12 +10,10 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from pipeline.command_line.command import Command
 from pipeline.command_line.values import choices_of, is_needed, item_of, section_of
-
-if TYPE_CHECKING:
-    from pipeline.command_line.program import Command
 
 _INDENT = 22
 _SECTION = re.compile(r"^ {4}([A-Z][^\n]*):\n(?= {8})", re.MULTILINE)
@@ -27,7 +25,7 @@ _CONFIG = "YAML file of settings that differ from the defaults. Flags win over i
 _HELP = "Prints this."
 
 
-def render_help(program: str, settings_class: Any, command: "Command") -> str:
+def render_help(program: str, settings_class: Any, command: Command) -> str:
     """The page, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
     lines = textwrap.wrap(_usage(program, settings_class, command), width, subsequent_indent="  ")
@@ -38,7 +36,7 @@ def render_help(program: str, settings_class: Any, command: "Command") -> str:
     return "\n".join(lines)
 
 
-def _usage(program: str, settings_class: Any, command: "Command") -> str:
+def _usage(program: str, settings_class: Any, command: Command) -> str:
     hints = typing.get_type_hints(settings_class)
     words = [f"{name.upper()} ..." if item_of(hints[name]) else name.upper() for name in command.positionals]
     flags = [_as_flag(name, hints[name]) for name in _needed(settings_class, command)]
@@ -49,13 +47,13 @@ def _as_flag(name: str, hint: Any) -> str:
     return "--config FILE" if section_of(item_of(hint)) else f"--{name} {_metavar(hint)}"
 
 
-def _needed(settings_class: Any, command: "Command") -> list[str]:
+def _needed(settings_class: Any, command: Command) -> list[str]:
     """Fields that a flag or a file has to give."""
     fields = dataclasses.fields(settings_class)
     return [field.name for field in fields if is_needed(field) and field.name not in command.positionals]
 
 
-def _groups(settings_class: Any, command: "Command", width: int) -> Iterator[tuple[str, list[str]]]:
+def _groups(settings_class: Any, command: Command, width: int) -> Iterator[tuple[str, list[str]]]:
     """Headings and the rows under each: what has to be given, what every command takes, and the class's own."""
     needed = _needed(settings_class, command)
     words = [_row(name.upper(), field_help(settings_class, name), width) for name in command.positionals]

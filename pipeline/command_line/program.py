@@ -6,7 +6,6 @@ user's fault ends with one message on standard error and exit code 2, Ctrl-C wit
 is imported by the function that needs it, so that a missing package is such a fault too.
 """
 
-import dataclasses
 import difflib
 import importlib
 import importlib.metadata
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.command_line.command import Command
 from pipeline.interrupts import Interruption
 from pipeline.storage.missing_packages import describe_missing
 from pipeline.storage.secret_values import hide, hide_unparsed
@@ -26,32 +26,6 @@ USER_FAULTS = (
     ChildProcessError,
 )  # fmt: skip
 TRACEBACK_VARIABLE = "BEAMBERT_TRACEBACK"
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """One command of a program.
-
-    Attributes:
-        summary: One line for the list of commands.
-        settings: "module:Class" of the frozen dataclass that owns every flag, its default and its meaning.
-        function: "module:function", called with the settings and what followed `--` on the command line. It returns
-            the exit code, None meaning 0. Imported only when this command runs, so that help stays quick.
-        positionals: Names of the fields given without a flag, in order.
-        takes_remainder: Whether arguments after `--` are accepted.
-        unused: Names of fields that this command does not look at; `--help` leaves them out.
-        description: What `--help` says first; by default what the docstring of its settings does.
-        unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the end of the process at once.
-    """
-
-    summary: str
-    settings: str
-    function: str
-    positionals: tuple[str, ...] = ()
-    takes_remainder: bool = False
-    unused: tuple[str, ...] = ()
-    description: str = ""
-    unwinds: bool = True
 
 
 def run_program(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Who may import whom: documents -> shards -> training, and never back."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,13 @@ def test_arrows_lead_down():
     for room, others in ROOMS.items():
         assert set(others.split()) <= set(above), room
         above.append(room)
+
+
+def test_no_circle_of_files():
+    """Neither at import, nor inside functions, nor for types alone."""
+    files = {module: [*_imports(path)] for module, path in _modules()}
+    graph = {module: {name for name in names if name in files} for module, names in files.items()}
+    assert len([*graphlib.TopologicalSorter(graph).static_order()]) == len(files)
 
 
 @pytest.mark.processes

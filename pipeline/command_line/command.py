@@ -1,0 +1,29 @@
+"""The record of one command; it imports no package, so that a list of commands is there at once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a program.
+
+    Attributes:
+        summary: One line for the list of commands.
+        settings: "module:Class" of the frozen dataclass that owns every flag, its default and its meaning.
+        function: "module:function", called with the settings and what followed `--` on the command line. It returns
+            the exit code, None meaning 0. Imported only when this command runs, so that help stays quick.
+        positionals: Names of the fields given without a flag, in order.
+        takes_remainder: Whether arguments after `--` are accepted.
+        unused: Names of fields that this command does not look at; `--help` leaves them out.
+        description: What `--help` says first; by default what the docstring of its settings does.
+        unwinds: Whether Ctrl-C is a KeyboardInterrupt in the function, not the end of the process at once.
+    """
+
+    summary: str
+    settings: str
+    function: str
+    positionals: tuple[str, ...] = ()
+    takes_remainder: bool = False
+    unused: tuple[str, ...] = ()
+    description: str = ""
+    unwinds: bool = True
