@@ -106,8 +106,8 @@ class BuildSettings:
         part_bytes: The most input in bytes that one task reads. It changes speed and memory, never
             content.
         exchange: How the documents of a bucket come together: files reads encoded documents where
-            they lie, shuffle is Beam's GroupByKey, auto is the first on this machine and the second
-            on other runners. It never changes content.
+            they lie, shuffle is Beam's GroupByKey, auto is the second on Dataflow and the first
+            everywhere else. It never changes content.
         storage_options: Options of the filesystems, as JSON or @FILE. The usual environment
             variables count too.
     """
