@@ -1,9 +1,11 @@
 """The order of the stream: the example of docs/order.md, and a brute-force reading of its rules as the oracle."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, count
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -323,6 +325,30 @@ def test_a_mixture_by_hand():
     assert instances_of(rank_runs(order, 6, 6, 0, 1)) == [
         (0, 1, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 0, 0), (0, 1, 0, 2), (0, 1, 0, 3),
     ]  # fmt: skip
+
+
+def test_the_example_of_ten_to_one_on_the_page():
+    """Its rows say from where n counts: deficits with n from 0 give another word."""
+    page = (Path(__file__).parents[2] / "docs/order.md").read_text()
+    block = re.search(r"### Two datasets, 10:1\n.*?```\n(.*?)```", page, re.DOTALL)[1]
+    rows = {name: [*map(int, said.split())] for name, said in re.findall(r"^(n|A|B|word) +(.*)$", block, re.MULTILINE)}
+    word = mixture_word([10, 1])
+    drawn = [(n, word[: n - 1].count(0), word[: n - 1].count(1)) for n in rows["n"]]
+    assert rows == {
+        "n": [*range(1, 12)], "A": [10 * n - 11 * a for n, a, _ in drawn], "B": [n - 11 * b for n, _, b in drawn],
+        "word": word,
+    }  # fmt: skip
+    assert word == [int(b > a) for a, b in zip(rows["A"], rows["B"], strict=True)]
+
+    order = StreamOrder((passes_of([[20]]), passes_of([[2]])), (10, 1), seed=0, num_lanes=2)
+    said = [re.findall(r"([AB])(\d+)", line) for line in re.findall(r"^step \d: (.*)$", block, re.MULTILINE)]
+    steps = [rank_runs(order, 4 * step, 4, 0, 1) for step in range(len(said))]
+    assert said == [[("AB"[d], str(n)) for d, _, _, n in instances_of(runs)] for runs in steps]
+
+    other: list[int] = []
+    for n in range(11):
+        other.append(int(n - 11 * other.count(1) > 10 * n - 11 * other.count(0)))
+    assert f"With n from 0 the word would be {' '.join(map(str, other))}, and B0 would come in step 0." in page
 
 
 def test_skipped_stretches_by_hand():
