@@ -68,19 +68,19 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequ
     chosen = DocumentFilter(settings.filter_rule)
     formats = {each.url: each.format for part in parts for each in part.ranges}
     for number, source in enumerate(corpus):
-        start = time.perf_counter()
+        start = time.process_time()
         own = [file for file in files if file.source == number]
         for part in _choose_places(settings, source, own, formats, places):
             first, num_bytes = _read_place(settings, source, part)
             text_bytes[number] += num_bytes
             lists.append(filter_documents(clean_documents(first), chosen))
-        seconds[number] = time.perf_counter() - start
+        seconds[number] = time.process_time() - start
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
     documents: list[TokenizedDocument] = []
     for each in lists:
-        start = time.perf_counter()
+        start = time.process_time()
         documents += encode_documents(split_documents(each, [source.language for source in corpus]), encoder).documents
-        seconds[each.source] += time.perf_counter() - start
+        seconds[each.source] += time.process_time() - start
     return Sample(documents, text_bytes, seconds, encoder.vocab, _count_dropped(lists))
 
 

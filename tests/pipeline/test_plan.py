@@ -33,7 +33,7 @@ def clock_of_work(monkeypatch):
             return made
 
         monkeypatch.setattr(module, name, timed)
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+        monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now))
 
     def num_tokens(encoded):
         return sum(len(document.tokens) for document in encoded.documents)
