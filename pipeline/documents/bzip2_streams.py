@@ -9,23 +9,23 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.documents.compression import check_ratio, slices
+from pipeline.documents.files import FileRange
 
 _START = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _START_BYTES = 10
 
 
-def read_streams(blocks: Iterable[bytes], start: int, end: int, url: str) -> Iterator[tuple[bytes, bool]]:
-    """Text from the first stream at or after `start` to the file's end, and whether its stream starts before `end`.
+def read_streams(blocks: Iterable[bytes], file_range: FileRange) -> Iterator[tuple[bytes, bool]]:
+    """Text from the first stream of a range to the file's end, and whether its stream starts in the range.
 
     Args:
-        blocks: The file from the byte `start` on.
-        start: First byte of the range.
-        end: One after its last byte.
-        url: For messages.
+        blocks: The file from the range's first byte on.
+        file_range: The range.
 
     Raises:
         ValueError: Not bzip2, broken, cut short, or a bomb.
     """
+    start, end, url = file_range.start, file_range.end, file_range.url
     decoder = None if start else bz2.BZ2Decompressor()
     is_ours, is_inside = True, False
     position, head = start, b""
@@ -44,6 +44,8 @@ def read_streams(blocks: Iterable[bytes], start: int, end: int, url: str) -> Ite
             is_ours = position - len(rest) < end
         head = b""
         num_stored += len(rest)
+        if file_range.meter:
+            file_range.meter.num_bytes += len(rest)
         while rest:
             try:
                 text = decoder.decompress(rest)

@@ -1,17 +1,30 @@
 """Ranges of files as blocks of bytes, decompressed."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.documents.compression import decompress, is_compressed
+from pipeline.documents.compression import decompress, is_compressed, slices
 from pipeline.storage.folder import Folder
 
 BLOCK_BYTES = 8 * 2**20
 TAIL_BLOCK_BYTES = 256 * 2**10  # beyond a range's end only the rest of one document is wanted
 
 StorageOptions = Mapping[str, Any] | None
+
+
+@dataclass
+class Meter:
+    """Counts stored bytes of ranges as a reader takes them, for somebody who stops in the middle."""
+
+    num_bytes: int = 0
+
+    def passed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The blocks; each counts when it is taken."""
+        for block in blocks:
+            self.num_bytes += len(block)
+            yield block
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class FileRange:
         size: Bytes of the whole file.
         format: Its layout; "auto" only where the members of an archive are to be looked at.
         wrapping: How lines of plain text become paragraphs (see `pipeline.documents.wrapping`).
+        meter: Counts what is read of the range.
     """
 
     url: str
@@ -33,6 +47,7 @@ class FileRange:
     size: int
     format: str
     wrapping: str = "auto"
+    meter: Meter | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_bytes(self) -> int:
@@ -53,6 +68,8 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
         OSError: The store returned fewer bytes than it should.
     """
     blocks = read_stored(file_range, storage_options)
+    if file_range.meter:
+        blocks = file_range.meter.passed(slices(blocks) if is_compressed(file_range.url) else blocks)
     return decompress(blocks, file_range.url) if is_compressed(file_range.url) else blocks
 
 

@@ -60,11 +60,8 @@ def read_records(
 ) -> Iterator[Record]:
     """The records that belong to a range, lazily."""
     if file_range.url.endswith(ZIP):
-        return (
-            record
-            for member in read_members(file_range, storage_options)
-            for record in _read_member(member, file_range.format)
-        )
+        members = read_members(file_range, storage_options)
+        return (record for member in members for record in _read_member(member, file_range))
     layout = FORMATS[file_range.format]
     if layout.is_text and file_range.num_bytes < file_range.size and _is_utf16(file_range, storage_options):
         if file_range.start > 0:
@@ -82,8 +79,11 @@ def _is_utf16(file_range: FileRange, storage_options: StorageOptions) -> bool:
     return is_utf16(read_head(file_range.url, file_range.size, storage_options, num_bytes))
 
 
-def _read_member(member: Member, text_format: str) -> Iterator[Record]:
+def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:
     """The records of a file in an archive."""
+    text_format = file_range.format
+    if file_range.meter:
+        file_range.meter.num_bytes += member.info.compress_size
     if text_format == "auto":
         head = next(filter(None, member.blocks()), b"")
         text_format = detect_format(member.where, head)

@@ -61,7 +61,7 @@ def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Block
 def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
     if file_range.url.endswith(".bz2"):
         stored = _without_first(read_stored(file_range, storage_options), file_range.start)
-        yield from read_streams(stored, file_range.start, file_range.end, file_range.url)
+        yield from read_streams(stored, file_range)
         return
     offset = file_range.start
     for block in _without_first(read_blocks(file_range, storage_options), file_range.start):

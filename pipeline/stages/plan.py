@@ -29,6 +29,10 @@ from pipeline.tokens.token_parts import pack_documents
 from tokenizer.vocab import Vocabulary
 
 _LONG_PARTS = 8
+# By python -m scripts.bench.plan: CPU-seconds of the launcher with its first import of Beam, and of the start of a
+# worker process in a job; and what the workers of three corpora took for each second of a plan's sample.
+_LAUNCHER_SECONDS, _WORKER_START_SECONDS, _OVERHEAD = 2.4, 1.1, 1.18
+_JOBS = 2
 _MAX_LANES = 256  # docs/order.md: how many places the trainer reads at once
 
 
@@ -66,7 +70,7 @@ class BuildPlan:
         lengths: One row a length.
         requests: To the stores, reads and writes.
         worker_bytes: Memory of one worker.
-        worker_seconds: What one process takes for everything but learning a vocabulary.
+        worker_seconds: CPU time of the workers' work, for everything but learning a vocabulary; their start aside.
         dropped: Documents of the sample that are left out, by reason.
         warnings: What is likely not wanted, or not counted.
     """
@@ -88,6 +92,16 @@ class BuildPlan:
     dropped: Mapping[str, int]
     warnings: tuple[str, ...]
 
+    def cpu_seconds(self, workers: int) -> float:
+        """CPU time of the whole build; one local worker is the launcher itself."""
+        started = workers if workers > 1 else 0
+        return _LAUNCHER_SECONDS + _JOBS * started * _WORKER_START_SECONDS + self.worker_seconds
+
+    def seconds(self, workers: int) -> float:
+        """Time by the clock, where every worker has a core of its own."""
+        starts = _JOBS * _WORKER_START_SECONDS if workers > 1 else 0
+        return _LAUNCHER_SECONDS + starts + self.worker_seconds / workers
+
 
 def make_plan(
     settings: BuildSettings,
@@ -108,8 +122,8 @@ def make_plan(
     """
     sample = take_sample(settings, files, parts)
     scales = [
-        sum(part.text_bytes for part in parts if part.source == number) / max(1, text_bytes)
-        for number, text_bytes in enumerate(sample.text_bytes)
+        sum(file.size for file in files if file.source == number) / max(1, stored_bytes)
+        for number, stored_bytes in enumerate(sample.stored_bytes)
     ]
     documents_of = sample.scaled(scales, len)
     bytes_of = sample.scaled(scales, lambda own: sum(document.cleaned_bytes for document in own))
@@ -129,7 +143,7 @@ def make_plan(
     shard_bytes = max(length.instances * length.bytes_each for length in lengths) / buckets
     tasks = buckets * settings.passes * len(lengths)
     encoding = sum(scale * seconds for scale, seconds in zip(scales, sample.seconds, strict=True))
-    seconds = encoding + settings.passes * sum(each.instances * each.seconds_each for each in lengths)
+    building = settings.passes * sum(each.instances * each.seconds_each for each in lengths)
     # A resident process with everything imported, a part as text, sentences and tokens, or a bucket and its shard.
     worker_bytes = _peak_bytes() + max(6 * settings.part_bytes, round(token_bytes / buckets + 2 * shard_bytes))
     return BuildPlan(
@@ -146,7 +160,7 @@ def make_plan(
         lengths=lengths,
         requests=len(parts) * (1 + 4 + 3) + tasks * (min(len(parts), documents // buckets) + 3),
         worker_bytes=worker_bytes,
-        worker_seconds=seconds,
+        worker_seconds=_OVERHEAD * (encoding + building),
         dropped=sample.dropped,
         warnings=(
             *_files_of_one_worker(settings, parts, sample),
@@ -176,8 +190,8 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         *instances,
         f"storage: {_size(plan.token_bytes)} of tokens (may be deleted afterwards), {_size(shard_bytes)} of shards",
         f"requests: some {plan.requests:,}; memory of a worker: some {_size(plan.worker_bytes)}",
-        f"time: some {_hours(plan.worker_seconds / workers)} with {workers} worker(s) as fast as this process,"
-        f" {_hours(plan.worker_seconds)} with one; a vocabulary to learn comes on top",
+        f"time: some {_hours(plan.seconds(workers))} with {workers} worker(s) on as many cores as fast as this one,"
+        f" {_hours(plan.cpu_seconds(workers))} of CPU; a vocabulary to learn comes on top",
         *([f"left out of the sample: {dropped}"] if dropped else []),
         *(f"warning: {each}" for each in plan.warnings),
         "nothing has been written; leave --plan out to build",
@@ -202,12 +216,14 @@ def _plan_sources(sources: Sequence[Source], documents: Sequence[int], tokens: S
 
 def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) -> LengthPlan:
     """Counts every document once; weights then multiply what each source gave."""
-    start = time.process_time()
-    documents = gather_documents(sample.documents)
-    blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
-    seal = seal_documents(documents.ids, len(documents.tokens))
-    tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal)
-    seconds = time.process_time() - start
+    seconds = 0.0
+    for _ in range(2):  # the first takes half as long again, as what it imports and allocates is new
+        start = time.process_time()
+        documents = gather_documents(sample.documents)
+        blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
+        seal = seal_documents(documents.ids, len(documents.tokens))
+        tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal)
+        seconds = time.process_time() - start
     source_of = {
         int.from_bytes(key[:8], "big"): source for key, source in zip(documents.ids, documents.sources, strict=True)
     }
@@ -226,7 +242,8 @@ def _files_of_one_worker(settings: BuildSettings, parts: Sequence[Part], sample:
     long = [part for part in parts if part.text_bytes > _LONG_PARTS * settings.part_bytes]
     if long:
         part = max(long, key=lambda part: part.text_bytes)
-        seconds = sample.seconds[part.source] / max(1, sample.text_bytes[part.source]) * part.text_bytes
+        stored_bytes = sum(each.num_bytes for each in part.ranges)
+        seconds = sample.seconds[part.source] / max(1, sample.stored_bytes[part.source]) * stored_bytes
         yield (
             f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its {_size(part.text_bytes)} of text, some"
             f" {_hours(seconds)}; {len(long)} file(s) are more than {_LONG_PARTS} parts long, cut such into files of"

@@ -1,13 +1,16 @@
 """A sample of a build's input, read and encoded in this process, for what `build --plan true` says."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.documents import Document
+from pipeline.documents.compression import is_compressed
+from pipeline.documents.files import Meter
 from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sources import Source, count_factors
@@ -30,6 +33,8 @@ from tokenizer.words import count_words
 
 _NUM_PLACES = 8
 _PLACE_BYTES = 512 * 2**10
+_LOT_CHARACTERS = 128 * 2**10  # what zstd gives at once
+_LOTS = 8  # so that a range of a compressed dump holds the start of a stream
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,14 @@ class Sample:
 
     Attributes:
         documents: Distinct or not, as they came.
-        text_bytes: Input they came from, by the source's number, headers and JSON included, compressed input as if it
-            were not.
-        seconds: Reading, cleaning, splitting and encoding, in one process, by the source's number.
+        stored_bytes: Bytes of the input that they came from, as stored, by the source's number.
+        seconds: CPU time of reading, cleaning, splitting and encoding them, by the source's number.
         vocabulary: The given one, the output's, or one learned from the sample.
         dropped: Documents that are left out, by reason.
     """
 
     documents: list[TokenizedDocument]
-    text_bytes: list[int]
+    stored_bytes: list[int]
     seconds: list[float]
     vocabulary: Vocabulary
     dropped: Mapping[str, int]
@@ -63,25 +67,25 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequ
     """Reads and encodes up to 8 places of half a MB, of several sources at least 2 each, spread evenly by size."""
     corpus = settings.corpus
     places = max(2, _NUM_PLACES // len(corpus))
-    text_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
+    stored_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
     lists: list[DocumentList[Document]] = []
     chosen = DocumentFilter(settings.filter_rule)
     formats = {each.url: each.format for part in parts for each in part.ranges}
     for number, source in enumerate(corpus):
-        start = time.process_time()
         own = [file for file in files if file.source == number]
         for part in _choose_places(settings, source, own, formats, places):
-            first, num_bytes = _read_place(settings, source, part)
-            text_bytes[number] += num_bytes
+            first, num_bytes, reading = _read_place(settings, source, part)
+            start = time.process_time()
+            stored_bytes[number] += num_bytes
             lists.append(filter_documents(clean_documents(first), chosen))
-        seconds[number] = time.process_time() - start
+            seconds[number] += reading + time.process_time() - start
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
     documents: list[TokenizedDocument] = []
     for each in lists:
         start = time.process_time()
         documents += encode_documents(split_documents(each, [source.language for source in corpus]), encoder).documents
         seconds[each.source] += time.process_time() - start
-    return Sample(documents, text_bytes, seconds, encoder.vocab, _count_dropped(lists))
+    return Sample(documents, stored_bytes, seconds, encoder.vocab, _count_dropped(lists))
 
 
 def _count_dropped(lists: Sequence[DocumentList[Document]]) -> dict[str, int]:
@@ -93,18 +97,36 @@ def _count_dropped(lists: Sequence[DocumentList[Document]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[DocumentList[Document], int]:
-    """The first documents of a part, and the bytes of input they came from."""
+def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[DocumentList[Document], int, float]:
+    """The first documents of a part, the stored bytes they came from and the CPU time of reading them.
+
+    A decompressor and a batch of rows give many documents at once. Reading stops where another such lot begins: what
+    came before it are whole documents of bytes that are known.
+    """
+    meter, start = Meter(), time.process_time()
+    skipped: dict[str, int] = {}
     documents = read_part(
-        part,
+        replace(part, ranges=tuple(replace(each, meter=meter) for each in part.ranges)),
         text_field=source.text_field,
         on_bad_document=settings.on_bad_document,
-        skipped={},
+        skipped=skipped,
         storage_options=settings.filesystem_options(),
     )
-    first = next(group_documents(part, documents, {}, _PLACE_BYTES))
-    read = sum(len(document.text.encode()) for document in first.documents)
-    return first, part.text_bytes if first.is_last else read
+    found: list[Document] = []
+    size, num_bytes, seconds, malformed = 0, 0, 0.0, skipped
+    for document in documents:
+        if size >= _PLACE_BYTES and meter.num_bytes != num_bytes:
+            # It begins in the lot before, half its length from the end on average, if it fits into a lot.
+            num_bytes = num_bytes * size // (size + min(len(document.text), _LOT_CHARACTERS) // 2)
+            break
+        found.append(document)
+        size += len(document.text)
+        num_bytes, seconds, malformed = meter.num_bytes, time.process_time() - start, dict(skipped)
+    else:  # ranges of plain files are read to the end of their last document
+        is_plain = not any(is_compressed(each.url) for each in part.ranges)
+        num_bytes = sum(each.num_bytes for each in part.ranges) if is_plain else meter.num_bytes
+        seconds, malformed = time.process_time() - start, skipped
+    return next(group_documents(part, found, malformed, sys.maxsize)), num_bytes, seconds
 
 
 def _choose_places(
@@ -117,7 +139,8 @@ def _choose_places(
     for index, count in chosen.items():
         options = settings.filesystem_options()
         file_format = formats[files[index].url]
-        found = plan_parts([files[index]], file_format, _PLACE_BYTES, options, source.wrapping)
+        lots = _LOTS if is_compressed(files[index].url) else 1
+        found = plan_parts([files[index]], file_format, lots * _PLACE_BYTES, options, source.wrapping)
         picks = {int((pick + 0.5) / count * len(found)) for pick in range(count)}
         places += [found[pick] for pick in sorted(picks)]
     return places

@@ -1,6 +1,6 @@
 """CPU-seconds that `build --plan true` predicts beside what the build then takes: one JSON line a corpus.
 
-    python -m scripts.bench.plan --input 'wiki/*.zst' --copies 8 --vocab vocab.txt > scripts/bench/results/plan-DATE.jsonl
+    python -m scripts.bench.plan --input "wiki/*.zst" --copies 8 --vocab vocab.txt >> scripts/bench/results/plan.jsonl
 
 The corpus is written anew as often as `--copies` says, with another first word in every document, so that none is a
 duplicate: a dump (.xml.bz2) as a multistream dump, anything else as JSON Lines. Both numbers are CPU time, of a fresh
@@ -31,7 +31,7 @@ from pipeline.stages.plan import make_plan
 settings = BuildSettings(**json.loads(sys.argv[1]))
 corpus = find_corpus(settings)
 plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
-print(json.dumps({"cpu_seconds": plan.worker_seconds, "tokens": plan.tokens}))
+print(json.dumps({"cpu_seconds": plan.cpu_seconds(settings.workers), "tokens": plan.tokens}))
 """
 
 
