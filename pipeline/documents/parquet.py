@@ -37,12 +37,10 @@ def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOp
             checked = _CheckedFile(file, file_range, text_field)
             table = ParquetFile(checked)
             _check_column(table, text_field, file_range.url)
-            groups = list(_own_groups(table.metadata, file_range))
-            num_rows = sum(table.metadata.row_group(group).num_rows for group, _ in groups)
-            for group, first_row in groups:
+            for group, first_row in _own_groups(table.metadata, file_range):
                 rows = checked.batch_rows(group)
                 batches = table.iter_batches(rows, row_groups=[group], columns=[text_field], use_threads=False)
-                yield from _read_batches(_metered(batches, file_range, num_rows), first_row)
+                yield from _read_batches(_metered(batches, file_range, table.metadata.num_rows), first_row)
         # Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
         except (
             DamagedParquetError, ArrowException, OSError, RuntimeError, MemoryError, OverflowError, UnicodeError,
@@ -124,10 +122,10 @@ def _own_groups(metadata: Any, file_range: FileRange) -> Iterator[tuple[int, int
 
 
 def _metered(batches: Iterator[Any], file_range: FileRange, num_rows: int) -> Iterator[Any]:
-    """The batches; each counts as the share of the range's bytes that its rows are of the range's rows."""
+    """The batches; each counts as the share of the file's bytes that its rows are of the file's rows."""
     for batch in batches:
         if file_range.meter:
-            file_range.meter.num_bytes += file_range.num_bytes * batch.num_rows // num_rows
+            file_range.meter.num_bytes += file_range.size * batch.num_rows // num_rows
         yield batch
 
 

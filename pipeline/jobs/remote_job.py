@@ -4,19 +4,28 @@ Of a job in this machine's own processes all of this is empty.
 """
 
 import contextlib
+import json
 import socket
 import sys
+from datetime import UTC, datetime
 
 import apache_beam as beam
+import grpc
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_job_api_pb2 as job_api
+from apache_beam.portability.api import beam_job_api_pb2_grpc as job_grpc
 from apache_beam.runners.runner import PipelineResult
 from tqdm import tqdm
 
+from pipeline.storage.folder import Folder
 from pipeline.storage.secret_values import hide
 
 NO_STAGE_TIMEOUT = "--job_server_timeout=10000000"
 """Beam takes it, in seconds, as the longest time of any stage, and 300 as its default."""
 _ANSWER_SECONDS = 20.0
+RECORD = "running-job.json"
+"""A file beside what a job elsewhere makes, from its submission until the launcher has seen its end."""
+_ENDED = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
 
 class Job:
@@ -24,24 +33,58 @@ class Job:
 
     Attributes:
         describe: What its messages begin with.
+        folder: Where it writes.
     """
 
-    def __init__(self, describe: str) -> None:
-        self.describe = describe
+    def __init__(self, describe: str, folder: Folder) -> None:
+        self.describe, self.folder = describe, folder
         self._result: PipelineResult | None = None
 
     def run(self, pipeline: beam.Pipeline) -> None:
-        """Submits a pipeline and waits for its end; the job is cancelled where this process is told to end."""
+        """Submits a pipeline and waits for its end; the job is cancelled where this process is told to end.
+
+        Raises:
+            ValueError: The job of a launcher that is gone is still at work in the folder.
+        """
+        self._look_for_another(pipeline.options)
         self._result = result = pipeline.run()
         job = _job_id(result)
         if job:
             self._say(f"the runner calls this job {job}{_page(pipeline.options, job)}")
+            began = datetime.now(UTC).isoformat(timespec="seconds")
+            self.folder.write(RECORD, json.dumps({"job": job, "began": began}).encode())
+        has_ended = True
         try:
             result.wait_until_finish()
         except KeyboardInterrupt:
-            if job:
-                self._cancel(result, job)
+            has_ended = not job or self._cancel(result, job)
             raise
+        finally:
+            if job and has_ended:
+                self.folder.remove([RECORD])
+
+    def _look_for_another(self, options: PipelineOptions) -> None:
+        """A launcher that was killed leaves its job at work, and its record."""
+        try:
+            found = json.loads(self.folder.read(RECORD))
+            job, began = str(found["job"]), str(found["began"])
+        except FileNotFoundError:
+            return
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self.folder.locate(RECORD)} is damaged: it named a job that may still be at work here; make sure"
+                " that none is, and remove it"
+            ) from error
+        state = _ask_state(options, job)
+        if state in _ENDED:
+            return
+        where = f"job {job}{_page(options, job)}, begun at {began} by a launcher that is gone,"
+        if state:
+            raise ValueError(
+                f"{self.folder}: {where} is {state} and writes here; cancel it where the runner shows it, or wait until"
+                " it has ended, then run this command again"
+            )
+        self._say(f"{where} may still be at work here: this runner does not know it; cancel it where it runs")
 
     def state(self) -> str:
         """What the runner says of the job now, such as RUNNING; empty where it says nothing."""
@@ -51,7 +94,8 @@ class Job:
             return str(self._result.state)
         return "does not answer"
 
-    def _cancel(self, result: PipelineResult, job: str) -> None:
+    def _cancel(self, result: PipelineResult, job: str) -> bool:
+        """Whether the runner took it."""
         try:
             result.cancel()
         except Exception as error:  # noqa: BLE001 - each runner has its own; a person must hear of a job that goes on
@@ -59,29 +103,63 @@ class Job:
                 f"job {job} could not be cancelled ({first_line(error)}) and may go on: cancel it where the runner"
                 " shows it"
             )
-        else:
-            self._say(f"job {job} was told to end")
+            return False
+        self._say(f"job {job} was told to end")
+        return True
 
     def _say(self, said: str) -> None:
         tqdm.write(f"{self.describe}: {said}", file=sys.stderr)
 
 
-def require_job_server(options: PipelineOptions) -> None:
-    """Holds the address of a job server to one that answers: Beam would wait as long as it lets a stage take.
+def known_options(options: PipelineOptions) -> set[str]:
+    """Names of the options that the job server takes besides Beam's own; none where no server is named.
 
     Raises:
-        ValueError: Nobody answers there.
+        ValueError: Nobody answers at the server's address, where Beam would wait as long as it lets a stage take, or it
+            is no job server.
     """
-    endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+    endpoint = _endpoint(options)
+    if not endpoint:
+        return set()
     host, _, port = endpoint.rpartition(":")
-    if not port.isdigit():
-        return  # none is named, or Beam starts its own
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
     except OSError as error:
         raise ValueError(
             f"no job server answers at --job_endpoint={endpoint} ({error}); start it, or give the address it listens at"
         ) from error
+    try:
+        with grpc.insecure_channel(endpoint) as channel:
+            asked = job_api.DescribePipelineOptionsRequest()
+            described = job_grpc.JobServiceStub(channel).DescribePipelineOptions(asked, timeout=_ANSWER_SECONDS)
+    except grpc.RpcError as error:
+        raise ValueError(
+            f"what listens at --job_endpoint={endpoint} answers not as a Beam job server does ({first_line(error)});"
+            " give the address of its --job-port"
+        ) from error
+    return {option.name for option in described.options}
+
+
+def _endpoint(options: PipelineOptions) -> str:
+    """HOST:PORT of the job server; empty where none is named, or Beam starts its own."""
+    endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+    return endpoint if endpoint.rpartition(":")[2].isdigit() else ""
+
+
+def _ask_state(options: PipelineOptions, job: str) -> str:
+    """The state of a job that another launcher submitted; empty where the runner does not know it."""
+    if endpoint := _endpoint(options):
+        with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
+            asked = job_api.GetJobStateRequest(job_id=job)
+            answer = job_grpc.JobServiceStub(channel).GetState(asked, timeout=_ANSWER_SECONDS)
+            return str(job_api.JobState.Enum.Name(answer.state))
+    elif options.view_as(GoogleCloudOptions).project:
+        with contextlib.suppress(Exception):  # the client has many errors of its own
+            from apache_beam.runners.dataflow.internal.apiclient import DataflowApplicationClient
+
+            found = DataflowApplicationClient(options).get_job(job)
+            return str(found.currentState).removeprefix("JOB_STATE_")
+    return ""
 
 
 def first_line(error: Exception) -> str:

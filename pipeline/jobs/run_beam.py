@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from tqdm import tqdm
@@ -29,7 +29,7 @@ from tqdm import tqdm
 from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.jobs import worker_guard
 from pipeline.jobs.exchange import ExchangeMode
-from pipeline.jobs.remote_job import NO_STAGE_TIMEOUT, Job, first_line, require_job_server
+from pipeline.jobs.remote_job import NO_STAGE_TIMEOUT, Job, first_line, known_options
 from pipeline.machine import num_cores, this_machine
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
@@ -100,7 +100,8 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int
         num_tasks: How many tasks the graph has.
 
     Raises:
-        ValueError: An argument that Beam does not know, or a runner that cannot be imported.
+        ValueError: An argument that neither Beam nor the job server knows, a runner that cannot be imported, or a job
+            server that does not answer.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         chosen, why = this_machine().limit(workers, num_tasks)
@@ -112,9 +113,14 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
-    if unknown:
-        raise ValueError(f"Beam does not know the option(s) after --: {', '.join(sorted(unknown))}")
+    if unknown := unknown - known_options(options):
+        raise ValueError(f"{_who_knows(options)} the option(s) after --: {', '.join(sorted(unknown))}")
     return options
+
+
+def _who_knows(options: PipelineOptions) -> str:
+    endpoint = options.view_as(PortableOptions).job_endpoint
+    return f"neither Beam nor the job server at {endpoint} knows" if endpoint else "Beam does not know"
 
 
 @lru_cache(maxsize=64)
@@ -163,11 +169,10 @@ def run_graph(
 
     Raises:
         Interrupted: The process was told to end; says what is kept.
-        ValueError: A user's fault inside a worker, with the worker's message, or no job server answers.
+        ValueError: A user's fault inside a worker, with the worker's message.
         ChildProcessError: A worker process is gone: killed, or out of memory.
         RuntimeError: Anything else that a worker or the runner raised.
     """
-    require_job_server(options)
     # The local runner logs a worker's traceback on its own, besides raising it.
     logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.CRITICAL)
@@ -184,7 +189,7 @@ def run_graph(
 def _run_watched(
     describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
 ) -> None:
-    job = Job(describe)
+    job = Job(describe, outputs.folder)
     with _worker_log() as log, _progress(describe, outputs, job.state):
         try:
             with worker_guard.guard_workers(f"{log}.lock"):

@@ -68,7 +68,7 @@ class BuildPlan:
         token_bytes: Bytes of the folder between the jobs.
         buckets: Train shards of a pass and length.
         lengths: One row a length.
-        requests: To the stores, reads and writes.
+        tasks: Shards that workers build, of all lengths and passes.
         worker_bytes: Memory of one worker.
         worker_seconds: CPU time of the workers' work, for everything but learning a vocabulary; their start aside.
         dropped: Documents of the sample that are left out, by reason.
@@ -86,11 +86,25 @@ class BuildPlan:
     token_bytes: int
     buckets: int
     lengths: tuple[LengthPlan, ...]
-    requests: int
+    tasks: int
     worker_bytes: int
     worker_seconds: float
     dropped: Mapping[str, int]
     warnings: tuple[str, ...]
+
+    def reads(self, *, shuffles: bool) -> int:
+        """Reading requests to the stores: the input, each part's index twice, and the documents of each bucket."""
+        of_buckets = self.parts if shuffles else self.tasks * min(self.parts, self.documents // self.buckets)
+        return 3 * self.parts + of_buckets
+
+    @property
+    def writes(self) -> int:
+        """Writing requests to the stores: four a part, and a shard with its record, which is removed."""
+        return 4 * self.parts + 3 * self.tasks
+
+    def shard_bytes(self, passes: int) -> float:
+        """Bytes of the train shards of all lengths and passes."""
+        return passes * sum(each.instances * each.bytes_each for each in self.lengths)
 
     def cpu_seconds(self, workers: int) -> float:
         """CPU time of the whole build; one local worker is the launcher itself."""
@@ -141,7 +155,6 @@ def make_plan(
     )
     token_bytes = sum(sample.scaled(scales, lambda own: sum(map(len, (*pack_documents(own), pack_places(own))))))
     shard_bytes = max(length.instances * length.bytes_each for length in lengths) / buckets
-    tasks = buckets * settings.passes * len(lengths)
     encoding = sum(scale * seconds for scale, seconds in zip(scales, sample.seconds, strict=True))
     building = settings.passes * sum(each.instances * each.seconds_each for each in lengths)
     # A resident process with everything imported, a part as text, sentences and tokens, or a bucket and its shard.
@@ -158,7 +171,7 @@ def make_plan(
         token_bytes=token_bytes,
         buckets=buckets,
         lengths=lengths,
-        requests=len(parts) * (1 + 4 + 3) + tasks * (min(len(parts), documents // buckets) + 3),
+        tasks=buckets * settings.passes * len(lengths),
         worker_bytes=worker_bytes,
         worker_seconds=_OVERHEAD * (encoding + building),
         dropped=sample.dropped,
@@ -174,7 +187,6 @@ def make_plan(
 def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
     """The plan as lines for a person."""
     formats = ", ".join(f"{count} {name}" for name, count in sorted(plan.formats.items()))
-    shard_bytes = passes * sum(each.instances * each.bytes_each for each in plan.lengths)
     instances = (
         f"  L{each.seq_len}: {each.instances:,} train instances a pass, {_size(each.instances * each.bytes_each)},"
         f" {each.instances // plan.buckets:,} a shard"
@@ -188,8 +200,10 @@ def format_plan(plan: BuildPlan, workers: int, passes: int) -> str:
         *sources,
         f"{plan.parts:,} part(s) to encode, then {plan.buckets} train bucket(s), x {passes} pass(es)",
         *instances,
-        f"storage: {_size(plan.token_bytes)} of tokens (may be deleted afterwards), {_size(shard_bytes)} of shards",
-        f"requests: some {plan.requests:,}; memory of a worker: some {_size(plan.worker_bytes)}",
+        f"storage: {_size(plan.token_bytes)} of tokens (may be deleted afterwards),"
+        f" {_size(plan.shard_bytes(passes))} of shards",
+        f"requests: some {plan.reads(shuffles=False) + plan.writes:,};"
+        f" memory of a worker: some {_size(plan.worker_bytes)}",
         f"time: some {_hours(plan.seconds(workers))} with {workers} worker(s) on as many cores as fast as this one,"
         f" {_hours(plan.cpu_seconds(workers))} of CPU; a vocabulary to learn comes on top",
         *([f"left out of the sample: {dropped}"] if dropped else []),

@@ -1,19 +1,28 @@
 """A plan's numbers against the build that follows it."""
 
+import bz2
 import gzip
 import json
+import random
+import zipfile
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.settings import BuildSettings
+from pipeline.settings import BuildSettings, Prices
 from pipeline.shards.dataset import open_dataset
 from pipeline.stages import plan as plans
 from pipeline.stages import plan_sample
 from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
+from pipeline.stages.price import format_price
 
 DOCUMENT_SECONDS, TOKEN_SECONDS, INSTANCE_SECONDS = 100, 1, 50  # each about as much of the whole
 
@@ -79,13 +88,84 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
     assert plan.token_bytes == pytest.approx(stored, rel=0.2)
 
     def seconds(documents, tokens, instances):
-        return documents * DOCUMENT_SECONDS + tokens * TOKEN_SECONDS + instances * INSTANCE_SECONDS
+        return plans._OVERHEAD * (documents * DOCUMENT_SECONDS + tokens * TOKEN_SECONDS + instances * INSTANCE_SECONDS)
 
     planned = seconds(plan.documents, plan.tokens, settings.passes * length.instances)
     assert plan.worker_seconds == pytest.approx(planned, rel=1e-3)  # whose numbers are rounded
     made = sum(shard.instances for shard in dataset.all_shards if shard.split == "train")
     built = seconds(counters["documents"], counters["distinct_tokens"], made)
     assert plan.worker_seconds == pytest.approx(built, rel=0.1)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.zip", ".parquet", ".xml.bz2"])
+def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(suffix, vocab_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", 2**15)
+    draw = random.Random(3)
+    copies = [" ".join(f"{draw.choice('bcdfgk')}a{draw.randrange(10**6)}" for _ in range(80)) for _ in range(4000)]
+    for number in range(2):
+        write_as(suffix, copies[number::2], tmp_path / f"{number}{suffix}")
+    settings = BuildSettings(output=str(tmp_path / "data"), input=[f"{tmp_path}/*{suffix}"], vocab=str(vocab_file))
+    corpus = find_corpus(settings)
+    read = []
+    monkeypatch.setattr(plan_sample, "filter_documents", lambda own, _: read.append(len(own.documents)) or own)
+    plan = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule)
+    assert sum(read) < 0.75 * len(copies), "it is a sample"
+    assert plan.documents == pytest.approx(len(copies), rel=0.15)
+
+
+def write_as(suffix, texts, path):
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    if suffix == ".jsonl.gz":
+        path.write_bytes(gzip.compress(rows))
+    elif suffix == ".jsonl.zst":
+        path.write_bytes(zstandard.compress(rows))
+    elif suffix == ".jsonl.bz2":
+        path.write_bytes(bz2.compress(rows, 1))
+    elif suffix == ".jsonl.zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for start in range(0, len(texts), 50):
+                own = "".join(json.dumps({"text": text}) + "\n" for text in texts[start : start + 50])
+                archive.writestr(f"{start}.jsonl", own)
+    elif suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path)
+    else:
+        pages = [
+            f"<page><title>{n}</title><ns>0</ns><revision><text>{text}</text></revision></page>\n"
+            for n, text in enumerate(texts)
+        ]
+        streams = ["".join(pages[start : start + 100]) for start in range(0, len(pages), 100)]
+        path.write_bytes(b"".join(bz2.compress(each.encode()) for each in ["<mediawiki>\n", *streams, "</mediawiki>"]))
+
+
+def test_dollars_follow_from_what_is_planned():
+    length = plans.LengthPlan(128, instances=3_600_000, bytes_each=200.0, seconds_each=0.0)
+    plan = plans.BuildPlan(
+        files=1, stored_bytes=0, formats={}, parts=100, documents=10**6, cleaned_bytes=0, tokens=0, sources=(),
+        token_bytes=2 * 10**9, buckets=64, lengths=(length,), tasks=64 * 5, worker_bytes=0,
+        worker_seconds=7200 - plans._LAUNCHER_SECONDS, dropped={}, warnings=(),
+    )  # fmt: skip
+    prices = Prices("a shop", 0.5, 0.1, 4.0, 0.01, 10.0, 0.25, reads_1000=1.0, writes_1000=10.0, storage_gb_month=0.5)
+    by_files = format_price(plan, prices, workers=1, passes=5, shuffles=False)
+    assert "by the prices of a shop: $2.00 for 2 core-hours of a core as fast as this one" in by_files
+    reads, writes = 3 * 100 + 320 * 100, 4 * 100 + 3 * 320
+    assert f"${reads / 1000 + writes / 100:,.2f} for {reads:,} reads and {writes:,} writes" in by_files
+    assert f"cost: ${2 + reads / 1000 + writes / 100:,.2f} by" in by_files
+    assert "then $1.80 a month for 3.6 GB of shards, and $1.00 a month for the tokens" in by_files
+    shuffled = format_price(plan, prices, workers=1, passes=5, shuffles=True)
+    assert f"{400:,} reads and" in shuffled
+    assert "$0.50 for a shuffle of 2 GB" in shuffled
+    unknown = format_price(plan, replace(prices, shuffle_gb=None), workers=1, passes=5, shuffles=True)
+    assert "the prices leave out the shuffle of 2 GB: give --prices.shuffle_gb" in unknown
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["dataflow", "cluster"])
+def test_the_price_files_are_taken_beside_a_configuration(name, corpus, vocab_file, capsys, tmp_path):
+    configs = Path(__file__).parents[2] / "configs"
+    words = ["build", "--config", configs / "data/demo.yaml", "--config", configs / f"prices/{name}.yaml"]
+    words += ["--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
+    assert "cost: $0." in capsys.readouterr().out
 
 
 @pytest.mark.processes

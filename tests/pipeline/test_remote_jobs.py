@@ -1,17 +1,22 @@
 """Jobs of other runners, as a person at the launcher meets them."""
 
 import io
+import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import apache_beam as beam
+import grpc
 import pytest
 from apache_beam.options.pipeline_options import PortableOptions
+from apache_beam.portability.api import beam_job_api_pb2 as job_api
+from apache_beam.portability.api import beam_job_api_pb2_grpc as job_grpc
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 from tqdm import tqdm
 
 from pipeline.interrupts import Interrupted
-from pipeline.jobs.remote_job import Job
+from pipeline.jobs.remote_job import RECORD, Job
 from pipeline.jobs.run_beam import Outputs, StillBar, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 
@@ -34,15 +39,42 @@ class RemoteResult(PipelineResult):
             raise self.cancel_error
 
 
-def run(tmp_path, monkeypatch, error, cancel_error=None):
+class JobServer(job_grpc.JobServiceServicer):
+    """A job server that knows an option of its own, and the state of one job."""
+
+    def __init__(self, state=job_api.JobState.RUNNING):
+        self.state = state
+
+    def DescribePipelineOptions(self, *_):  # noqa: N802 - the service's name
+        option = job_api.PipelineOptionDescriptor(name="object_reuse", type=job_api.PipelineOptionType.BOOLEAN)
+        return job_api.DescribePipelineOptionsResponse(options=[option])
+
+    def GetState(self, request, context):  # noqa: N802 - the service's name
+        if request.job_id != "job-6":
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such job")
+        return job_api.JobStateEvent(state=self.state)
+
+
+@pytest.fixture
+def job_server():
+    """The server and the option that names its address."""
+    service, server = JobServer(), grpc.server(ThreadPoolExecutor(1))
+    job_grpc.add_JobServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield service, f"--job_endpoint=127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def run(tmp_path, monkeypatch, error, cancel_error=None, *arguments):
     """Runs a graph on a runner elsewhere; returns its result and what run_graph raised."""
     result = RemoteResult(error, cancel_error)
     monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
     monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     outputs = Outputs("shards", 4, 0, lambda: 1, Folder(str(tmp_path)))
-    options = pipeline_options(2, ["--runner=PortableRunner"], 4)
-    with pytest.raises((RuntimeError, Interrupted)) as raised:
+    options = pipeline_options(2, ["--runner=PortableRunner", *arguments], 4)
+    with pytest.raises((RuntimeError, ValueError, Interrupted)) as raised:
         run_graph("shards", lambda pipeline: pipeline | beam.Create([1]), options, outputs)
     return result, str(raised.value)
 
@@ -53,12 +85,14 @@ def test_ctrl_c_cancels_the_job_and_names_it(tmp_path, monkeypatch, capfd):
     assert "1 of 4 shards are kept" in message
     assert "shards: the runner calls this job job-7" in (said := capfd.readouterr().err)
     assert "shards: job job-7 was told to end" in said
+    assert not (tmp_path / RECORD).exists()
 
 
 def test_a_job_that_cannot_be_cancelled_is_named(tmp_path, monkeypatch, capfd):
     run(tmp_path, monkeypatch, KeyboardInterrupt(), ConnectionError("nobody there"))
     said = capfd.readouterr().err
     assert "job job-7 could not be cancelled (nobody there) and may go on" in said
+    assert json.loads((tmp_path / RECORD).read_text())["job"] == "job-7"
 
 
 def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
@@ -75,25 +109,60 @@ def test_a_job_server_that_is_not_there_is_refused_at_once(tmp_path):
     with socket.socket() as held:  # bound, and nobody listens
         held.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{held.getsockname()[1]}"
-        options = pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
-        outputs = Outputs("shards", 4, 0, lambda: 1, Folder(str(tmp_path)))
         with pytest.raises(ValueError, match=f"no job server answers at --job_endpoint={endpoint}"):
-            run_graph("shards", lambda _: None, options, outputs)
+            pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
 
 
-def test_dataflows_page_of_a_job_is_printed(monkeypatch, capfd):
+def test_what_is_no_job_server_is_named():
+    server = grpc.server(ThreadPoolExecutor(1))
+    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with pytest.raises(ValueError, match=f"{endpoint} answers not as a Beam job server does"):
+        pipeline_options(2, ["--runner=PortableRunner", f"--job_endpoint={endpoint}"], 4)
+    server.stop(None).wait()
+
+
+def test_a_job_servers_own_options_pass_and_others_are_refused(job_server):
+    _, endpoint = job_server
+    options = pipeline_options(2, ["--runner=PortableRunner", endpoint, "--object_reuse=true"], 4)
+    assert options.get_all_options(retain_unknown_options=True)["object_reuse"]
+    with pytest.raises(ValueError, match=r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"):
+        pipeline_options(2, ["--runner=PortableRunner", endpoint, "--object_reuse=true", "--no_such=1"], 4)
+    with pytest.raises(ValueError, match=r"Beam does not know the option\(s\) after --: object_reuse"):
+        pipeline_options(2, ["--runner=PortableRunner", "--object_reuse=true"], 4)
+
+
+def test_a_job_of_a_launcher_that_is_gone_is_seen(job_server, tmp_path, monkeypatch, capfd):
+    service, endpoint = job_server
+    record = json.dumps({"job": "job-6", "began": "2026-01-02T03:04:05+00:00"})
+    (tmp_path / RECORD).write_text(record)
+    _, message = run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)
+    assert "job job-6, begun at 2026-01-02T03:04:05+00:00 by a launcher that is gone, is RUNNING" in message
+    assert (tmp_path / RECORD).read_text() == record
+    service.state = job_api.JobState.FAILED
+    assert "the runner's words" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+    assert not (tmp_path / RECORD).exists()
+    (tmp_path / RECORD).write_text(record.replace("job-6", "job-5"))
+    assert "the runner's words" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+    assert "job job-5, begun at " in (said := capfd.readouterr().err)
+    assert "may still be at work here: this runner does not know it" in said
+    (tmp_path / RECORD).write_text("{")
+    assert f"{RECORD} is damaged" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"))[1]
+
+
+def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
     result = RemoteResult(AssertionError("not waited for"), None)
     monkeypatch.setattr(result, "wait_until_finish", lambda: None)
     monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
     monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
     options = pipeline_options(2, ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"], 4)
-    Job("shards").run(beam.Pipeline(options=options))
+    Job("shards", Folder(str(tmp_path))).run(beam.Pipeline(options=options))
     said = "https://console.cloud.google.com/dataflow/jobs/europe-west4/job-7?project=p-1"
     assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
 
 
 def test_a_bar_that_stands_still_says_for_how_long_and_the_jobs_state():
-    job, screen = Job("shards"), io.StringIO()
+    job, screen = Job("shards", Folder("")), io.StringIO()
     with tqdm(total=4, file=screen) as bar:
         still = StillBar(bar, job.state)
         began = time.perf_counter()
