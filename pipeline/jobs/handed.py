@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 
+import tokenizer
 from pipeline.jobs import worker_guard
 from pipeline.storage.folder import Folder
 
@@ -20,6 +22,7 @@ worker_guard.watch_in_workers()
 
 MAX_INLINE_BYTES = 2**20
 _LIST_BYTES = 2**18
+_PACKAGES = (Path(__file__).parents[1], Path(tokenizer.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
         self._elements, self._folder = list(elements), folder
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        return self._create(pipeline) | beam.Map(refuse_other_code, hash_code())
+
+    def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:
         lists = _pack_lists(self._elements)
         if sum(map(len, lists)) <= MAX_INLINE_BYTES:
             return pipeline | beam.Create(self._elements, reshuffle=True)
@@ -63,6 +69,30 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
         ranges = [(stop - len(data), stop) for stop, data in zip(stops, lists, strict=True)]
         found = pipeline | beam.Create(ranges, reshuffle=True) | beam.FlatMap(read_list, self._folder, name)
         return found | beam.Reshuffle()
+
+
+@lru_cache(maxsize=1)
+def hash_code() -> str:
+    """Hash of the Python files that a build runs, as they lie in this process's packages."""
+    digest = blake2b(digest_size=8)
+    for package in _PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            digest.update(f"{path.relative_to(package.parent)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def refuse_other_code(element: Any, launchers: str) -> Any:
+    """The element, where this process has the code of the launcher.
+
+    Raises:
+        ValueError: It has another version of it, and might build something else without a word.
+    """
+    if hash_code() != launchers:
+        raise ValueError(
+            f"a worker has other code of this package than the launcher ({hash_code()}, expected {launchers}); install"
+            " the launcher's wheel where workers run, or build their image anew"
+        )
+    return element
 
 
 def read_list(place: tuple[int, int], folder: Folder, name: str) -> list[Any]:

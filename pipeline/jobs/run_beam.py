@@ -37,6 +37,8 @@ from pipeline.storage.secret_values import hide
 
 _USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
+_NO_MODULE = re.compile(r"No module named '[\w.]+'|Can't get attribute '\w+' on <module '(?:pipeline|tokenizer)[\w.]*'")
+_INSTALL = "install the launcher's wheel with [pipeline] where workers run (docs/runners.md)"
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
 _STILL_SECONDS = 60.0
@@ -209,8 +211,15 @@ def _run_watched(
             with kept.open("a", encoding="utf-8") as file:
                 file.write(hide(f"\n{error}\n"))
             raise RuntimeError(
-                f"{describe}: the runner ended the job: {first_line(error)}; all that it said is in {kept}"
+                f"{describe}: the runner ended the job: {_cause(error)}; all that it said is in {kept}"
             ) from error
+
+
+def _cause(error: Exception) -> str:
+    """What a person can do, where the workers lack code, or the first line of what the runner said."""
+    if found := _NO_MODULE.search(str(error)):
+        return f"a worker says: {found[0]}; {_INSTALL}"
+    return first_line(error)
 
 
 def find_fault(text: str, kind: str) -> str | None:

@@ -21,7 +21,7 @@ from pipeline.instances.build_bucket import (
     count_source_tokens,
     gather_documents,
 )
-from pipeline.jobs import worker_guard
+from pipeline.jobs import metrics, worker_guard
 from pipeline.jobs.exchange import ExchangeByBucket, ExchangeMode, RefuseRepeats, ShardTask, TokenParts
 from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
 from pipeline.jobs.shard_records import ShardRecord, format_record, read_record, record_name
@@ -92,6 +92,7 @@ class ShardBuilder:
         self.output.write(task.name, tar)
         record = format_record(ShardRecord(self.settings_hash, shard, table))
         self.output.write(record_name(task.name), record)
+        metrics.count({"shards": 1, "instances": shard.instances, "shard_bytes": shard.num_bytes})
 
 
 class BuildShards(beam.PTransform):  # type: ignore[misc]

@@ -18,7 +18,7 @@ import apache_beam as beam
 from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
-from pipeline.jobs import worker_guard
+from pipeline.jobs import metrics, worker_guard
 from pipeline.jobs.handed import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
@@ -278,4 +278,6 @@ def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder,
         folder.write(f"{name}.signatures", pack_signatures(documents.documents))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     folder.write(record, format_record(documents))
+    cleaned_bytes = sum(document.cleaned_bytes for document in documents.documents)
+    metrics.count({**documents.counters, "documents": len(documents.documents), "cleaned_bytes": cleaned_bytes})
     return record

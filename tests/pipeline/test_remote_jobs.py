@@ -105,6 +105,25 @@ def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
     assert str(log) in message
 
 
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("ModuleNotFoundError: No module named 'pipeline'", "No module named 'pipeline'"),
+        (
+            "AttributeError: Can't get attribute 'f' on <module 'pipeline.jobs.handed' from",
+            "Can't get attribute 'f' on",
+        ),
+    ],
+)
+def test_workers_without_the_launchers_package_are_told_from_other_faults(tmp_path, monkeypatch, said, named):
+    words = (
+        f"Pipeline job-7 failed in state FAILED: java.lang.RuntimeException: SDK harness\n  Traceback\n{said}\n at x"
+    )
+    _, message = run(tmp_path, monkeypatch, RuntimeError(words))
+    assert f"a worker says: {named}" in message
+    assert "install the launcher's wheel with [pipeline] where workers run" in message
+
+
 def test_a_job_server_that_is_not_there_is_refused_at_once(tmp_path):
     with socket.socket() as held:  # bound, and nobody listens
         held.bind(("127.0.0.1", 0))

@@ -29,6 +29,20 @@ def test_the_command_is_the_users_flags_and_the_runners_options():
     assert with_image[-2:] == ["--sdk_container_image=x/y:1", "--sdk_location=container"]
 
 
+def test_what_the_service_may_take_is_given_by_variables():
+    ran = launch(
+        "--output", "gs://b/data", "--", "--disk_size_gb=70", PROJECT="p", REGION="r", BUCKET="gs://b", DRY_RUN="1",
+        MACHINE_TYPE="n2-standard-4", DISK_GB="50", MAX_WORKERS="9", FLEXIBLE="1", PREBUILD="r.example/p/workers",
+    )  # fmt: skip
+    assert ran.stdout.split()[-8:] == [
+        "--setup_file=./pyproject.toml", "--prebuild_sdk_container_engine=cloud_build",
+        "--docker_registry_push_url=r.example/p/workers", "--machine_type=n2-standard-4", "--disk_size_gb=50",
+        "--max_num_workers=9", "--flexrs_goal=COST_OPTIMIZED", "--disk_size_gb=70",
+    ]  # fmt: skip
+    ran = launch(PROJECT="p", REGION="r", BUCKET="gs://b", IMAGE="x/y:1", PREBUILD="r.example/p/workers")
+    assert (ran.returncode, "IMAGE and PREBUILD" in ran.stderr) == (2, True)
+
+
 def test_what_is_missing_is_named():
     ran = launch("--output", "gs://b/data", PROJECT="p", REGION="r")
     assert (ran.returncode, "set BUCKET" in ran.stderr) == (2, True)

@@ -1,0 +1,13 @@
+"""Counters that a runner shows of a job while it runs: what was read, dropped, cut, and made."""
+
+from collections.abc import Mapping
+
+from apache_beam.metrics import Metrics
+
+_NAMESPACE = "beambert"
+
+
+def count(numbers: Mapping[str, int]) -> None:
+    """Adds to the job's counters of these names; outside a job nothing happens."""
+    for name, number in numbers.items():
+        Metrics.counter(_NAMESPACE, name).inc(number)

@@ -1,0 +1,67 @@
+"""What a runner's page counts of a build, and workers that are not like their launcher."""
+
+import apache_beam as beam
+import pytest
+from apache_beam.metrics import MetricsFilter
+from apache_beam.runners.portability.fn_api_runner.fn_runner import RunnerResult
+
+from pipeline.cli import COMMANDS
+from pipeline.command_line.program import run_program
+from pipeline.jobs import handed
+from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
+from pipeline.shards.dataset import open_dataset
+from pipeline.storage.folder import Folder
+
+pytestmark = pytest.mark.processes
+
+
+def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypatch):
+    results, wait = [], RunnerResult.wait_until_finish
+    monkeypatch.setattr(RunnerResult, "wait_until_finish", lambda result, *_: results.append(result) or wait(result))
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    min_characters = sorted(map(len, texts))[20]
+    words = ["build", "--input", tmp_path / "a.txt", "--format", "text-blank-lines", "--min_characters", min_characters]
+    words += ["--vocab", vocab_file, "--output", tmp_path / "data", "--seq_lens", 64, "--workers", 1]
+    assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
+    dataset = open_dataset(str(tmp_path / "data"))
+    counted = {
+        each.key.metric.name: each.committed
+        for result in results
+        for each in result.metrics().query(MetricsFilter().with_namespace("beambert"))["counters"]
+    }
+    assert counted["shards"] == len(dataset.all_shards)
+    assert counted["instances"] == sum(shard.instances for shard in dataset.all_shards)
+    assert counted["shard_bytes"] == sum(shard.num_bytes for shard in dataset.all_shards)
+    made = dataset.manifest.counters
+    assert counted["documents"] == made["documents"]
+    assert counted["tokens"] == made["distinct_tokens"]
+    assert counted["dropped_too_short"] == made["dropped_too_short"] > 0
+    assert counted["documents_read"] == made["documents"] + made["dropped_too_short"]
+
+
+def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkeypatch):
+    hashes = iter(["launcher", *["worker"] * 100])
+    monkeypatch.setattr(handed, "hash_code", lambda: next(hashes))
+    folder = Folder(str(tmp_path))
+
+    def build(pipeline):
+        _ = pipeline | handed.CreateElements(["a"], folder) | beam.Map(lambda name: folder.write(name, b"made"))
+
+    with pytest.raises(ValueError, match=r"a worker has other code of this package than the launcher \(worker, exp"):
+        run_graph("tokens", build, pipeline_options(1, [], 1), Outputs("parts", 1, 0, lambda: 0, folder))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_hash_of_the_code_is_that_of_every_file_a_build_runs(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "room").mkdir(parents=True)
+    (package / "room/a.py").write_text("a = 1")
+    (package / "data.json").write_text("{}")
+    monkeypatch.setattr(handed, "_PACKAGES", (package,))
+    found = []
+    for path, text in ((None, ""), ("data.json", "[]"), ("room/a.py", "a = 2"), ("room/b.py", "")):
+        if path:
+            (package / path).write_text(text)
+        found.append(handed.hash_code.__wrapped__())
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
