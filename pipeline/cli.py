@@ -23,7 +23,7 @@ _OF_INSTANCES = (
     "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
     "nsp_balance", "num_buckets", "validation_fraction", "exchange",
 )  # fmt: skip
-_OF_BUILD = ("plan", "training_instances")
+_OF_BUILD = ("plan", "prices", "training_instances")
 _NOT_OF_VOCAB = ("language", "near_duplicates", "exclude_documents_of", "validation_tokens", "tokens")
 _NOT_OF_SHARDS = (
     "input", "on_bad_document", "vocab", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
