@@ -18,9 +18,7 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 PACKAGES = ("tokenizer", "pipeline", "trainer")
 
 
-def test_rooms_and_files_that_the_page_names_exist():
-    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
-    assert all((ROOT / path).exists() for path in re.findall(r"`((?:pipeline|trainer|tests)/[\w/.]*)`", prose))
+def test_rooms_that_the_page_names_exist():
     rows = re.findall(r"^\| (?:`(\w+)/`)? ?\| ?(.*?) ?\|", PAGE, re.MULTILINE)
     package = ""
     for name, rooms in rows:

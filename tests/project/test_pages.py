@@ -17,6 +17,7 @@ PAGES = [
     ROOT / "scripts/bench/results/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+FILE = re.compile(r"(?<![\w./{}$-])(?:pipeline|trainer|tokenizer|scripts|tests|configs)/[\w./*-]*[\w*]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -55,6 +56,16 @@ def test_pages_that_are_named_are_linked(page):
     assert re.findall(r"\bdocs/[\w-]+\.md", prose) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_modules_that_a_page_names_exist(page):
+    """But for those that an example makes, which begins with the file's name."""
+    text = page.read_text()
+    modules = {f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (scripts\.[\w.]*\w)(?![\w.])", text)}
+    made = {*re.findall(r"^# (\S+\.py)$", text, re.MULTILINE)}
+    missing = [path for path in ({*FILE.findall(text)} | modules) - made if not list(ROOT.glob(path))]
+    assert not missing, f"{page.name} names {missing}"
+
+
 def test_pictures_are_small_and_stand_alone():
     pictures = {path.name: path.read_bytes() for path in (ROOT / "docs/pictures").iterdir()}
     assert {"loss.svg", "report.png"} <= pictures.keys()
@@ -75,8 +86,9 @@ def test_the_loss_curve_is_drawn_from_a_run(tmp_path):
     assert not tree.findall(".//{*}rect[@class='hover']")
 
 
-def test_every_result_has_its_line_in_the_table():
+def test_every_result_has_its_line_in_the_table_and_its_program():
     folder = ROOT / "scripts/bench/results"
-    patterns = re.findall(r"^\| (\S+\.jsonl) ", (folder / "README.md").read_text(), re.MULTILINE)
-    assert all(any(path.match(pattern) for pattern in patterns) for path in folder.glob("*.jsonl"))
-    assert all(list(folder.glob(pattern)) for pattern in patterns)
+    rows = re.findall(r"^\| (\S+\.jsonl) \| (\w+) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    assert all(any(path.match(pattern) for pattern, _ in rows) for path in folder.glob("*.jsonl"))
+    assert all(list(folder.glob(pattern)) for pattern, _ in rows)
+    assert all((folder.parent / f"{program}.py").exists() for _, program in rows)
