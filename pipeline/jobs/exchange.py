@@ -25,6 +25,8 @@ from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
 
 ExchangeMode = Literal["files", "shuffle"]
 _NAME_BYTES = 2
+_MAX_GROUP_BYTES = 512 * 10**6
+_GROUP_COPIES = 2  # in a worker: as the runner delivers a group, and gathered without copies of documents
 _RUNNER_ADVICE = "the runner loses or repeats what it shuffles: run again with --exchange files, or on another runner"
 
 
@@ -58,6 +60,32 @@ class TokenParts:
     token_dtype: str
     has_dropped: bool = False
     held_out: bytes = b""
+
+
+def refuse_large_groups(tasks: Iterable[ShardTask], token_dtype: str) -> None:
+    """Holds what a shuffle brings together to what a worker carries.
+
+    A bucket of at most 128 MiB of text is some 70 MB of tokens; fewer buckets than that are a user's, and a document
+    that the input repeats comes as often as it stands there.
+
+    Raises:
+        ValueError: The largest group is heavier than 512 MB.
+    """
+    largest = max(tasks, key=lambda task: _group_bytes(task.contents, token_dtype))
+    contents, num_bytes = largest.contents, _group_bytes(largest.contents, token_dtype)
+    if num_bytes > _MAX_GROUP_BYTES:
+        raise ValueError(
+            f"the bucket {largest.bucket.name} is {num_bytes / 1e6:,.0f} MB of tokens ({contents.rows:,} rows, of which"
+            f" {contents.seal.documents:,} are distinct documents): a shuffle brings it as one group, which takes its"
+            f" worker some {_GROUP_COPIES * num_bytes / 1e9:,.1f} GB, expected at most {_MAX_GROUP_BYTES / 1e6:,.0f} MB;"
+            " give --exchange files, which reads copies one after the other, or leave --num_buckets out"
+        )
+
+
+def _group_bytes(contents: BucketContents, token_dtype: str) -> int:
+    """What a group weighs, copies included."""
+    documents = max(1, contents.seal.documents)
+    return contents.seal.tokens * np.dtype(token_dtype).itemsize * contents.rows // documents
 
 
 class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]

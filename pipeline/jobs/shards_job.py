@@ -22,7 +22,14 @@ from pipeline.instances.build_bucket import (
     gather_documents,
 )
 from pipeline.jobs import metrics, worker_guard
-from pipeline.jobs.exchange import ExchangeByBucket, ExchangeMode, RefuseRepeats, ShardTask, TokenParts
+from pipeline.jobs.exchange import (
+    ExchangeByBucket,
+    ExchangeMode,
+    RefuseRepeats,
+    ShardTask,
+    TokenParts,
+    refuse_large_groups,
+)
 from pipeline.jobs.run_beam import Outputs, choose_exchange, pipeline_options, run_graph
 from pipeline.jobs.shard_records import ShardRecord, format_record, read_record, record_name
 from pipeline.shards.growing import RECORDS
@@ -120,6 +127,8 @@ def run_shards_job(
     # In the shuffle the token parts are tasks too.
     options = pipeline_options(workers, beam_arguments, max(len(tasks), len(part_names)))
     mode = choose_exchange(exchange, options)
+    if mode == "shuffle":
+        refuse_large_groups(tasks, tokens.token_dtype)
 
     def build(pipeline: beam.Pipeline) -> None:
         add_shards_graph(pipeline, builder, tokens, part_names, tasks, mode)

@@ -16,7 +16,15 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.instances.build_bucket import gather_documents
 from pipeline.jobs import handed
-from pipeline.jobs.exchange import ExchangeByBucket, TokenParts, cut_part, group_tasks, plan_tasks, unpack_chunk
+from pipeline.jobs.exchange import (
+    ExchangeByBucket,
+    TokenParts,
+    cut_part,
+    group_tasks,
+    plan_tasks,
+    refuse_large_groups,
+    unpack_chunk,
+)
 from pipeline.jobs.run_beam import choose_exchange, pipeline_options
 from pipeline.shards.dataset import open_dataset
 from pipeline.shards.seal import NOTHING
@@ -166,6 +174,21 @@ def test_a_jobs_description_does_not_grow_with_parts_and_shards(folder, mode, tm
     _ = pipeline | ExchangeByBucket(mode, folder, names, tasks, Folder(str(tmp_path)))
     assert pipeline.to_runner_api().ByteSize() < 3 * handed.MAX_INLINE_BYTES
     assert sum(path.stat().st_size for path in tmp_path.glob("handed-*")) > handed.MAX_INLINE_BYTES
+
+
+def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
+    buckets = plan_buckets(2, b"")
+    small = BucketContents(replace(NOTHING, documents=100, tokens=10**6), 100, 0)
+    for contents in (
+        BucketContents(replace(NOTHING, documents=100, tokens=300 * 10**6), 100, 0),  # few buckets
+        BucketContents(replace(NOTHING, documents=100, tokens=10**6), 30_000, 0),  # many copies
+    ):
+        tasks = plan_tasks(buckets, [64], 1, {buckets[0].name: small, buckets[1].name: contents})
+        refuse_large_groups(tasks[:1], "uint16")
+        with pytest.raises(
+            ValueError, match=r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB"
+        ):
+            refuse_large_groups(tasks, "uint16")
 
 
 def test_a_long_list_comes_back_whole_and_in_order(tmp_path):
