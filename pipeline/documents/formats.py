@@ -127,6 +127,11 @@ def may_be_cut(text_format: str, url: str) -> bool:
     return layout.may_be_cut and compression_suffix(url) in ("", layout.cut_suffix)
 
 
+def is_plain(text_format: str, url: str) -> bool:
+    """Whether a file's text lies in it byte by byte, not compressed, and not in columns or records of an archive."""
+    return not (is_compressed(url) or url.endswith(ZIP)) and FORMATS[text_format].is_text
+
+
 def detect_format(url: str, head: bytes) -> str:
     """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
 

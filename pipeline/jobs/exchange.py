@@ -75,10 +75,11 @@ def refuse_large_groups(tasks: Iterable[ShardTask], token_dtype: str) -> None:
     contents, num_bytes = largest.contents, _group_bytes(largest.contents, token_dtype)
     if num_bytes > _MAX_GROUP_BYTES:
         raise ValueError(
-            f"the bucket {largest.bucket.name} is {num_bytes / 1e6:,.0f} MB of tokens ({contents.rows:,} rows, of which"
-            f" {contents.seal.documents:,} are distinct documents): a shuffle brings it as one group, which takes its"
-            f" worker some {_GROUP_COPIES * num_bytes / 1e9:,.1f} GB, expected at most {_MAX_GROUP_BYTES / 1e6:,.0f} MB;"
-            " give --exchange files, which reads copies one after the other, or leave --num_buckets out"
+            f"the bucket {largest.bucket.name} is {num_bytes / 1e6:,.0f} MB of tokens ({contents.rows:,} rows,"
+            f" {contents.seal.documents:,} distinct documents): a shuffle brings it as one group, which takes its"
+            f" worker some {_GROUP_COPIES * num_bytes / 1e9:,.1f} GB, expected at most"
+            f" {_MAX_GROUP_BYTES / 1e6:,.0f} MB; give --exchange files, which reads copies one after the"
+            " other, or leave --num_buckets out"
         )
 
 

@@ -147,11 +147,19 @@ def _import_runner(beam_arguments: Sequence[str]) -> None:
                 raise ValueError(f"the runner {name} cannot be imported: {error}; install what it needs") from error
 
 
-def choose_exchange(wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions) -> ExchangeMode:
-    """How buckets come together on this runner: all but Dataflow hold a whole group of a shuffle in memory."""
+def choose_exchange(
+    wanted: Literal["auto", "files", "shuffle"], options: PipelineOptions | Sequence[str]
+) -> ExchangeMode:
+    """How buckets come together on this runner: all but Dataflow hold a whole group of a shuffle in memory.
+
+    Args:
+        wanted: The user's setting.
+        options: The runner's options, or the user's arguments for Beam.
+    """
     if wanted != "auto":
         return wanted
-    return "shuffle" if _runner_name(options) == "DataflowRunner" else "files"
+    parsed = options if isinstance(options, PipelineOptions) else PipelineOptions(list(options))
+    return "shuffle" if _runner_name(parsed) == "DataflowRunner" else "files"
 
 
 def _runner_name(options: PipelineOptions) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.options.pipeline_options import PipelineOptions
 from tqdm import tqdm
 
 from pipeline.documents.counts import format_counts
@@ -65,7 +64,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
         workers, _ = this_machine().limit(settings.workers, len(corpus.parts))
         print(format_plan(plan, workers, settings.passes))
         if settings.prices:
-            shuffles = choose_exchange(settings.exchange, PipelineOptions([*beam_arguments])) == "shuffle"
+            shuffles = choose_exchange(settings.exchange, beam_arguments) == "shuffle"
             print(format_price(plan, settings.prices, workers, settings.passes, shuffles=shuffles))
         return
     _say_what_is_slow()

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeline.documents import Document
-from pipeline.documents.compression import is_compressed
 from pipeline.documents.files import Meter
-from pipeline.documents.formats import FORMATS
+from pipeline.documents.formats import is_plain
 from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sources import Source, count_factors
-from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.settings import BuildSettings
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter
@@ -124,15 +122,10 @@ def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[Do
         size += len(document.text)
         num_bytes, seconds, malformed = meter.num_bytes, time.process_time() - start, dict(skipped)
     else:  # ranges of plain files are read to the end of their last document
-        is_plain = all(_is_plain(each.url, each.format) for each in part.ranges)
-        num_bytes = sum(each.num_bytes for each in part.ranges) if is_plain else meter.num_bytes
+        are_plain = all(is_plain(each.format, each.url) for each in part.ranges)
+        num_bytes = sum(each.num_bytes for each in part.ranges) if are_plain else meter.num_bytes
         seconds, malformed = time.process_time() - start, skipped
     return next(group_documents(part, found, malformed, sys.maxsize)), num_bytes, seconds
-
-
-def _is_plain(url: str, file_format: str) -> bool:
-    """Whether the documents of a range are so many bytes of it, and not a lot of a compressed or columnar file."""
-    return not is_compressed(url) and not url.endswith(ZIP) and FORMATS[file_format].is_text
 
 
 def _choose_places(
@@ -146,7 +139,7 @@ def _choose_places(
         options = settings.filesystem_options()
         file_format = formats[files[index].url]
         part_bytes = _PLACE_BYTES
-        if not _is_plain(files[index].url, file_format):  # a lot may be long, and lies in one of the ranges
+        if not is_plain(file_format, files[index].url):  # a lot may be long, and lies in one of the ranges
             (whole,) = plan_parts([files[index]], file_format, sys.maxsize, options, source.wrapping)
             part_bytes = -(-whole.text_bytes // count)
         found = plan_parts([files[index]], file_format, part_bytes, options, source.wrapping)

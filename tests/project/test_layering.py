@@ -98,7 +98,7 @@ LIBRARIES = {
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard mwparserfromhell fastwarc resiliparse",
     "pipeline.text": "numpy sentencex py3langid",
-    "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam",
+    "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",
     "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": (
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard"
