@@ -1,16 +1,21 @@
-"""The worked example in docs/format.md is what the builder writes and what the document says of it."""
+"""docs/format.md: its worked example is what the builder writes, and its tables have the fields of the program's."""
 
+import dataclasses
 import re
 import struct
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import zstandard
 
 from pipeline.shards.arrow_stream import _find_layout, _message_length
 from pipeline.shards.block import checksum, decode_block
-from pipeline.shards.seal import NOTHING
+from pipeline.shards.block_tables import BLOCKS_SCHEMA
+from pipeline.shards.manifest import SHARDS_SCHEMA_OF_SOURCES
+from pipeline.shards.records import MANIFEST_HASH, Group, Manifest
+from pipeline.shards.seal import NOTHING, Seal
 from pipeline.shards.shard_file import pack_shard
 from tests.datasets import TINY
 
@@ -98,3 +103,27 @@ def test_the_example_is_the_block_of_the_document():
     block = decode_block(tar[512 : 512 + size], "example")
     assert block.input_ids.tolist() == TINY.input_ids.tolist()
     assert f"crc32 of bytes 512 to {511 + size}: {checksum(tar[512 : 512 + size]):08x}" in example()[1]
+
+
+def table_after(heading: str) -> list[list[str]]:
+    """The rows of the first table after a heading of the document."""
+    part = DOCUMENT.read_text().partition(f"### {heading}\n")[2]
+    lines = re.search(r"^\|---.*\n((?:\|.*\n)+)", part, re.MULTILINE)[1].replace("\\", "").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("shards.parquet", SHARDS_SCHEMA_OF_SOURCES), ("blocks.parquet", BLOCKS_SCHEMA)]
+)
+def test_the_columns_of_the_tables(name, schema):
+    said = [(column, kind) for columns, kind, _ in table_after(name) for column in columns.split(", ")]
+    assert said == [(field.name, str(field.type).replace("element: ", "").replace("item: ", "")) for field in schema]
+
+
+def test_the_fields_of_the_manifest():
+    rows = dict(table_after("manifest.json"))
+    names = [name for names in rows for name in names.split(", ")]
+    assert sorted(names) == sorted([*(field.name for field in dataclasses.fields(Manifest)), MANIFEST_HASH])
+    for name, record in (("groups", Group), ("seal", Seal)):
+        said = re.search(r"{(.*)}", rows[name])[1].split(", ")
+        assert said == [field.name for field in dataclasses.fields(record)]
