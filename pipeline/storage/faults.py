@@ -28,6 +28,9 @@ _TRANSIENT_CLASSES = {
     "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError",
 }  # fmt: skip
 
+_REFUSAL_CLASSES = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "RefreshError"}
+"""By name, as the drivers are: botocore's and google.auth's errors where a machine has no key, or one that is out."""
+
 _answered: set[int] = set()
 """Filesystems, by their hash, of which a request was not refused: what they refuse later may pass."""
 
@@ -127,8 +130,9 @@ def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a store said that a request is not allowed."""
-    return isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS
+    """Whether a store said that a request is not allowed, or its driver has no key to ask with."""
+    names = {each.__name__ for each in type(error).__mro__}
+    return isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS or bool(names & _REFUSAL_CLASSES)
 
 
 def is_transient(error: BaseException) -> bool:

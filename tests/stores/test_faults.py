@@ -11,7 +11,9 @@ from types import SimpleNamespace
 
 import fsspec
 import pytest
+from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from fsspec.implementations.memory import MemoryFileSystem
+from google.auth.exceptions import RefreshError
 
 from pipeline.shards.dataset import open_dataset
 from pipeline.storage import faults
@@ -100,6 +102,14 @@ def test_refusals_and_missing_files_keep_their_kind():
         Folder.on(FaultyMemory([PermissionError("Access Denied")]), "/b").write("a", b"0")
     with pytest.raises(FileNotFoundError):
         Folder.on(FaultyMemory([]), "/b").read_range("missing", 0, 5)
+
+
+@pytest.mark.parametrize(
+    "error", [NoCredentialsError(), PartialCredentialsError(provider="env", cred_var="secret"), RefreshError("expired")]
+)
+def test_a_machine_without_a_key_is_told_so(error):
+    with pytest.raises(PermissionError, match=rf"memory:///b/a: {error}; check the credentials"):
+        Folder.on(FaultyMemory([error]), "/b").write("a", b"0")
 
 
 @pytest.fixture
