@@ -92,9 +92,10 @@ def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
 
 def stream(settings: StreamSettings, _remainder: object = None) -> None:
     """`python -m trainer stream DATA ...`."""
+    from trainer.preflight.request_plan import report_requests
     from trainer.preflight.stream_report import report_stream
 
-    print(report_stream(settings))
+    print(report_requests(settings) if settings.plan else report_stream(settings))
 
 
 def plan(settings: PlanSettings, _remainder: object = None) -> None:

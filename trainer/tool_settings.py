@@ -181,6 +181,9 @@ class StreamSettings:
         global_batch: Instances of one optimizer step, over all ranks.
         steps: How many optimizer steps are read; 0 reads one epoch of the first dataset.
         seed: Random seed of the order of instances.
+        plan: Whether the requests of all ranks are only counted, without reading a block: at the
+            start, in the middle and at the end of an epoch, and where a node is lost.
+        step_seconds: Seconds that one optimizer step takes, for the rates of the plan.
     """
 
     data: list[str]
@@ -189,6 +192,8 @@ class StreamSettings:
     global_batch: int = 256
     steps: int = 20
     seed: int = 0
+    plan: bool = False
+    step_seconds: float = 1.0
     reading: ReadingSettings = field(default_factory=ReadingSettings)
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
@@ -196,3 +201,5 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         check_least(self, world_size=1, global_batch=1, steps=0)
+        if not self.step_seconds > 0:
+            raise ValueError(f"step_seconds is {self.step_seconds}; it must be above 0")

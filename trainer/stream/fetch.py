@@ -29,6 +29,11 @@ _DECODED = memoryview(b"")
 """Stands for a block's bytes when they are no longer wanted."""
 
 
+def gathered_instances(seq_len: int) -> int:
+    """Steps are gathered together until they have so many instances."""
+    return -(-GATHERED_TOKENS // seq_len)
+
+
 class Group(NamedTuple):
     """Some steps gathered together; step i is instances bounds[i] to bounds[i + 1] - 1."""
 
@@ -111,7 +116,7 @@ class BlockWindow:
 
         Small steps cost less together.
         """
-        steps = self._ahead.next_steps(-(-GATHERED_TOKENS // self._seq_len))
+        steps = self._ahead.next_steps(gathered_instances(self._seq_len))
         if steps is None:
             return None
         if (num_steps := self._decode(steps)) < len(steps.bounds) - 1:

@@ -143,10 +143,10 @@ class RankSteps:
         step, state = first_step + sizes.worker, self._leave(self._begin, sizes.worker)
         while end is None or step < end:
             self._passes.wait_for(state.after(sizes.global_batch))
-            plan = self._plan(state, None if end is None else -((step - end) // sizes.num_workers))
+            plan = self.plan(state, None if end is None else -((step - end) // sizes.num_workers))
             shards = tuple(self._passes.shards)
             window = self._window = BlockWindow(
-                self._passes.store, shards, plan, self._reading, self._min_steps(), self._memory, self.counts
+                self._passes.store, shards, plan, self._reading, self.min_steps(), self._memory, self.counts
             )
             try:
                 if self._is_closed:
@@ -170,7 +170,7 @@ class RankSteps:
         """The state after so many steps that other workers take."""
         return replace(state, position=state.after(num_steps * self._sizes.global_batch)) if num_steps else state
 
-    def _plan(self, state: StreamState, num_steps: int | None) -> Iterator[Steps]:
+    def plan(self, state: StreamState, num_steps: int | None) -> Iterator[Steps]:
         """What this process reads of each of its steps as far as the order is known."""
         sizes, each = self._sizes, self._sizes.num_workers
         order = self._passes.order(state.seed, state.num_lanes, state.skipped)
@@ -198,7 +198,7 @@ class RankSteps:
         self._places += map(_StepPlace, firsts.tolist(), afters.tolist(), rows)
         return Steps(self._passes.shard_index(runs), block, runs.start - first, runs.stop - first, bounds)
 
-    def _min_steps(self) -> int:
+    def min_steps(self) -> int:
         """The steps until every lane has been visited: a block must live between two visits.
 
         A lane of the rarest dataset is visited once in so many steps.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.planned import HeldBlocks, Planned, StepQueue, Steps
 from trainer.stream.ranged_read import BlockRange
 from trainer.stream.read_settings import ReadSettings
-from trainer.stream.read_threads import Read, ReadThreads
+from trainer.stream.read_threads import Read
 
 LOOKAHEAD_STEPS = 512
 """The most steps planned ahead at first, whatever the memory.
@@ -54,6 +54,16 @@ class Wanted(NamedTuple):
     block: int
 
 
+class Asked(Protocol):
+    """What is asked for tables and blocks: threads that read, or a count of what they would."""
+
+    def submit(self, read: Read) -> None:
+        """Takes a request for blocks."""
+
+    def read_table(self, shard: Shard) -> "Future[BlockTable]":
+        """A shard's block table."""
+
+
 class ReadAhead:
     """Plans steps until their blocks fill buffer_bytes and asks for all new blocks.
 
@@ -72,7 +82,7 @@ class ReadAhead:
         settings: ReadSettings,
         min_steps: int,
         counts: ReadCounts,
-        threads: ReadThreads,
+        threads: Asked,
     ) -> None:
         """Takes what `BlockWindow` takes, and the threads that read."""
         self.blocks = HeldBlocks()
