@@ -101,11 +101,11 @@ def test_blocks_that_ranks_share_are_counted_once_a_node_and_once_at_all(folder)
     passes = KnownPasses(one_dataset(open_dataset(str(folder / "few"))), "train", SEQ_LEN)
     begin, reader = passes.state(0, 0, 1), DryReader(passes, ReadSettings())
     # One lane: 16 ranks of 1 instance a step, of which a block holds 8.
-    ranks = [reader.count(begin, StepSizes(rank, 16, 16, SEQ_LEN), 1) for rank in range(16)]
-    load = add_up(Moment("start", 0, 16), ranks, passes)
+    asking = [reader.count(begin, StepSizes(rank, 16, 16, SEQ_LEN), 1) for rank in range(16)]
+    load = add_up(Moment("start", 0, 16), asking, passes)
     assert load.node_requests == (8, 8)
     assert load.at_once == 16
-    assert load.block_bytes == sum(int(each.block_bytes.sum()) for each in ranks)
+    assert load.block_bytes == sum(int(each.block_bytes.sum()) for each in asking)
     size = passes.store.blocks(passes.shards[0]).size
     assert load.different_bytes == load.cached_bytes == size[:2].sum()
     assert load.block_bytes == 8 * size[:2].sum()
@@ -120,7 +120,7 @@ def test_moments_lose_a_node():
         ("epoch's end", 990, 2048),
         ("resume", 500, 2040),
     ]
-    assert [plan_moments(ranks, 10, 2)[-1].world_size for ranks in (1, 2, 8, 9)] == [1, 1, 4, 1]
+    assert [plan_moments(world_size, 10, 2)[-1].world_size for world_size in (1, 2, 8, 9)] == [1, 1, 4, 1]
 
 
 def test_the_table_says_what_is_asked(folder, asked, capsys):
