@@ -53,15 +53,16 @@ class CpuWatch(threading.Thread):
         while not self._stop_now.wait(0.5):
             self._look()
 
-    def stop(self) -> dict[str, float]:
-        """CPU-seconds since the watch was made, by what the processes are."""
+    def stop(self) -> dict[str, list[float]]:
+        """CPU-seconds since the watch was made of each process, the busiest first, by what they are."""
         self._stop_now.set()
         self.join()
         self._look()
-        found = dict.fromkeys(_KINDS, 0.0)
+        found: dict[str, list[float]] = {}
         for process, (kind, seconds) in self._last.items():
-            found[kind] += seconds - self._first.get(process, 0.0)
-        return {kind: round(seconds, 1) for kind, seconds in found.items() if seconds >= 0.1}
+            if (used := seconds - self._first.get(process, 0.0)) >= 0.1:
+                found.setdefault(kind, []).append(round(used, 1))
+        return {kind: sorted(each, reverse=True) for kind, each in found.items()}
 
     def _look(self, *, is_first: bool = False) -> None:
         for path in Path("/proc").glob("[0-9]*"):
@@ -96,8 +97,8 @@ def measure_engine(cluster: Cluster, source: str, output: Path, exchange: str, s
         "exchange": exchange,
         "slots": slots,
         "seconds": round(seconds, 1),
-        "cpu_seconds": round(sum(cpu.values()) + launcher, 1),
-        "cpu_by_program": {"launcher": round(launcher, 1)} | cpu,
+        "cpu_seconds": round(sum(map(sum, cpu.values())) + launcher, 1),
+        "cpu_by_process": {"launcher": [round(launcher, 1)]} | cpu,
         "root_hash": root_hash,
     }
 
