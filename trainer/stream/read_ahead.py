@@ -83,9 +83,10 @@ class ReadAhead:
         min_steps: int,
         counts: ReadCounts,
         threads: Asked,
+        blocks: HeldBlocks | None = None,
     ) -> None:
-        """Takes what `BlockWindow` takes, and the threads that read."""
-        self.blocks = HeldBlocks()
+        """Takes what `BlockWindow` takes, the threads that read, and where to hold blocks."""
+        self.blocks = blocks or HeldBlocks()
         self._counts = counts
         self._shards = shards
         self._steps = steps
