@@ -80,7 +80,7 @@ def train_alone(kind):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        rows.append([sum(s.mlm_nll.item() for s in sums), float(optimizer.grad_norm), *optimizer.metrics().values()])
+        rows.append([sum(s.mlm_nll.item() for s in sums), optimizer.grad_norm, *optimizer.metrics().values()])
     return rows, norms_of(optimizer), {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
@@ -109,7 +109,7 @@ def train_alone_in_bf16(kind):
         with torch.no_grad():
             for master, weight in zip(masters.values(), model.parameters(), strict=True):
                 weight.copy_(master)
-        rows.append([nll, float(optimizer.grad_norm), *optimizer.metrics().values()])
+        rows.append([nll, optimizer.grad_norm, *optimizer.metrics().values()])
     return rows
 
 

@@ -265,7 +265,7 @@ def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
 
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
     """Global L2 norm of the last gradient before clipping; infinite if that was not finite."""
-    return math.inf if getattr(engine.optimizer, "overflow", False) else float(optimizer.grad_norm)
+    return math.inf if getattr(engine.optimizer, "overflow", False) else optimizer.grad_norm
 
 
 def _refuse_unknown(chosen: dict[str, Any], choices: Sequence[str], where: str) -> None:

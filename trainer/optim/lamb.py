@@ -56,7 +56,7 @@ class Lamb(AdamW):
 
     def metrics(self) -> dict[str, float]:
         """Smallest, middle and largest trust ratio among the tensors that decay."""
-        ratios = self.trust_ratios_P[self.decays_P.to(self.trust_ratios_P.device)]
+        ratios = self.trust_ratios_P.cpu()[self.decays_P]  # one wait for a device; choosing there would be more
         values = torch.stack([ratios.min(), ratios.median(), ratios.max()]).tolist()
         return dict(zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True))
 

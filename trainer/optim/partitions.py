@@ -77,7 +77,8 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
             found, whole = piece.of(optimizer.owned), parameters[piece.name]
             expected = whole if not is_zero3(engine) else whole.ds_tensor  # this rank's share, padding after it
             start = 0 if is_zero3(engine) else piece.start
-            if not torch.equal(found.to(whole.dtype), expected.detach().view(-1).narrow(0, start, piece.numel)):
+            expected = expected.detach().view(-1).narrow(0, start, piece.numel)
+            if found.shape != expected.shape or (found.to(whole.dtype) != expected).any():
                 raise ValueError(f"rank {ranks.rank} does not update the elements of {piece.name} it should; {remedy}")
     if optimizer.is_partitioned:
         torch.distributed.all_reduce(covered, group=ranks.counts_group)

@@ -94,6 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.num_updates = 0
         self.is_clipped = False  # the gradient of the last update
         self.grad_squared_norms_P: Tensor | None = None
+        self.grad_norm = math.nan  # global L2 norm of the last gradient before clipping, the same everywhere
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
     @property
@@ -176,12 +177,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Sets the learning rate of the next update."""
         self.param_groups[0]["lr"] = learning_rate
 
-    @property
-    def grad_norm(self) -> Tensor:
-        """Global L2 norm of the last gradient before clipping: a scalar tensor, the same everywhere."""
-        assert self.grad_squared_norms_P is not None, "no step has been made"
-        return self.grad_squared_norms_P.sum().sqrt()
-
     def carry(self, sums: Tensor) -> None:
         """Lets float64 sums ride along with the next step's all-reduce, which adds them up."""
         self._carried = sums
@@ -207,11 +202,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.grad_squared_norms_P = self._measure(gradients)
         for name in ("fp32", *self.state_names):
             self.views(name)  # made while a GPU is still busy: what comes next waits for it
-        norm = self.grad_norm
-        value = float(norm)
-        if not value < self.norm_limit:  # NaN is below nothing
+        norm = self.grad_squared_norms_P.sum().sqrt()
+        self.grad_norm = float(norm)  # the step's one wait for the device
+        if not self.grad_norm < self.norm_limit:  # NaN is below nothing
             return
-        self.is_clipped = 0 < self.max_grad_norm < value
+        self.is_clipped = 0 < self.max_grad_norm < self.grad_norm
         self.num_updates += 1
         self._update(gradients, norm / self.max_grad_norm if self.is_clipped else None)
 
