@@ -188,8 +188,8 @@ def _advice(loads: Iterable[Load], num_lanes: int, seconds: float) -> list[str]:
     ]
     if worst > MANY_TIMES and most.moment.world_size > num_lanes:
         lines.append(
-            f"{most.moment.world_size:,} ranks share {num_lanes} lanes, so ranks of a node read the same blocks:"
-            " give --cache_dir, or raise the global batch"
+            f"{most.moment.world_size:,} ranks share {num_lanes} lanes, so several ranks read the same blocks:"
+            " --cache_dir lets each node fetch a block once"
         )
     return lines
 
