@@ -64,8 +64,11 @@ def benchmark(options: argparse.Namespace, ranks: Ranks) -> int:
     dataset = open_dataset(options.data)
     config = preset(options.preset, vocab_size=dataset.manifest.vocab_size)
     result.put(model=vars(config), preset=options.preset, dataset=dataset.manifest.root_hash, minutes=options.minutes)
-    checks = list(check_all(device, compiled=device.type == "cuda"))
-    result.put(checks=checks, failed_checks=[each["name"] for each in checks if not each["passed"]])
+    checks: list[dict[str, Any]] = []
+    for check in check_all(device, compiled=device.type == "cuda"):
+        checks.append(check)
+        print(format_check(check), flush=True)
+        result.put(checks=checks, failed_checks=[each["name"] for each in checks if not each["passed"]])
     limits = measure_limits(device, torch.bfloat16, *((20, 1) if device.type == "cuda" else (2, 16)))
     result.put(limits=limits)
     cases = [each for each in choose_cases(options, device) if not options.only or options.only in each.name]
@@ -90,14 +93,21 @@ def choose_cases(options: argparse.Namespace, device: torch.device) -> list[Case
     return gpu_cases() if device.type == "cuda" else cpu_cases(options.seq_lens)
 
 
+def format_check(check: dict[str, Any]) -> str:
+    """A check on one line."""
+    if check["passed"]:
+        return f"passed {check['name']}: {check['value']} of {check['bound']}"
+    reason = check.get("error", f"{check['value']} is above {check['bound']}")
+    return f"FAILED {check['name']}: {reason}"
+
+
 def print_summary(result: ResultFile, failed: list[str]) -> None:
     """Ceiling, checks, goals and where the file is."""
     content = result.content
-    checks = content["checks"]
-    print(f"matmul {content['limits']['matmul_tflops']:.1f} TFLOP/s; {len(checks)} checks")
-    for check in checks:
+    print(f"matmul {content['limits']['matmul_tflops']:.1f} TFLOP/s; {len(content['checks'])} checks")
+    for check in content["checks"]:
         if not check["passed"]:
-            print(f"FAILED {check['name']}: {check['value']} is above {check['bound']}")
+            print(format_check(check))
     for goal in content["goals"]:
         print(f"{'met ' if goal['met'] else 'NOT '} {goal['goal']} {goal['value']} ({goal['bound']}): {goal['cases']}")
     for name in failed:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def test_the_sweep_answers_every_goal_and_repeats_nothing():
     cases = gpu_cases()
     assert len({case.name for case in cases}) == len(cases)
     assert {case.seq_len * case.global_batch for case in cases[:3]} == {131_072}
+    assert [case.name for case in cases[:2]] == ["ours 128 batch=1024", "ours 512 batch=256"]
+    assert {case.system for case in cases[2:4]} == {"transformers"}
     ours = [case for case in cases if case.system == "ours"]
     assert {case.seq_len for case in ours} == {128, 512}
     for field in ("micro_tokens", "optimizer", "zero_stage", "compile", "recompute", "fused_qkv", "padded_vocab"):
@@ -152,6 +155,29 @@ def test_a_check_that_fails_to_run_does_not_end_the_others(monkeypatch):
     assert [row["error"] for row in failed] == ["AssertionError: a compiler"] * 4
     assert failed[-1]["name"] == "broken auto is_compiled fused_qkv padded_vocab"
     assert len(found) == 4 + 8
+
+
+def test_a_check_that_takes_too_long_is_a_check_that_fails(monkeypatch):
+    def hang(*_: object, **__: object):
+        signal.raise_signal(signal.SIGALRM)
+        yield
+
+    for name in ("check_attention", "check_dropout", "check_model"):
+        monkeypatch.setattr(checks, name, hang)
+    before = signal.getsignal(signal.SIGALRM)
+    errors = {row["error"] for row in checks.check_all(CPU, compiled=False)}
+    assert errors == {"TimeoutError: not done after 60 s"}
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_a_profiler_that_fails_says_so_and_leaves_the_times(monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUPTI_ERROR_UNKNOWN\nmore")
+
+    monkeypatch.setattr(measure, "operations_of", fail)
+    bench = measure.Bench(None, None, Ranks(0, 1, CPU, counts_group=None), 1.0, 1.0, frozenset())
+    found = bench._profile(None, None)
+    assert found == {"synchronisations_per_step": None, "profile_error": "RuntimeError: CUPTI_ERROR_UNKNOWN"}
 
 
 @pytest.mark.engines

@@ -3,7 +3,9 @@
 Shapes: T tokens, A heads, D head size.
 """
 
+import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,7 @@ GRADIENT_BOUND = 2e-2
 MODEL_BOUND = 5e-2  # of gradients after two layers, each rounded several times
 KEPT_SIGMAS = 5.0
 KEPT_STEP = 1 / 256  # flash attention draws bytes: of 0.9 it keeps 230 of 256, 0.8984
+CHECK_SECONDS = 60  # of one check: compiling for a GPU takes 20 s of a core
 LENGTHS = (128, 1, 77, 512, 3, 300)
 HEADS, HEAD_SIZE = 4, 64
 
@@ -44,10 +47,27 @@ def check_all(device: torch.device, compiled: bool) -> Iterator[dict[str, Any]]:
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_qkv=True, padded_vocab=True))
     for check in checks:
         try:
-            yield from check()
+            with alarm(CHECK_SECONDS):
+                yield from check()
         except Exception as error:  # noqa: BLE001 - the other checks, and the measurements, go on
             name = " ".join(map(str, [check.func.__name__, *check.args[1:], *check.keywords]))
             yield row(name, float("inf"), 0.0) | {"error": f"{type(error).__name__}: {error}".splitlines()[0][:400]}
+
+
+@contextmanager
+def alarm(seconds: int) -> Iterator[None]:
+    """Ends what takes longer by a TimeoutError, at the next line of Python; only the main thread can have one."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def backends_of(device: torch.device) -> list[str]:

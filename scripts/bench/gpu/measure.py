@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from pipeline.shards.dataset import Dataset
 from scripts.bench.gpu.cases import Case
 from scripts.bench.gpu.clock import PARTS
 from scripts.bench.gpu.profile import operations_of
+from scripts.bench.gpu.result import read_clocks
 from scripts.bench.gpu.systems import System, build_system, count_step
 from scripts.bench.measured import summarize
 from trainer.model.bert import BertForPreTraining
@@ -72,12 +74,23 @@ class Bench:
                 found["peak_memory_gib"] = round(self.ranks.peak_memory_bytes() / 2**30, 3)
                 found["compiled_graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
                 found["attention"] = getattr(system, "attention", case.attention)
+                found["clocks"] = read_clocks() if cuda else {}
                 if case.name in self.profiled:
-                    found["synchronisations_per_step"] = count_synchronisations(system, loader) if cuda else None
-                    found["operations"] = operations_of(lambda: make_step(system, loader), self.ranks.device)
+                    found |= self._profile(system, loader)
             return found
         finally:
             system.close()
+
+    def _profile(self, system: System, loader: StepLoader) -> dict[str, Any]:
+        """Waits and operations of a step each; times are kept where a profiler fails."""
+        found: dict[str, Any] = {}
+        try:
+            is_cuda = self.ranks.device.type == "cuda"
+            found["synchronisations_per_step"] = count_synchronisations(system, loader) if is_cuda else None
+            found["operations"] = operations_of(lambda: make_step(system, loader), self.ranks.device)
+        except Exception as error:  # noqa: BLE001 - CUPTI fails in ways of its own
+            found["profile_error"] = f"{type(error).__name__}: {error}".splitlines()[0][:400]
+        return found
 
     def _steps(self, case: Case) -> StepLoader:
         return StepLoader(
@@ -112,6 +125,9 @@ class Bench:
             "model_tflops": summarize(columns["model_tflops"], 4),
             "mfu": summarize([each / self.matmul_tflops for each in columns["model_tflops"]], 4),
             "micro_batches": summarize(columns["micro_batches"], 1)["median"],
+            "median_share_of_step": {
+                name: round(median(row[name] / row["seconds"] for row in rows), 4) for name in SHARES
+            },
             "share_of_step": {name: round(sum(columns[name]) / sum(columns["seconds"]), 4) for name in SHARES},
         }
 
