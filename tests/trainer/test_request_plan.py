@@ -139,6 +139,9 @@ def test_the_table_says_what_is_asked(folder, asked, capsys):
     assert all(float(row[2]) > 0 for row in rows)
     assert any(line.startswith("start: train/L8192/pass-00 gets ") for line in lines)
     assert any(line.startswith("busiest prefix: ") and "% of S3's 5,500" in line for line in lines)
+    rates = [float(row[2].replace(",", "")) for row in rows]
+    assert any(line.startswith(f"all prefixes: {max(rates):,.1f} GET/s, ") for line in lines)
+    assert any(" % of the 5,000 of a new bucket of Google's and " in line for line in lines)
     assert lines[-1] == (
         "16 ranks share 8 lanes, so several ranks read the same blocks: --cache_dir lets each node fetch a block once"
     )

@@ -23,6 +23,8 @@ NODE_RANKS = 8
 PREFIX_REQUESTS = 5500
 """GET requests a second that S3 states for one prefix."""
 
+STORE_REQUESTS = {"a new bucket of Google's": 5000, "an account of Azure": 20_000}
+"""Read requests a second that other stores state, for all prefixes together."""
 
 MANY_TIMES = 1.5
 """A layout that reads more than so many times its bytes is pointed out."""
@@ -178,12 +180,15 @@ def _advice(loads: Iterable[Load], num_lanes: int, seconds: float) -> list[str]:
     """What stands against the store's limit, and what layout reads blocks again and again."""
     most = max(loads, key=lambda load: max(load.prefix_requests.values()))
     rate = max(most.prefix_requests.values()) / seconds
+    whole = max(sum(load.node_requests) for load in loads) / seconds
+    others = (f"{100 * whole / limit:.1f} % of the {limit:,} of {store}" for store, limit in STORE_REQUESTS.items())
     first = max(load.at_once for load in loads)
     worst = max(load.block_bytes / load.different_bytes for load in loads)
     cached = max(load.cached_bytes / load.different_bytes for load in loads)
     lines = [
         f"busiest prefix: {rate:,.1f} GET/s, {100 * rate / PREFIX_REQUESTS:.1f} % of S3's {PREFIX_REQUESTS:,};"
         f" the {first:,} requests before a first step take at least {first / PREFIX_REQUESTS:.1f} s at that limit",
+        f"all prefixes: {whole:,.1f} GET/s, {' and '.join(others)}",
         f"blocks are fetched {worst:.2f} times at most, {cached:.2f} times with --cache_dir on every node",
     ]
     if worst > MANY_TIMES and most.moment.world_size > num_lanes:
