@@ -25,6 +25,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
+from trainer.stream.pace import Pace, make_pace_file
 from trainer.stream.ranged_read import (
     Attempts,
     BlockRange,
@@ -56,6 +57,7 @@ class ShardCache:
     """A folder of stretches by key; any number of threads and processes use it at once.
 
     Attributes:
+        pace_path: File of the pace at which all that use the cache ask the store.
         found_bytes: Bytes of stretches that this process found in the folder.
         fetched_bytes: Bytes of stretches that it got from the store.
     """
@@ -71,11 +73,13 @@ class ShardCache:
             raise ValueError(f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)")
         self._folder = Path(folder)
         self._max_bytes = max_bytes
+        self.pace_path = self._folder / "pace"
         self.found_bytes, self.fetched_bytes = 0, 0
         self._counting = threading.Lock()
         with self._named_errors():
             (self._folder / "locks").mkdir(parents=True, exist_ok=True)
             (self._folder / "stretches").mkdir(exist_ok=True)
+            make_pace_file(self.pace_path)
             with self._locked("usage", threading.Event(), time.monotonic() + _USAGE_SECONDS):
                 pass
 
@@ -229,7 +233,11 @@ def open_cache(folder: str, max_bytes: int) -> ShardCache:
 
 
 def read_blocks_cached(
-    dataset: ShardStore, blocks: BlockRange, settings: ReadSettings, stop: threading.Event
+    dataset: ShardStore,
+    blocks: BlockRange,
+    settings: ReadSettings,
+    stop: threading.Event,
+    pace: Pace | None = None,
 ) -> list[memoryview]:
     """Reads the stored bytes of a range's blocks through the cache, and checks each one's crc32.
 
@@ -244,7 +252,7 @@ def read_blocks_cached(
     stretches = list(_stretches(blocks))
     asked_for = blocks._replace(first=stretches[0].first, stop=stretches[-1].stop)
     what = partial(describe_range, dataset, asked_for)
-    attempts = Attempts(what, settings.timeout_seconds, settings.budget_seconds, stop)
+    attempts = Attempts(what, settings.timeout_seconds, settings.budget_seconds, stop, pace)
     bodies: list[memoryview] = []
     for stretch in stretches:
         found = _read_stretch(cache, dataset, stretch, attempts, stop, deadline)

@@ -15,11 +15,14 @@ from typing import NamedTuple, Protocol, TypeVar
 from pipeline.shards.block import checksum
 from pipeline.shards.manifest import BLOCKS_TABLE
 from pipeline.shards.records import BlockTable, Shard
-from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError
+from pipeline.storage.faults import DAMAGE_ATTEMPTS, CutFileError, Pauses, StorageError, is_refusal
+from trainer.stream.pace import Pace
 from trainer.stream.source import ShardStore
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
+LAST_SECONDS = 1.0
+"""An attempt that begins at the end of patience may take so long all the same."""
 
 Result = TypeVar("Result")
 
@@ -51,7 +54,12 @@ class Attempts:
     """The attempts at one thing. One thread at a time makes them; another may go on after it."""
 
     def __init__(
-        self, what: Callable[[], str], timeout_seconds: float, budget_seconds: float, stop: threading.Event
+        self,
+        what: Callable[[], str],
+        timeout_seconds: float,
+        budget_seconds: float,
+        stop: threading.Event,
+        pace: Pace | None = None,
     ) -> None:
         """Time runs from here.
 
@@ -60,13 +68,33 @@ class Attempts:
             timeout_seconds: Seconds that each attempt may take.
             budget_seconds: Seconds for all attempts and the pauses.
             stop: No more attempts once it is set.
+            pace: Whose turns the attempts take; None where nobody else asks.
         """
-        self._what, self._stop = what, stop
+        self._what, self._stop, self._pace = what, stop, pace or Pace()
         self._timeout_seconds, self._budget_seconds = timeout_seconds, budget_seconds
-        self._began = time.monotonic()
+        self._began = self._asked = self._not_before = time.monotonic()
         self._pauses = Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._number = self._num_damaged = 0
         self._overdue: TimeoutError | None = None
+        self._failure: Exception | None = None
+
+    def seconds_to_wait(self) -> float:
+        """Seconds after which to ask again whether the next attempt may begin; 0 where it may now."""
+        now = time.monotonic()
+        left = self._began + self._budget_seconds - now
+        if self._overdue is not None or left <= 0:  # the last attempt takes nobody's turn
+            return 0.0
+        return min(left, max(0.0, self._not_before - now) or self._pace.take_turn(now))
+
+    def wait(self) -> None:
+        """Waits until the next attempt may begin.
+
+        Raises:
+            ShardReadError: Nobody wants it any more.
+        """
+        while seconds := self.seconds_to_wait():
+            if self._stop.wait(seconds):
+                raise self._given_up() from self._failure
 
     def begin(self) -> float:
         """The seconds that the next attempt may take.
@@ -78,15 +106,20 @@ class Attempts:
             error, self._overdue = self._overdue, None
             raise error
         self._number += 1
-        left = self._budget_seconds - (time.monotonic() - self._began)
-        return min(self._timeout_seconds, max(left, 0.001))
+        self._asked = time.monotonic()
+        left = self._budget_seconds - (self._asked - self._began)
+        return min(self._timeout_seconds, max(left, LAST_SECONDS))
 
     def leave(self, error: TimeoutError) -> None:
         """The attempt is still under way and given up: whoever goes on begins with this error."""
         self._overdue = error
 
+    def answered(self) -> None:
+        """The store answered the attempt."""
+        self._pace.answered(self._asked, time.monotonic())
+
     def failed(self, error: Exception) -> None:
-        """Waits before the next attempt: a random time that grows.
+        """Puts off the next attempt: for a random time that grows, and the others with it.
 
         Raises:
             FileNotFoundError: At once, as time does not mend it.
@@ -98,24 +131,35 @@ class Attempts:
         if isinstance(error, CutFileError):
             advice = "the file is cut short; restore it, or rebuild the dataset"
             raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
-        now = time.monotonic()
-        pause, seconds = self._pauses.after(error, now), now - self._began
-        self._num_damaged += isinstance(error, DamageError)
-        is_spent = self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or seconds + pause > self._budget_seconds
-        if is_spent or self._stop.wait(pause):
-            raise ShardReadError(
-                f"{self._what()}: gave up after {self._number} attempts in {seconds:.1f} s: {error or repr(error)};"
-                " check the store, or verify the dataset and restore the file"
-            ) from error
+        now, self._failure = time.monotonic(), error
+        is_damage = isinstance(error, DamageError)
+        if not is_damage and not is_refusal(error):
+            self._pace.failed(self._asked, now)
+        pause, left = self._pauses.after(error, now), self._began + self._budget_seconds - now
+        self._num_damaged += is_damage
+        if self._num_damaged >= DAMAGE_ATTEMPTS or pause <= 0 or left <= 0:
+            raise self._given_up() from error
+        self._not_before = now + min(pause, left)
+
+    def _given_up(self) -> ShardReadError:
+        seconds, cause = time.monotonic() - self._began, str(self._failure) or repr(self._failure)
+        return ShardReadError(
+            f"{self._what()}: gave up after {self._number} attempts in {seconds:.1f} s: {cause};"
+            " check the store, or verify the dataset and restore the file"
+        )
 
 
 def retry(attempt: Callable[[float], Result], attempts: Attempts) -> Result:
     """Calls attempt(seconds allowed) until it returns; raises as `Attempts.failed`."""
     while True:
+        attempts.wait()
         try:
-            return attempt(attempts.begin())
+            result = attempt(attempts.begin())
         except Exception as error:  # noqa: BLE001 - which of them are final is said there
             attempts.failed(error)
+        else:
+            attempts.answered()
+            return result
 
 
 def no_answer(seconds: float) -> TimeoutError:

@@ -46,11 +46,15 @@ class ReadSettings(ReadingSettings):
             None keeps nothing.
         cache_bytes: The most bytes that the cache folder holds.
         num_threads: Requests in flight; None means STORE_THREADS, or LOCAL_THREADS for local files.
+        rank: Number of this process among those that ask the same store.
+        num_ranks: How many these are.
     """
 
     cache_dir: str | None = None
     cache_bytes: int = 64 * 2**30
     num_threads: int | None = None
+    rank: int = 0
+    num_ranks: int = 1
 
     def num_requests(self, is_local: bool) -> int:
         """Requests in flight to a store, or to this machine's own disks."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.cache import open_cache, read_blocks_cached
+from trainer.stream.pace import open_pace
 from trainer.stream.ranged_read import (
     Attempts,
     BlockRange,
@@ -129,8 +130,10 @@ class ReadThreads:
         Raises:
             ValueError: The cache cannot be used.
         """
+        pace_path = None
         if settings.cache_dir is not None:
-            open_cache(settings.cache_dir, settings.cache_bytes)
+            pace_path = open_cache(settings.cache_dir, settings.cache_bytes).pace_path
+        self._pace = None if dataset.is_local else open_pace(pace_path, settings.rank, settings.num_ranks)
         self.stop = threading.Event()
         self._dataset = dataset
         self._settings = settings
@@ -210,8 +213,8 @@ class ReadThreads:
             pass
 
     def _job(self, wanted: _Wanted) -> _Job:
-        settings = self._settings
-        return _Job(wanted, Attempts(wanted.describe, settings.timeout_seconds, settings.budget_seconds, self.stop))
+        seconds, budget = self._settings.timeout_seconds, self._settings.budget_seconds
+        return _Job(wanted, Attempts(wanted.describe, seconds, budget, self.stop, self._pace))
 
     def _do(self, worker: _Worker, job: _Job) -> None:
         worker.job = job
@@ -221,4 +224,4 @@ class ReadThreads:
     def _read_blocks(self, blocks: BlockRange, attempts: Attempts, call: Caller) -> list[memoryview]:
         if self._settings.cache_dir is None:
             return fetch_blocks(self._dataset, blocks, attempts, call)[1]
-        return read_blocks_cached(self._dataset, blocks, self._settings, self.stop)
+        return read_blocks_cached(self._dataset, blocks, self._settings, self.stop, self._pace)
