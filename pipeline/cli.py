@@ -265,6 +265,10 @@ def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Datas
 
 def main() -> int:
     """Runs the command that the process's arguments name."""
-    # Beam says on import, through the root logger, that an optional client of Google's is absent.
-    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
+    leave_out_beams_client()
     return run_program("python -m pipeline", "Raw text to shards of BERT pretraining instances.", COMMANDS)
+
+
+def leave_out_beams_client() -> None:
+    """Leaves out what Beam says on import, through the root logger: an optional client of Google's is absent."""
+    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.command_line.recipes import find_config
 from pipeline.command_line.values import (
     BOOLEANS,
     Tree,
@@ -58,9 +59,8 @@ def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str
     return name.upper() if name in positionals else f"--{name}"
 
 
-def _read_file(path: str, settings_class: Any, program: str) -> Tree:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
+def _read_file(name: str, settings_class: Any, program: str) -> Tree:
+    path = str(find_config(name))
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(MAX_FILE_CHARACTERS + 1)

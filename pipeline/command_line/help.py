@@ -21,7 +21,7 @@ _FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
 ANY_FLAGS = "Attributes"
 """Heading of the only group of a class, which has no name."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_CONFIG = "YAML file of settings that differ from the defaults. Flags win over it."
+_CONFIG = "YAML file of settings that differ from the defaults, or a recipe's name. Flags win over it."
 _HELP = "Prints this."
 
 

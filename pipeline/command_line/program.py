@@ -1,6 +1,6 @@
 """Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one settings class and one function per command.
 
-A leaf that both `python -m pipeline` and `python -m trainer` stand on. Files given with `--config` state differences
+A leaf that `python -m pipeline`, `python -m trainer` and `beambert` stand on. Files of `--config` state differences
 from the defaults, flags win over files wherever they stand, and an unknown key fails with the nearest that exists. A
 user's fault ends with one message on standard error and exit code 2, Ctrl-C with one line and 130. What needs a package
 is imported by the function that needs it, so that a missing package is such a fault too.
@@ -87,12 +87,12 @@ def _call(
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_line.help import render_help
 
-        print(render_help(program, _load(command.settings), command))
+        print(render_help(program, load(command.settings), command))
         return 0
     if remainder and not command.takes_remainder:
         raise ValueError(f"nothing may stand after --, got: {' '.join(remainder)}")
     settings = parse_settings(program, command, arguments)
-    function = _load(command.function)
+    function = load(command.function)
     interruption.unwinds = command.unwinds
     return function(settings, remainder) or 0
 
@@ -135,7 +135,7 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
     from pipeline.command_line.flags import parse_words
 
     try:
-        return parse_words(program, _load(command.settings), command.positionals, arguments)
+        return parse_words(program, load(command.settings), command.positionals, arguments)
     except ValueError as error:  # without its cause, whose message may show storage options
         raise ValueError(hide_unparsed(str(error))) from None
 
@@ -174,6 +174,7 @@ def _overview(program: str, description: str, commands: dict[str, Command]) -> s
     )
 
 
-def _load(dotted: str) -> Any:
+def load(dotted: str) -> Any:
+    """What "module:name" names."""
     module, _, name = dotted.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -46,8 +46,12 @@ _LOCAL_RUNNERS = {
     "FnApiRunner", "LocalRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
 }  # fmt: skip
 # Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told to end has here.
-# Ctrl-C is for the launcher; one thread a library, as there is a worker for each core.
-_WORKER = "from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
+# Ctrl-C is for the launcher; one thread a library, as there is a worker for each core. What is installed wins over
+# files of the launcher's folder, where filters may be.
+_WORKER = (
+    "import os, sys, pipeline, tokenizer; sys.path.append(os.getcwd());"
+    " from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
+)
 _WORKER_COMMAND = (
     "trap '' INT; OPENBLAS_NUM_THREADS=1 JE_ARROW_MALLOC_CONF=background_thread:false"
     f" {shlex.quote(sys.executable)} -c {shlex.quote(_WORKER)}; code=$?; [ $code -eq 100 ] || exit $((code ? code : 1))"

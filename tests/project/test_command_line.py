@@ -294,8 +294,8 @@ required:
   FOLDER                At what.
 
 general:
-  --config FILE         YAML file of settings that differ from the defaults.
-                        Flags win over it.
+  --config FILE         YAML file of settings that differ from the defaults, or
+                        a recipe's name. Flags win over it.
   --help                Prints this.
 
 flags:

@@ -1,0 +1,79 @@
+"""`beambert COMMAND`: every command of `python -m pipeline` and `python -m trainer`, which import what they need."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import tokenizer  # noqa: F401  (before a folder's own files can be found, see _prefer_what_is_installed)
+from pipeline.cli import COMMANDS as PIPELINE
+from pipeline.cli import leave_out_beams_client
+from pipeline.command_line.command import Command
+from pipeline.command_line.program import load, run_program
+from pipeline.interrupts import leave_while_importing
+from trainer.cli import COMMANDS as TRAINER
+
+DESCRIPTION = """\
+Raw text to shards of BERT pretraining instances, and shards to a trained BERT. On several GPUs:
+  deepspeed --num_gpus 8 --module beambert pretrain --config bert-base --data DIR --output RUN"""
+_OF_BOTH = PIPELINE.keys() & TRAINER.keys()
+COMMANDS = {
+    **{f"{name}-data" if name in _OF_BOTH else name: command for name, command in PIPELINE.items()},
+    **TRAINER,
+    "completion": Command(
+        summary="print what completes these commands in a shell", settings="beambert.cli:CompletionSettings",
+        function="beambert.cli:completion", positionals=("shell",),
+    ),
+}  # fmt: skip
+"""A name that both programs have is the trainer's; the builder's ends in -data."""
+
+_ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
+_SCRIPT = """\
+_beambert() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} words=
+  case ${{COMP_WORDS[1]}} in
+{cases}
+  esac
+  [ "$COMP_CWORD" = 1 ] && words="{commands}"
+  [ "${{COMP_WORDS[COMP_CWORD-1]}}" = --config ] && words="{recipes}"
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o bashdefault -o default -F _beambert beambert
+"""
+
+
+@dataclass(frozen=True)
+class CompletionSettings:
+    """Prints what completes commands, flags, recipes and files: eval "$(beambert completion bash)".
+
+    Attributes:
+        shell: The shell that reads it.
+    """
+
+    shell: Literal["bash", "zsh"]
+
+
+def completion(settings: CompletionSettings, _: Sequence[str]) -> None:
+    """`beambert completion bash`."""
+    from pipeline.command_line.flags import flag_keys
+    from pipeline.command_line.recipes import recipe_names
+
+    flags = {name: " ".join(f"--{key}" for key in flag_keys(load(each.settings))) for name, each in COMMANDS.items()}
+    cases = "\n".join(f'    {name}) words="{words} --help";;' for name, words in flags.items())
+    script = _SCRIPT.format(cases=cases, commands=" ".join(COMMANDS), recipes=" ".join(recipe_names()))
+    print(_ZSH + script if settings.shell == "zsh" else script, end="")
+
+
+def main() -> int:
+    """Runs the command that the process's arguments name."""
+    leave_while_importing()
+    _prefer_what_is_installed()
+    leave_out_beams_client()
+    return run_program("beambert", DESCRIPTION, COMMANDS)
+
+
+def _prefer_what_is_installed() -> None:
+    """A file called pipeline.py where somebody works hides nothing here or in a worker; filters there are found."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    sys.path.append(os.getcwd())

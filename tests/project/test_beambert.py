@@ -1,0 +1,121 @@
+"""The console script, as a wheel installs it: in an empty folder, with what only looks like our files beside it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beambert.cli import COMMANDS
+from pipeline.cli import COMMANDS as PIPELINE
+from pipeline.command_line.recipes import find_config, recipe_names
+from trainer.cli import COMMANDS as TRAINER
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(ROOT.glob("configs/*/*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder of an installation; without a C compiler, which takes seconds and changes no result."""
+    checkout, site = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for room in ("beambert", "pipeline", "trainer", "tokenizer"):
+        shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"))
+    wheel = "from setuptools.build_meta import build_wheel; print(build_wheel('made'))"
+    environment = os.environ | {"CC": "/no/such/compiler"}
+    subprocess.run([sys.executable, "-c", wheel], cwd=checkout, env=environment, capture_output=True, check=True)
+    made = next((checkout / "made").iterdir())
+    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet", "--target", site, made]
+    subprocess.run(install, capture_output=True, check=True)
+    return site
+
+
+@pytest.fixture
+def beambert(installed, tmp_path):
+    """Runs the script in a folder whose files have the names of our packages; its output."""
+    (tmp_path / "pipeline.py").write_text("raise SystemExit('a stranger')\n")
+    (tmp_path / "trainer.py").write_text("raise SystemExit('a stranger')\n")
+    left_out = ("PYTHONPATH", "BEAMBERT_COMPILED", "PYTHONSAFEPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+
+    def run(*words, code=0, **more):
+        ran = subprocess.run(
+            [installed / "bin" / "beambert", *words],
+            cwd=tmp_path, env=environment | {"PYTHONPATH": str(installed)} | more, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert ran.returncode == code, ran.stderr
+        return ran.stdout if code == 0 else ran.stderr
+
+    return run
+
+
+@pytest.mark.processes
+def test_an_installation_knows_its_version_and_its_recipes(beambert):
+    assert beambert("--version").startswith("beambert 0.")
+    planned = beambert("plan", "--config", "bert-large", "--world_size", "8")
+    assert planned == beambert("plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "8")
+    assert planned.startswith("large: ")
+    assert "did you mean bert-large" in beambert("plan", "--config", "bert-larg", code=2)
+
+
+@pytest.mark.processes
+def test_every_recipe_is_installed(installed):
+    found = (installed / "pipeline/command_line/recipes").glob("*/*.yaml")
+    assert {path.name: path.read_text() for path in found} == {path.name: path.read_text() for path in RECIPES}
+
+
+@pytest.mark.processes
+def test_an_installation_builds_where_a_stranger_is_called_pipeline(beambert, tmp_path):
+    """In worker processes too; a filter that lies in the folder is found there."""
+    (tmp_path / "mine.py").write_text("def keep(text):\n    return 'short' if len(text) < 9 else None\n")
+    texts = ["Tiny.", *(f"The {i} quick foxes jumped.\nThen {i * 7} dogs slept." for i in range(40))]
+    for name, part in (("a", texts[::2]), ("b", texts[1::2])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in part))
+    words = ("--config", "demo", "--input", "a.jsonl", "b.jsonl", "--output", "data", "--vocab_size", "200", "--filter")
+    beambert("build", *words, "mine:keep", "--workers", "2", "--seq_lens", "32", "--passes", "1")
+    assert "sound" in beambert("verify", "data")
+    assert "short" in beambert("report-data", "data")
+
+
+def test_every_command_of_both_programs_is_there_once():
+    assert {id(each) for each in (*PIPELINE.values(), *TRAINER.values())} <= {id(each) for each in COMMANDS.values()}
+    assert COMMANDS["report-data"] is PIPELINE["report"]
+    assert COMMANDS["report"] is TRAINER["report"]
+
+
+def test_recipes_have_names_of_their_own():
+    assert sorted(recipe_names()) == sorted(path.stem for path in RECIPES)
+
+
+def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("bert-base").samefile(ROOT / "configs/pretrain/bert-base.yaml")
+    (tmp_path / "bert-base").write_text("")
+    assert find_config("bert-base") == Path("bert-base")
+    with pytest.raises(FileNotFoundError, match=r"^no configuration file configs/data/bert-base.yaml$"):
+        find_config("configs/data/bert-base.yaml")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["fea"], ["features"]),
+        (["build", "--vocab_s"], ["--vocab_size"]),
+        (["pretrain", "--validation.num_"], ["--validation.num_instances"]),
+        (["plan", "--config", "bert-large-m"], ["bert-large-mlperf"]),
+        (["verify", "somewhere"], []),
+    ],
+)
+def test_bash_completes(words, expected):
+    printed = [sys.executable, "-m", "beambert", "completion", "bash"]
+    script = subprocess.run(printed, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    asked = f"COMP_WORDS=(beambert {' '.join(words)}); COMP_CWORD={len(words)}; _beambert; echo ${{COMPREPLY[@]}}"
+    bash = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+    assert bash.stdout.split() == expected
