@@ -26,7 +26,7 @@ _OF_INSTANCES = (
 _OF_BUILD = ("plan", "prices", "training_instances")
 _NOT_OF_VOCAB = ("language", "near_duplicates", "exclude_documents_of", "validation_tokens", "tokens")
 _NOT_OF_SHARDS = (
-    "input", "on_bad_document", "vocab", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
+    "input", "on_bad_document", "vocab", "extend", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
 )  # fmt: skip
 _ALL_STAGES = "Flags of the other stages are taken too, and not looked at."
 COMMANDS = {

@@ -97,6 +97,9 @@ class BuildSettings:
 
     Vocabulary:
         vocab: An existing vocab.txt to use. Without one a vocabulary is learned from the input.
+        extend: A vocab.txt to extend by the pieces that save most tokens of the input. They replace
+            its [unusedN] and are appended up to --vocab_size; every other entry keeps its id, so
+            that pretraining can start from a model that has it (docs/domain.md).
         vocab_size: How many entries a learned vocabulary has.
         num_unused: How many of the entries of a learned vocabulary are [unusedN], to be replaced by
             your own words later. BERT's vocabularies have 99 of them after [PAD].
@@ -169,6 +172,7 @@ class BuildSettings:
     near_duplicates: float | None = None
     exclude_documents_of: list[str] = field(default_factory=list)
     vocab: str | None = None
+    extend: str | None = None
     vocab_size: int = 30_522
     num_unused: int = 0
     alphabet_size: int = 1000
@@ -230,6 +234,8 @@ class BuildSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
     def _check_sources(self) -> None:
+        if self.vocab and self.extend:
+            raise ValueError("both vocab and extend are given; vocab takes a vocabulary as it is, extend adds to one")
         if not self.sources:
             return
         if self.input:

@@ -29,12 +29,17 @@ def reference_tokenize(text: str, vocab: Vocabulary, lower_case: bool) -> list[s
 
 def split_word(word: str, vocab: Vocabulary) -> list[str]:
     """Longest vocabulary entries from left to right, "##" before all but the first; [UNK] if some rest has none."""
-    if len(word) > MAX_WORD_CHARACTERS:
-        return [UNK]
+    return split_piece(word, vocab) if len(word) <= MAX_WORD_CHARACTERS else [UNK]
+
+
+def split_piece(piece: str, vocab: Vocabulary) -> list[str]:
+    """As `split_word`, of a word of any length, or of a piece that continues one and begins with "##"."""
+    continues = piece.startswith(CONTINUATION) and piece != CONTINUATION
+    word = piece.removeprefix(CONTINUATION) if continues else piece
     pieces: list[str] = []
     start = 0
     while start < len(word):
-        prefix = CONTINUATION if start else ""
+        prefix = CONTINUATION if start or continues else ""
         ends = range(len(word), start, -1)
         end = next((end for end in ends if prefix + word[start:end] in vocab.ids), None)
         if end is None:

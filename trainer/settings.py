@@ -150,7 +150,8 @@ class PretrainSettings:
             pairs to judge. A head that is not trained stays as it was.
         init_from: Weights to start from: a folder of a Hugging Face model (safetensors), of a
             released Google checkpoint (bert_config.json, bert_model.ckpt), or an export. Sizes and
-            vocabulary must be equal.
+            vocabulary must be equal, but that the dataset's may extend theirs (`pipeline vocab
+            --extend`): new pieces begin as the mean of the old ones that they were cut into.
         init_from_pickle: Whether pytorch_model.bin in that folder, a pickle, is read too. A pickle
             can run code: give it only for files you trust.
         model: Which BERT is trained.

@@ -28,6 +28,7 @@ from pipeline.tokens.token_records import (
 )
 from pipeline.tokens.word_counts import choose_sample, join_tables, read_commonest
 from tokenizer.export import tokenizer_json
+from tokenizer.extend import extend_vocabulary, tokens_a_word
 from tokenizer.learn import learn_vocabulary
 from tokenizer.vocab import Vocabulary, parse_vocab
 
@@ -59,7 +60,10 @@ def prepare_vocabulary(
             )
         return parse_vocab(folder.read(VOCAB), f"{settings.output}/{VOCAB}")
     _remove_counting(folder)  # a killed build may have left some
-    vocabulary = _read_given(settings) if settings.vocab else _learn(settings, parts, folder, beam_arguments)
+    if settings.vocab:
+        vocabulary = read_vocabulary(settings, settings.vocab)
+    else:
+        vocabulary = _learn(settings, parts, folder, beam_arguments)
     folder.write(VOCAB, vocabulary.to_text().encode())
     write_tokenizer(folder, vocabulary, settings.lower_case)
     folder.write(ORIGIN, json_bytes(origin))
@@ -76,7 +80,7 @@ def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) ->
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
     """What decides the vocabulary: the given file, or the input and how it is learned."""
     if settings.vocab:
-        return {"vocab_sha256": _read_given(settings).sha256, "lower_case": settings.lower_case}
+        return {"vocab_sha256": read_vocabulary(settings, settings.vocab).sha256, "lower_case": settings.lower_case}
     listing = "".join(f"{file.url} {file.size}\n" for file in files)
     origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
@@ -85,6 +89,8 @@ def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, An
         "lower_case": settings.lower_case,
         **settings.filter_rule.content(),
     }
+    if settings.extend:
+        origin["extend_sha256"] = read_vocabulary(settings, settings.extend).sha256
     if settings.alphabet_size != BuildSettings.alphabet_size:
         origin["alphabet_size"] = settings.alphabet_size
     rows = [_reading(source) for source in settings.corpus]
@@ -113,12 +119,20 @@ def reading_rule(settings: BuildSettings) -> ReadingRule:
     return ReadingRule(text_fields, settings.on_bad_document, settings.part_bytes, settings.filesystem_options())
 
 
-def _read_given(settings: BuildSettings) -> Vocabulary:
-    assert settings.vocab is not None
-    folder, name = Folder.of_file(settings.vocab, settings.filesystem_options())
+def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
+    """The vocabulary in a file that the settings name."""
+    folder, name = Folder.of_file(url, settings.filesystem_options())
     if not folder.is_file(name):
-        raise FileNotFoundError(f"--vocab {settings.vocab}: no such file")
-    return parse_vocab(folder.read(name), settings.vocab)
+        raise FileNotFoundError(f"{url}: no such file; expected a vocab.txt")
+    return parse_vocab(folder.read(name), url)
+
+
+def make_vocabulary(settings: BuildSettings, words: Sequence[str], counts: Sequence[int]) -> Vocabulary:
+    """Learns a vocabulary from counted words, or extends the one that is given."""
+    if settings.extend is None:
+        return learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
+    old = read_vocabulary(settings, settings.extend)
+    return extend_vocabulary(old, words, counts, settings.vocab_size, settings.num_unused, settings.lower_case)
 
 
 def _learn(settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_arguments: Sequence[str]) -> Vocabulary:
@@ -129,11 +143,31 @@ def _learn(settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_
     if not words:
         said = f"; no text came from {', '.join(silent[:_NUM_NAMED])}" if silent else ""
         raise ValueError(f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE")
-    tqdm.write(f"vocabulary: learning {settings.vocab_size:,} pieces from {len(words):,} words of {sampled}")
-    vocabulary = learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
-    if len(vocabulary) < settings.vocab_size:
+    tqdm.write(f"vocabulary: {_asked(settings)} from {len(words):,} words of {sampled}")
+    vocabulary = make_vocabulary(settings, words, counts)
+    if settings.extend:
+        _say_gain(settings, read_vocabulary(settings, settings.extend), vocabulary, words, counts)
+    elif len(vocabulary) < settings.vocab_size:
         tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
     return vocabulary
+
+
+def _asked(settings: BuildSettings) -> str:
+    return f"extending {settings.extend}" if settings.extend else f"learning {settings.vocab_size:,} pieces"
+
+
+def _say_gain(
+    settings: BuildSettings, old: Vocabulary, new: Vocabulary, words: Sequence[str], counts: Sequence[int]
+) -> None:
+    """Says what was added and what it saves."""
+    replaced = sum(before != after for before, after in zip(old.tokens, new.tokens, strict=False))
+    before, after = (tokens_a_word(each, words, counts, settings.lower_case) for each in (old, new))
+    tqdm.write(
+        f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the {len(old):,} lines; "
+        f"a word of the sample takes {after:.3f} tokens, {before:.3f} before"
+    )
+    if not replaced and len(new) == len(old):
+        tqdm.write(f"vocabulary: nothing was added: raise vocab_size {settings.vocab_size} above {len(old)} to append")
 
 
 def _count_words(

@@ -15,6 +15,7 @@ from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sources import Source, count_factors
 from pipeline.settings import BuildSettings
+from pipeline.stages.build_vocab import make_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter
 from pipeline.tokens.document_lists import (
@@ -27,7 +28,6 @@ from pipeline.tokens.document_lists import (
 )
 from pipeline.tokens.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
-from tokenizer.learn import learn_vocabulary
 from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.words import count_words
 
@@ -158,5 +158,4 @@ def _find_vocabulary(settings: BuildSettings, lists: Sequence[DocumentList[Docum
     for each in lists:
         found = count_words((document.text for document in each.documents), settings.lower_case)
         counts.update({word: count * factors[each.source] for word, count in found.items()})
-    words, numbers = list(counts), list(counts.values())
-    return learn_vocabulary(words, numbers, settings.vocab_size, settings.num_unused, settings.alphabet_size)
+    return make_vocabulary(settings, list(counts), list(counts.values()))

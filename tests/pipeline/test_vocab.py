@@ -1,5 +1,7 @@
 """The vocabulary stage: words counted on Beam, learned the same whatever the workers, parts, names and hash seeds."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -53,6 +55,45 @@ def learned(corpus, tmp_path_factory):
 
 def read_counts(path):
     return dict(zip(*pq.read_table(path).to_pydict().values(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def extended(corpus, tmp_path_factory, learned):
+    """Folder and output of the vocabulary extended by the same text."""
+    output = tmp_path_factory.mktemp("extended") / "data"
+    flags = ("--extend", learned / "vocab.txt", "--vocab_size", 160, "--workers", 1)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert run("vocab", "--input", corpus, "--output", output, *flags) == 0
+    return output, said.getvalue()
+
+
+@pytest.mark.processes
+def test_a_vocabulary_is_extended(learned, extended):
+    output, said = extended
+    old, new = (parse_vocab((each / "vocab.txt").read_bytes(), "v") for each in (learned, output))
+    assert len(old) == 150
+    assert len(new) == 160
+    assert [index for index in range(150) if old.tokens[index] != new.tokens[index]] == [1, 2, 3]
+    assert re.search(
+        r"3 \[unusedN\] hold new pieces, 10 follow the 150 lines; a word of the sample takes 1\.\d+ tokens, 2\.137",
+        said,
+    )
+    assert (output / "tokenizer.json").exists()
+
+
+@pytest.mark.processes
+def test_an_extended_vocabulary_is_reused_by_what_it_was_made_of(corpus, learned, extended, vocab_file, capsys):
+    output, _ = extended
+    before = (output / "vocab.txt").read_bytes()
+    command = ("vocab", "--input", corpus, "--output", output, "--vocab_size", 160, "--workers", 1)
+    assert run(*command, "--extend", learned / "vocab.txt") == 0
+    assert (output / "vocab.txt").read_bytes() == before
+    assert run(*command, "--extend", vocab_file) == 2
+    assert "extend_sha256 was" in capsys.readouterr().err
+    assert run(*command, "--extend", learned / "nothing.txt") == 2
+    assert re.search(r"nothing\.txt: no such file; expected a vocab\.txt", capsys.readouterr().err)
+    assert run(*command, "--extend", vocab_file, "--vocab", vocab_file) == 2
+    assert "both vocab and extend are given" in capsys.readouterr().err
 
 
 @pytest.mark.processes

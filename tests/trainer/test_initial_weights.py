@@ -1,5 +1,6 @@
 """Starting from models trained elsewhere."""
 
+import dataclasses
 import json
 import shutil
 import zlib
@@ -14,7 +15,7 @@ from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.conversion import tensor_bundle_writer
 from trainer.conversion.export import export_hf, load_hf
 from trainer.conversion.huggingface import hf_names
-from trainer.conversion.initial_weights import read_initial_weights
+from trainer.conversion.initial_weights import InitialWeights, extend_rows, read_initial_weights
 from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
@@ -168,6 +169,63 @@ def test_weights_of_another_model_or_vocabulary_are_refused(vocabulary, tmp_path
     (folder / "vocab.txt").write_text(VOCAB.replace("[MASK]\na", "[MASK]\nz"))
     with pytest.raises(ValueError, match="differs from the dataset's vocabulary, so ids mean other words"):
         list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=str(folder)), None, vocabulary))
+
+
+@pytest.fixture
+def extended(tmp_path):
+    """A model with [unused0], and a vocabulary that has replaced it and goes on."""
+    folder = shutil.copytree(GOOGLE, tmp_path / "copy")
+    (folder / "vocab.txt").write_text(VOCAB.replace("\nb\n", "\n[unused0]\n"))
+    path = tmp_path / "extended.txt"
+    path.write_text(VOCAB.replace("\nb\n", "\nac\n") + "axe\n##z\n")
+    return str(folder), path
+
+
+def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
+    folder, path = extended
+    old = read_initial_weights(folder)
+    ids = {token: index for index, token in enumerate(old.vocab.decode().split())}
+    model = build_model(dataclasses.replace(CONFIG, vocab_size=32), 0)
+    said = list(prepare_model(model, settings_for(init_from=folder), None, path))
+    assert said[1] == "  3 pieces are new to it: each begins as the mean of the old pieces that it was cut into"
+    # "ac" and "axe" are [UNK] of that vocabulary, which continues no word; so is "##z".
+    for rows, before in (
+        (model.bert.embeddings.word.weight, old.state["bert.embeddings.word.weight"]),
+        (model.mlm_head.bias, old.state["mlm_head.bias"]),
+    ):
+        kept = [index for index in range(30) if index != ids["[unused0]"]]
+        assert torch.equal(rows[kept], before[kept])
+        for index in (ids["[unused0]"], 30, 31):
+            assert torch.equal(rows[index], before[ids["[UNK]"]])
+
+
+def test_the_mean_is_that_of_all_pieces():
+    state = {"bert.embeddings.word.weight": torch.arange(14.0).reshape(7, 2), "mlm_head.bias": torch.arange(7.0)}
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    old = "".join(f"{token}\n" for token in [*specials, "a", "##b"])
+    found = InitialWeights(dataclasses.replace(CONFIG, vocab_size=7), state, old.encode())
+    new, num_new = extend_rows(found, f"{old}abb\n##bb\n".encode(), "there")
+    assert num_new == 2
+    assert new.config.vocab_size == 9
+    assert new.state["mlm_head.bias"][7:].tolist() == [pytest.approx((5 + 6 + 6) / 3), 6]
+    assert new.state["bert.embeddings.word.weight"][7].tolist() == pytest.approx(
+        [(10 + 12 + 12) / 3, (11 + 13 + 13) / 3]
+    )
+    assert torch.equal(new.state["bert.embeddings.word.weight"][:7], state["bert.embeddings.word.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("\nc\n", "\ncc\n"), "'c' of it is 'cc' there"),
+        (lambda text: text[:-6], "30 lines, there"),
+    ],
+)
+def test_a_vocabulary_that_is_no_extension_is_refused(extended, change, message):
+    folder, path = extended
+    path.write_text(change(VOCAB if "lines" in message else path.read_text()))
+    with pytest.raises(ValueError, match=f"ids mean other words .{message}.*--vocab or --extend of that file"):
+        list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=folder), None, path))
 
 
 def test_names_in_a_google_checkpoint_never_become_paths():

@@ -7,7 +7,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from pipeline.storage.folder import Folder
+from tokenizer.extend import is_unused
+from tokenizer.vocab import parse_vocab
+from tokenizer.wordpiece import split_piece
 from trainer.conversion.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
 from trainer.conversion.google import from_google_tensors, google_names
 from trainer.conversion.huggingface import from_hf_config, from_hf_state
@@ -22,6 +25,7 @@ from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.model.config import BertConfig
 
 PICKLED_WEIGHTS = "pytorch_model.bin"
+_ROWS_BY_TOKEN = frozenset({"bert.embeddings.word.weight", "mlm_head.bias"})
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,41 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
         f"{folder} holds {listing}; expected {CONFIG} with {WEIGHTS} (Hugging Face), or {GOOGLE_CONFIG} with one "
         "checkpoint NAME.ckpt.index and NAME.ckpt.data-... (Google)"
     )
+
+
+def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[InitialWeights, int]:
+    """The weights for a vocab.txt that extends theirs, and how many of its pieces are new.
+
+    Old pieces keep their rows to the bit. A new one's row of the embeddings, and its bias in the
+    masked-LM head, begin as the means of those of the pieces that the old vocabulary cuts it into.
+
+    Raises:
+        ValueError: The vocabulary is not theirs, extended: another piece than an [unusedN] has gone or moved.
+    """
+    assert found.vocab is not None
+    old, vocabulary = parse_vocab(found.vocab, f"{folder}/{VOCAB}"), parse_vocab(vocab, "the dataset's vocabulary")
+    kept = list(zip(old.tokens, vocabulary.tokens, strict=False))
+    moved = [(before, after) for before, after in kept if before != after and not is_unused(before)]
+    if moved or len(vocabulary) < len(old):
+        shown = (
+            f"{moved[0][0]!r} of it is {moved[0][1]!r} there" if moved else f"{len(old)} lines, there {len(vocabulary)}"
+        )
+        raise ValueError(
+            f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words ({shown}); build the "
+            "dataset with --vocab or --extend of that file, or leave init_from out"
+        )
+    new = [index for index, (before, after) in enumerate(kept) if before != after]
+    new += range(len(old), len(vocabulary))
+    if not new:
+        return found, 0
+    state = dict(found.state)
+    pieces = {index: [old.ids[piece] for piece in split_piece(vocabulary.tokens[index], old)] for index in new}
+    for name in _ROWS_BY_TOKEN & state.keys():
+        rows = state[name][: len(old)]
+        state[name] = torch.cat([rows, rows.new_zeros(len(vocabulary) - len(old), *rows.shape[1:])])
+        for index in new:
+            state[name][index] = rows[pieces[index]].mean(0)
+    return InitialWeights(replace(found.config, vocab_size=len(vocabulary)), state, found.vocab), len(new)
 
 
 def hash_state(state: Mapping[str, Tensor]) -> str:

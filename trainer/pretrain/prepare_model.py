@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.checkpoints.read import read_weights
-from trainer.conversion.initial_weights import read_initial_weights
+from trainer.conversion.initial_weights import extend_rows, read_initial_weights
 from trainer.model.bert import BertForPreTraining, compile_model
 from trainer.model.config import BertConfig
 from trainer.pretrain.objectives import freeze_unused
@@ -50,15 +50,14 @@ def prepare_model(
 
 
 def _start_from(folder: str, model: BertForPreTraining, allow_pickle: bool, vocabulary: Path) -> Iterator[str]:
-    found = read_initial_weights(folder, allow_pickle=allow_pickle)
+    found, num_new = read_initial_weights(folder, allow_pickle=allow_pickle), 0
+    if found.vocab is not None:
+        found, num_new = extend_rows(found, vocabulary.read_bytes(), folder)
     _check_config(found.config, model.config, folder)
-    if found.vocab is not None and found.vocab.split() != vocabulary.read_bytes().split():
-        raise ValueError(
-            f"{folder}/vocab.txt differs from the dataset's vocabulary, so ids mean other words; build the dataset "
-            "with --vocab of that file, or leave init_from out"
-        )
     missing = model.load_state_dict(found.state, strict=False).missing_keys
     yield f"weights are those of {folder}"
+    if num_new:
+        yield f"  {num_new:,} pieces are new to it: each begins as the mean of the old pieces that it was cut into"
     if missing:
         yield f"  it lacks {', '.join(sorted(missing))}, which begin as new"
     if found.vocab is None:
