@@ -32,6 +32,11 @@ COMMANDS = {
         settings="trainer.finetune.settings:FinetuneSettings", function="trainer.finetune.run:finetune",
         unwinds=False,
     ),
+    "predict": Command(
+        summary="write what a fine-tuned model says of files",
+        settings="trainer.finetune.settings:PredictSettings", function="trainer.finetune.predict:predict",
+        unwinds=False,
+    ),
     "plan": Command(
         summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
         function="trainer.cli:plan", unused=("output",),

@@ -5,6 +5,7 @@ Run as a program, this file is one of the ranks: it fine-tunes what the tests be
 
 import csv
 import json
+import re
 import shutil
 import sys
 import time
@@ -201,6 +202,37 @@ def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
     for name in ("results.json", "best/model.safetensors", "predictions/test/SST-2.tsv"):
         assert (output / "resumed" / name).read_bytes() == (output / "grid" / name).read_bytes()
     assert len(json.loads((output / "kept.json").read_text())) == 1  # the best run's model was lost, so it was redone
+
+
+def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
+    best = output / "grid" / "best"
+    command = ["-m", "trainer", "predict", "--model", best, "--input", folder / "test.tsv", folder / "dev.tsv"]
+    done = run_python([*command, "--output", tmp_path / "out"])
+    assert done.returncode == 2
+    assert re.search(r"dev\.tsv.*index", done.stderr)  # it has no column of the row's number, as test files have
+    done = run_python([*command[:-1], "--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16])
+    assert done.returncode == 0, done.stderr
+    assert "SST-2.tsv, 7 rows" in done.stdout
+    name = "predictions/test/SST-2.tsv"
+    assert (tmp_path / "out" / name).read_bytes() == (output / "grid" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "message"),
+    [
+        ("three-labels", [], "does not say which task it was fine-tuned on; give --task"),
+        ("three-labels", ["--task", "regression"], "has a head for classification with 3 labels: x, y, z, this task"),
+        ("model", ["--task", "sst2"], "has no head for a task; fine-tune it first"),
+        ("three-labels", ["--task", "sst2", "--seq_len", "41"], "reads 40 tokens at most"),
+        ("three-labels", ["--task", "ner-features", "--tokens.feature_layers", "-1"], "predicts within finetune alone"),
+    ],
+)
+def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, message):
+    command = ["-m", "trainer", "predict", "--model", folder / model, "--input", folder / "test.tsv"]
+    done = run_python([*command, "--output", tmp_path / "out", *flags])
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 # Waits for ever in the first step of the second run.

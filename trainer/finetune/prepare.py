@@ -11,7 +11,7 @@ from pipeline.storage.folder import Folder
 from tokenizer.vocab import Vocabulary
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.start import choose_head, read_vocabulary, start_model
-from trainer.finetune.task import Item, OwnModel, Split, Task
+from trainer.finetune.task import Item, OwnModel, ReadSet, Split, Task
 from trainer.finetune.tasks import open_task
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import plain_name
@@ -87,14 +87,10 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
         FileNotFoundError: No such file or model.
     """
     task = open_task(settings)
-    _check_names(settings)
+    check_names([*settings.validation, *settings.test])
     read = {(split, path): task.read(path, split) for split, paths in _splits(settings) for path in paths}
     opened = open_model(settings.model)
-    if settings.seq_len > opened.config.max_position_embeddings:
-        raise ValueError(
-            f"seq_len is {settings.seq_len}, {settings.model} reads {opened.config.max_position_embeddings} "
-            "tokens at most; give a smaller one"
-        )
+    check_positions(settings.seq_len, opened)
     found = task.find_labels([each for path in settings.train for each in read["train", path].examples])
     head, keeps_head, notes = choose_head(task, found, opened, settings.replace_head)
     if settings.hidden_dropout is not None:
@@ -109,11 +105,7 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     encoder = TextEncoder(vocab, lower_case, settings.seq_len)
     files: dict[Split, list[DataFile]] = {"train": [], "validation": [], "test": []}
     for (split, path), rows in read.items():
-        encoded = task.encode(rows.examples, head.labels, encoder, split)
-        tokens = sum(len(sequence.input_ids) for item in encoded.items for sequence in item.sequences)
-        numbers = {"examples": len(rows.examples), "items": len(encoded.items), "tokens": tokens}
-        facts = {"file": path, "sha256": _sha256(path), **numbers, **rows.counts, **encoded.counts}
-        files[split].append(DataFile(path, rows.examples, encoded.items, facts))
+        files[split].append(encode_file(task, path, split, rows, head, encoder))
     return Prepared(
         task=task,
         opened=opened,
@@ -129,6 +121,24 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     )
 
 
+def encode_file(task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder) -> DataFile:
+    """A file that was read, as the model reads it."""
+    encoded = task.encode(rows.examples, head.labels, encoder, split)
+    tokens = sum(len(sequence.input_ids) for item in encoded.items for sequence in item.sequences)
+    numbers = {"examples": len(rows.examples), "items": len(encoded.items), "tokens": tokens}
+    facts = {"file": path, "sha256": _sha256(path), **numbers, **rows.counts, **encoded.counts}
+    return DataFile(path, rows.examples, encoded.items, facts)
+
+
+def check_positions(seq_len: int, opened: OpenedModel) -> None:
+    """Refuses a sequence length that the model has no positions for."""
+    if seq_len > opened.config.max_position_embeddings:
+        raise ValueError(
+            f"seq_len is {seq_len}, {opened.where} reads {opened.config.max_position_embeddings} "
+            "tokens at most; give a smaller one"
+        )
+
+
 def begin_model(prepared: Prepared, seed: int) -> tuple[Any, list[str]]:
     """The model that a run trains, and the names of its parameters that begin as new."""
     if isinstance(prepared.task, OwnModel):
@@ -140,9 +150,9 @@ def _splits(settings: FinetuneSettings) -> Sequence[tuple[Split, list[str]]]:
     return (("train", settings.train), ("validation", settings.validation), ("test", settings.test))
 
 
-def _check_names(settings: FinetuneSettings) -> None:
+def check_names(paths: Sequence[str]) -> None:
     """Metrics and predictions are found by the names of files."""
-    names = Counter(map(plain_name, [*settings.validation, *settings.test]))
+    names = Counter(map(plain_name, paths))
     repeated = [name for name, count in names.items() if count > 1]
     if repeated:
         raise ValueError(f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice")

@@ -145,6 +145,40 @@ class FinetuneSettings:
     lower_case: bool | None = None
 
 
+@dataclass(frozen=True)
+class PredictSettings:
+    """Writes what a fine-tuned model says of files, in the form in which the task's predictions are.
+
+    Files:
+        model: The folder or URL of a fine-tuned model, such as OUTPUT/best of finetune.
+        input: Files without labels, of the layout of the task's test files.
+        output: Folder for the predictions, which are written to OUTPUT/predictions/FILE/.
+        columns: Names of the columns of a table.
+        squad: Windows and answers of squad and squad2.
+        tokens: Columns and windows of ner.
+
+    Model:
+        task: The task; null means the one that the model was fine-tuned on here.
+        seq_len: Sequence length in tokens, with [CLS] and [SEP]; null means that of the fine-tuning.
+        lower_case: Whether the model reads lower-cased text; null means what its folder says.
+        precision: The numbers of weights and activations.
+        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
+            changes no prediction.
+    """
+
+    model: str
+    input: list[str]
+    output: str
+    columns: ColumnSettings = field(default_factory=ColumnSettings)
+    squad: SquadSettings = field(default_factory=SquadSettings)
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    task: str | None = None
+    seq_len: int | None = None
+    lower_case: bool | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_tokens: int = 8_192
+
+
 def check_settings(settings: FinetuneSettings) -> None:
     """Refuses numbers that make no sense before anything is read.
 
@@ -159,11 +193,12 @@ def check_settings(settings: FinetuneSettings) -> None:
             raise ValueError(f"{name} is {getattr(settings, name)}; every one must be above 0")
     if not 0.0 <= settings.warmup_fraction < 1.0:
         raise ValueError(f"warmup_fraction is {settings.warmup_fraction}; it is a share of the steps, in [0, 1)")
-    _check_lengths(settings)
+    check_lengths(settings)
     _check_seeds(settings.seeds)
 
 
-def _check_lengths(settings: FinetuneSettings) -> None:
+def check_lengths(settings: FinetuneSettings) -> None:
+    """Refuses lengths that hold no sequence, as `check_settings` does."""
     length, micro_tokens = settings.seq_len, settings.micro_tokens
     if length < 5:
         raise ValueError(f"seq_len is {length}; [CLS] A [SEP] B [SEP] needs 5")

@@ -10,7 +10,7 @@ from trainer.conversion.export import TOKENIZER, VOCAB
 from trainer.finetune.task import Task
 from trainer.inference.open_model import OpenedModel
 from trainer.model.config import BertConfig
-from trainer.model.task_heads import BertForTask, Head, build_task_model
+from trainer.model.task_heads import BertForTask, Head, HeadKind, build_task_model
 
 
 def choose_head(
@@ -38,6 +38,20 @@ def choose_head(
         f"{opened.where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
         "--replace_head true for a new one, or another model"
     )
+
+
+def check_kind(opened: OpenedModel, kind: HeadKind) -> Head:
+    """The head of a model that is to predict.
+
+    Raises:
+        ValueError: It has none, or one of another kind.
+    """
+    if opened.head is None:
+        raise ValueError(f"{opened.where} has no head for a task; fine-tune it first, and give OUTPUT/best of that")
+    if opened.head.kind != kind:
+        needed = _describe(Head(kind))
+        raise ValueError(f"{opened.where} has a head for {_describe(opened.head)}, this task needs one for {needed}")
+    return opened.head
 
 
 def read_vocabulary(opened: OpenedModel) -> Vocabulary:
