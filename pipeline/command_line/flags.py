@@ -19,9 +19,9 @@ from pipeline.command_line.values import (
     make,
     merge,
     missing_fields,
-    new_name,
     parse_yaml,
     read_section,
+    renamed,
     section_of,
     suggest,
     word_node,
@@ -126,8 +126,8 @@ class _Words:
     def _hint_of(self, name: str) -> Any:
         if name.startswith("--") and (hint := find_hint(self.settings_class, name[2:])) is not None:
             return hint
-        if new := new_name(self.settings_class, name[2:]):
-            raise ValueError(f"{name} is --{new} now")
+        if answer := renamed(self.settings_class, name.lstrip("-"), mark="--"):
+            raise ValueError(f"{name} {answer}")
         raise ValueError(f"unknown flag {name}; {self._help_with(name.lstrip('-'))}")
 
     def _help_with(self, name: str) -> str:

@@ -15,28 +15,12 @@ from typing import Any, Literal
 
 import yaml
 
+from pipeline.command_line.other_names import NOT_NEEDED, OLD_NAMES, OTHER_PROGRAMS
+
 Tree = dict[str, Any]
 """Name of a field -> the node that it was given, or the tree of a nested settings class."""
 
 BOOLEANS: dict[str, bool] = yaml.SafeLoader.bool_values
-OLD_NAMES = {
-    "batch_size": "global_batch",
-    "count": "num_instances",
-    "dataset": "data",
-    "doc_stride": "stride",
-    "dropout": "hidden_dropout",
-    "field": "text_field",
-    "format": "output_format",
-    "gpus": "world_size",
-    "html": "output",
-    "input_format": "format",
-    "learning_rate": "peak_lr",
-    "max_instances": "num_instances",
-    "max_length": "seq_len",
-    "max_seq_len": "seq_len",
-}
-"""A name that a flag or key had, and the one that means the same in every command."""
-
 _NULL = "tag:yaml.org,2002:null"
 _TEXT = "tag:yaml.org,2002:str"
 _MOST_NODES = 100_000
@@ -120,8 +104,8 @@ def read_section(node: yaml.Node | None, settings_class: Any, prefix: str = "", 
     for key_node, value in _pairs(node, prefix):
         name, key = str(key_node.value), f"{prefix}{key_node.value}"
         hint = typing.get_type_hints(settings_class).get(name)
-        if hint is None and (new := new_name(settings_class, name)):
-            raise ValueError(f"{line_of(key_node)}{key} is {prefix}{new} now")
+        if hint is None and (answer := renamed(settings_class, name, mark=prefix)):
+            raise ValueError(f"{line_of(key_node)}{key} {answer}")
         if hint is None:
             raise ValueError(f"{line_of(key_node)}unknown key {key}; {_help_with(key, settings_class, program)}")
         section = section_of(hint)
@@ -348,11 +332,20 @@ def find_hint(settings_class: Any, key: str) -> Any:
     return find_hint(inner, rest) if inner else None
 
 
-def new_name(settings_class: Any, key: str) -> str | None:
-    """The key that an old one has become; None where it is no old one of this class."""
-    level, dot, name = key.rpartition(".")
-    new = f"{level}{dot}{OLD_NAMES.get(name)}"
-    return new if find_hint(settings_class, new) is not None else None
+def renamed(settings_class: Any, key: str, mark: str = "") -> str | None:
+    """What is said after a key that the class lacks and other programs or versions have; None of any other key.
+
+    Args:
+        settings_class: The class.
+        key: The key, with its levels.
+        mark: What stands before a key in the message: "--" on the command line.
+    """
+    level, dot, name = key.replace("-", "_").rpartition(".")
+    for names, when in ((OLD_NAMES, "now"), (OTHER_PROGRAMS, "here")):
+        for new in names.get(name, "").split():
+            if find_hint(settings_class, f"{level}{dot}{new}") is not None:
+                return f"is {mark}{level}{dot}{new} {when}"
+    return NOT_NEEDED.get(name)
 
 
 def known_keys(settings_class: Any, prefix: str = "") -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.command import Command
+from pipeline.command_line.other_names import OLD_NAMES
 from pipeline.command_line.program import check_least, parse_settings, run_program
-from pipeline.command_line.values import OLD_NAMES
 from trainer.cli import COMMANDS as TRAINER
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.help import field_groups, field_help
+from pipeline.command_line.other_names import OTHER_PROGRAMS
 from pipeline.command_line.values import choices_of, item_of, known_keys, section_of
 from pipeline.settings import BuildSettings
 from pipeline.stages.build import run_shards, run_tokens, run_vocab
@@ -52,7 +53,7 @@ def test_flags_and_commands_that_a_page_names_exist(page):
     text = page.read_text()
     keys = {key for program, commands in PROGRAMS.items() for name in commands for key in keys_of(program, name)}
     of_scripts = {flag for text in SCRIPTS for flag in re.findall(r'add_argument\("--([a-z][\w]*)"', text)}
-    known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS
+    known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS | OTHER_PROGRAMS.keys()
     flags = {flag.rstrip(".") for flag in re.findall(r"(?<![\w-])--([a-z][\w.]*)", text)}
     assert flags <= known, f"no such flags: {flags - known}"
     named = set(re.findall(r"(?:python -m|--module) (pipeline|trainer) ([a-z][a-z-]*)", text))

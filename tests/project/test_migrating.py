@@ -1,0 +1,111 @@
+"""docs/migrating.md: each row of its tables is what the command answers, and its commands run on a small text."""
+
+import json
+import os
+import re
+import shlex
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import COMMANDS as PIPELINE
+from pipeline.command_line.other_names import NOT_NEEDED, OTHER_PROGRAMS
+from pipeline.command_line.program import load, run_program
+from pipeline.command_line.values import find_hint
+from tests.loaded_python import run_python
+from trainer.cli import COMMANDS as TRAINER
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/migrating.md").read_text()
+COMMANDS = {"build": PIPELINE, "pretrain": TRAINER}
+# What makes a command small, by its first words. A command without a row here fails the test.
+PHASE = "[{seq_len: 128, global_batch: 4, steps: 1, peak_lr: 1e-4, warmup_steps: 1}]"
+SMALLER = {
+    "-m pipeline build": ["--passes", "1", "--workers", "1"],
+    "-m trainer pretrain": ["--phases", PHASE, "--model.preset", "tiny", "--validation.num_instances", "4"],
+    "-m trainer plan": [],
+    "-m trainer export": [],
+}
+
+
+def rows():
+    """The command, the other program's flag and ours of each row; ours is empty where there is none."""
+    command = ""
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or cells[0].startswith("-"):
+            continue
+        if not cells[0].startswith("`"):
+            command = next((name for name in COMMANDS if name in cells[1]), "")
+            continue
+        own = re.match(r"`(\w+)`: ", cells[1])
+        ours = re.findall(r"`([\w.]+)`", cells[1][own.end() if own else 0 :])
+        yield own[1] if own else command, cells[0].strip("`"), ours[0] if ours else ""
+
+
+@pytest.mark.parametrize(("command", "theirs", "ours"), [*rows()])
+def test_a_flag_of_another_program_is_answered(command, theirs, ours, capsys):
+    program = COMMANDS[command]
+    if theirs == ours:
+        assert find_hint(load(program[command].settings), ours) is not None
+        return
+    assert run_program("program", "Tests.", program, [command, f"--{theirs}", "1"]) == 2
+    said = capsys.readouterr().err
+    if ours:
+        assert re.fullmatch(rf"program {command}: error: --{theirs} is --{re.escape(ours)} (here|now)\n", said)
+    else:
+        assert re.match(rf"program {command}: error: --{theirs} is not (needed|there): ", said)
+
+
+def test_a_key_of_a_file_is_answered_too(capsys, tmp_path):
+    file = tmp_path / "theirs.yaml"
+    file.write_text("dupe_factor: 10\n")
+    assert run_program("program", "Tests.", PIPELINE, ["build", "--config", str(file)]) == 2
+    assert capsys.readouterr().err == f"program build: error: {file}:1: dupe_factor is passes here\n"
+
+
+def test_every_name_that_is_answered_leads_somewhere():
+    settings = [load(command.settings) for program in (PIPELINE, TRAINER) for command in program.values()]
+    for name, answers in OTHER_PROGRAMS.items():
+        for answer in answers.split():
+            assert any(find_hint(each, answer) is not None for each in settings), f"{name} is {answer}"
+    assert all(reason.startswith("is not ") for reason in NOT_NEEDED.values())
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with a text as google-research/bert reads it, a vocabulary, and my-text/."""
+    folder = tmp_path_factory.mktemp("migrating")
+    texts = [[f"The {i} brown foxes jumped.", f"Then {i * 7} lazy dogs slept on."] for i in range(60)]
+    (folder / "sample_text.txt").write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
+    letters = string.ascii_lowercase + string.digits + "."
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    (folder / "my-text").mkdir()
+    lines = (json.dumps({"text": "\n".join(text)}) for text in texts)
+    (folder / "my-text/a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+@pytest.mark.engines
+def test_the_commands_run_in_order(workplace):
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for line in "".join(blocks).splitlines() if line]
+    assert len(lines) == 8
+    for line in lines:
+        start = next((start for start in SMALLER if line.startswith(f"python {start} ")), None)
+        assert start is not None, f"a page has a command that no test runs: {line}"
+        words = [*shlex.split(line)[1:], *SMALLER[start]]
+        if start == "-m pipeline build":
+            words += [] if "--vocab" in words else ["--vocab_size", "200"]
+            ran = subprocess.run(
+                [sys.executable, *words], cwd=workplace, env=os.environ, capture_output=True, text=True, check=False
+            )
+        else:
+            ran = run_python(words, cwd=workplace)
+        assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
+    assert (workplace / "hf-model/model.safetensors").exists()
+    assert (workplace / "google/manifest.json").exists()
