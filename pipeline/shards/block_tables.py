@@ -76,7 +76,11 @@ def open_block_tables(data: bytes, shards: Sequence[Shard], where: str) -> "Bloc
     return BlockTables(lambda start, stop: data[start:stop], lambda: len(data), shards, where)
 
 
-class _Opened(NamedTuple):
+Keep = Callable[[str, Callable[[], bytes]], bytes]
+"""Gives the bytes that a key names for good: kept ones, or else those that the function reads."""
+
+
+class OpenedTables(NamedTuple):
     """What is kept of the file.
 
     Attributes:
@@ -101,7 +105,12 @@ class BlockTables:
     """
 
     def __init__(
-        self, read: Callable[[int, int], bytes], size: Callable[[], int], shards: Sequence[Shard], where: str
+        self,
+        read: Callable[[int, int], bytes],
+        size: Callable[[], int],
+        shards: Sequence[Shard],
+        where: str,
+        opened: OpenedTables | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -110,44 +119,54 @@ class BlockTables:
             size: Its size in bytes.
             shards: Rows of shards.parquet, whose blocks it must have.
             where: Its URL, for messages.
+            opened: What another process has read of it by `open`.
         """
         self._read = read
         self._size = size
         self._shards = shards
         self._where = where
-        self._opened: _Opened | None = None
+        self._opened = opened
         self._opening = threading.Condition()
         self._opening_until = 0.0
 
-    def table(self, row: int) -> BlockTable:
+    def table(self, row: int, keep: Keep | None = None) -> BlockTable:
         """The blocks of the shard in a row of shards.parquet.
+
+        Args:
+            row: Which.
+            keep: Keeps what is read of this very file, and gives it to other processes.
 
         Raises:
             ValueError: The file is damaged, or does not describe the shard.
         """
-        opened = self._open_once()
+        opened = self.open(keep)
         try:
-            return self._rows_of(row, opened)
+            return self._rows_of(row, opened, self._reader(keep))
         except ValueError:
             self._opened = None
             raise
 
-    def _rows_of(self, row: int, opened: _Opened) -> BlockTable:
+    def _reader(self, keep: Keep | None) -> Callable[[int, int], bytes]:
+        if keep is None:
+            return self._read
+        return lambda start, stop: keep(f"{start}-{stop}", lambda: self._read(start, stop))
+
+    def _rows_of(self, row: int, opened: OpenedTables, read: Callable[[int, int], bytes]) -> BlockTable:
         first, stop = opened.first_row[row : row + 2].tolist()
         if opened.whole is not None:
             return _parse_rows(opened.whole.slice(first, stop - first), row, self._shards[row], self._where)
         group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
-        rows = self._read_group(opened, group).slice(first - int(opened.group_rows[group]), stop - first)
+        rows = self._read_group(opened, group, read).slice(first - int(opened.group_rows[group]), stop - first)
         parsed = _parse_rows(rows, row, self._shards[row], self._where)
         del rows
         pa.default_memory_pool().release_unused()  # Arrow would keep some MB for every thread that reads
         return parsed
 
-    def _read_group(self, opened: _Opened, group: int) -> pa.Table:
+    def _read_group(self, opened: OpenedTables, group: int, read: Callable[[int, int], bytes]) -> pa.Table:
         # Arrow is not asked where the columns lie: where that is damaged, its answer ends the process. When it reads
         # them it raises an error.
         share = (opened.num_bytes - opened.metadata.serialized_size) / max(1, len(opened.group_rows) - 1)
-        ahead = _Ahead(self._read, opened.num_bytes, int(_AHEAD_SHARES * share))
+        ahead = _Ahead(read, opened.num_bytes, int(_AHEAD_SHARES * share))
         try:
             with named_damage(self._where):
                 file = pq.ParquetFile(ahead, metadata=opened.metadata, page_checksum_verification=True)
@@ -157,8 +176,8 @@ class BlockTables:
                 raise ahead.failure from None
             raise
 
-    def _open_once(self) -> _Opened:
-        """Opens the file, which other threads wait for, though not for ever."""
+    def open(self, keep: Keep | None = None) -> OpenedTables:
+        """Opens the file, which other threads wait for, though not for ever; as `table`."""
         with self._opening:
             while self._opened is None and (seconds := self._opening_until - time.monotonic()) > 0:
                 self._opening.wait(seconds)
@@ -167,28 +186,29 @@ class BlockTables:
             self._opening_until = time.monotonic() + _OPENING_SECONDS
         opened = None
         try:
-            opened = self._open()
+            opened = self._open(keep)
         finally:
             with self._opening:
                 self._opened, self._opening_until = opened or self._opened, 0.0
                 self._opening.notify_all()
         return opened
 
-    def _open(self) -> _Opened:
-        num_bytes = self._size()
+    def _open(self, keep: Keep | None) -> OpenedTables:
+        read = self._reader(keep)
+        num_bytes = self._size() if keep is None else int(keep("size", lambda: str(self._size()).encode()))
         if num_bytes <= WHOLE_BYTES:
-            file = read_parquet(self._read(0, num_bytes), BLOCKS_SCHEMA, self._where)
+            file = read_parquet(read(0, num_bytes), BLOCKS_SCHEMA, self._where)
             rows = self._count_rows(file)
             with named_damage(self._where):
-                return _Opened(file.read(use_threads=False), file.metadata, num_bytes, *rows)
+                return OpenedTables(file.read(use_threads=False), file.metadata, num_bytes, *rows)
         start = max(0, num_bytes - _TAIL_BYTES)
-        tail = self._read(start, num_bytes)
+        tail = read(start, num_bytes)
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > len(tail):
             begin = max(0, num_bytes - length)
-            start, tail = begin, self._read(begin, start) + tail
+            start, tail = begin, read(begin, start) + tail
         file = read_parquet(_Piece(tail, start, num_bytes), BLOCKS_SCHEMA, self._where, num_bytes=num_bytes)
-        return _Opened(None, file.metadata, num_bytes, *self._count_rows(file))
+        return OpenedTables(None, file.metadata, num_bytes, *self._count_rows(file))
 
     def _count_rows(self, file: pq.ParquetFile) -> tuple[Array, Array]:
         """The first row of each shard and of each row group, and the ends, checked against each other."""

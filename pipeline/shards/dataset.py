@@ -2,14 +2,31 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from pipeline.shards.block_tables import BlockTables
+from pipeline.shards.block_tables import BlockTables, Keep, OpenedTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
+
+
+class OpenedDataset(NamedTuple):
+    """What one process has read of a dataset's tables, for others to open it without reading them.
+
+    Attributes:
+        url: Where it lies.
+        manifest: Its manifest.json.
+        shards: Every row of shards.parquet, in order.
+        tables: What is kept of blocks.parquet.
+    """
+
+    url: str
+    manifest: Manifest
+    shards: tuple[Shard, ...]
+    tables: OpenedTables
 
 
 class Dataset:
@@ -21,7 +38,9 @@ class Dataset:
         all_shards: Every row of shards.parquet, in order.
     """
 
-    def __init__(self, folder: Folder, manifest: Manifest, shards: list[Shard]) -> None:
+    def __init__(
+        self, folder: Folder, manifest: Manifest, shards: Sequence[Shard], tables: OpenedTables | None = None
+    ) -> None:
         self.folder = folder
         self.manifest = manifest
         self.all_shards = tuple(shards)
@@ -31,6 +50,7 @@ class Dataset:
             lambda: self._size_of(BLOCKS_TABLE),
             self.all_shards,
             self.locate(BLOCKS_TABLE),
+            tables,
         )
 
     @property
@@ -70,20 +90,33 @@ class Dataset:
         """Whether a pass can be read; a finished dataset has all (`pipeline.shards.growing` has others)."""
         return pass_index < self.num_passes(split, seq_len)
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+    def opened(self) -> OpenedDataset:
+        """What `open_again` takes in another process; raises as `blocks`."""
+        read = partial(self.folder.ask, self._tables.open, BLOCKS_TABLE)
+        tables = reread_damaged(read, is_local=self.is_local)
+        return OpenedDataset(self.url, self.manifest, self.all_shards, tables)
+
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:
         """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart.
 
         Args:
             shard: A shard of this dataset.
             attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
+            keep: Keeps what is read of the table, by keys that name it for good.
 
         Raises:
             FileNotFoundError: The table is missing.
             StorageError: The store failed in every attempt.
             ValueError: The table is damaged, or does not describe the shard.
         """
-        row = self._rows[shard.name]
-        return self.folder.ask(lambda: self._tables.table(row), BLOCKS_TABLE, attempts)
+        row, digest = self._rows[shard.name], self.manifest.tables_sha256.get(BLOCKS_TABLE)
+        named: Keep | None = None
+        if keep is not None and digest is not None:
+
+            def named(key: str, read: Callable[[], bytes]) -> bytes:
+                return keep(f"{BLOCKS_TABLE} {digest} {key}", read)
+
+        return self.folder.ask(lambda: self._tables.table(row, named), BLOCKS_TABLE, attempts)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a file of the dataset, by one request; OSError where another number comes."""
@@ -136,6 +169,11 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
             " settings to finish it, or give the folder that was its --output"
         )
     return reread_damaged(lambda: _read_dataset(folder), is_local=folder.is_local)
+
+
+def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset that another process has opened and checked; nothing is read."""
+    return Dataset(Folder(opened.url, storage_options), opened.manifest, opened.shards, opened.tables)
 
 
 def _read_dataset(folder: Folder) -> Dataset:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from pipeline.shards.block_tables import BlockTables, blocks_table
+from pipeline.shards.block_tables import BlockTables, Keep, blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import (
     BLOCKS_TABLE,
@@ -88,8 +88,8 @@ class GrowingDataset(Dataset):
         self._growing = threading.Lock()
         self._looking = threading.Lock()
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
-        """Where the blocks of a shard of a pass found lie; as `Dataset.blocks`.
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:  # noqa: ARG002
+        """Where the blocks of a shard of a pass found lie; as `Dataset.blocks`, and nothing is kept.
 
         The build takes away what it published of a pass when it ends, and writes blocks.parquet anew when more passes
         are added, so what is not there or does not fit is looked for once more.

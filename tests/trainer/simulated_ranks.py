@@ -2,13 +2,15 @@
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, deque
 from itertools import count
 
 from pipeline.storage import faults
 from trainer.stream import ranged_read
 from trainer.stream.pace import Pace
 from trainer.stream.ranged_read import Attempts, ShardReadError
+
+NODE_RANKS = 8
 
 
 class SlowDownError(Exception):
@@ -76,3 +78,64 @@ class Simulation:
                 go_on()
 
         go_on()
+
+
+class Node:
+    """What the ranks of a node have fetched: each thing is asked for once where it has a cache."""
+
+    def __init__(self, simulation, is_cached):
+        self.simulation, self.is_cached = simulation, is_cached
+        self.fetched = []
+        self._waiting, self._there = {}, set()
+
+    def fetch(self, key, pace, done):
+        if not self.is_cached:
+            self.fetched.append(key)
+            self.simulation.request(pace, done)
+        elif key in self._there:
+            done()
+        elif key in self._waiting:
+            self._waiting[key].append(done)
+        else:
+            self._waiting[key] = [done]
+            self.fetched.append(key)
+            self.simulation.request(pace, lambda: self._came(key))
+
+    def _came(self, key):
+        self._there.add(key)
+        for done in self._waiting.pop(key):
+            done()
+
+
+class Rank:
+    """Fetches some things and then others, as many at a time as it has threads.
+
+    Attributes:
+        ready: When the things of its first step were there; None before.
+    """
+
+    def __init__(self, node, pace, tables, first, others, num_threads=8):
+        self._node, self._pace = node, pace
+        self._rest, self._needed = deque([*tables]), {*tables}
+        self._after, self._first = deque([*first, *others]), {*tables, *first}
+        self.ready = None
+        for _ in range(num_threads):
+            self._next()
+
+    def _next(self):
+        if not self._needed and not self._rest:  # tables are there: blocks can be planned
+            self._rest, self._after = self._after, deque()
+        if self._rest:
+            key = self._rest.popleft()
+            self._node.fetch(key, self._pace, lambda: self._came(key))
+
+    def _came(self, key):
+        simulation, had_tables = self._node.simulation, not self._needed
+        self._needed.discard(key)
+        self._first.discard(key)
+        if not self._first and self.ready is None:
+            self.ready = simulation.now - 1000
+        self._next()
+        if not had_tables and not self._needed:
+            for _ in range(7):
+                self._next()

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from tests.trainer.simulated_ranks import Simulation
-from trainer.stream.pace import FIRST_SECONDS, FREE_SECONDS, MAX_SECONDS, Pace, make_pace_file, open_pace
+from trainer.stream.pace import FIRST_SECONDS, FREE_SECONDS, MAX_SECONDS, Pace, make_pace_file
 
 NUM_NODES, ASKING = 256, 8
 
@@ -90,10 +90,6 @@ def test_many_ranks_begin_one_after_another_and_few_at_once():
     pace = a_pace(None, 0, 2048)
     assert pace.take_turn(0.0) == 0
     assert pace.take_turn(0.0) == pytest.approx(2048 / 3000)
-
-
-def test_a_process_has_one_pace():
-    assert open_pace(None, 3, 9) is open_pace(None, 3, 9)
 
 
 def ask_without_end(simulation, seconds, every):

@@ -1,7 +1,7 @@
 """A run in progress on one rank, put together from settings, dataset and newest checkpoint."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from trainer.process.stopping import StopRequest
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.runs.run_lock import lock_run
 from trainer.settings import PretrainSettings
-from trainer.stream.source import Mixture, open_mixture
+from trainer.stream.source import Mixture, OpenedMixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.stream.state import parse_state
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile
@@ -134,7 +134,8 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     with together(ranks):
         profile = Profile(settings.profile, folder.path / "profile", ranks)
         options = parse_storage_options(settings.storage_options)
-        mixture = open_mixture(settings.data, options, patience if settings.follow else None)
+    mixture = open_data(settings.data, options, patience if settings.follow else None, ranks)
+    with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
         if settings.checkpoint.url is not None:
             store = CheckpointStore(settings.checkpoint.url, options)
@@ -188,6 +189,27 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         profile,
         position,
     )
+
+
+def open_data(
+    entries: Sequence[str], options: Mapping[str, Any] | None, patience: Patience | None, ranks: Ranks
+) -> Mixture:
+    """The datasets, whose tables rank 0 reads for all ranks.
+
+    With patience a build is followed, in which every rank looks for passes itself.
+
+    Raises:
+        ValueError: As `open_mixture`, on every rank.
+    """
+    opened: OpenedMixture = ()
+    with together(ranks):
+        mixture = open_mixture(entries, options, patience) if ranks.rank == 0 or patience else ()
+        if not patience:
+            opened = opened_mixture(mixture)
+    if patience:
+        return mixture
+    opened = ranks.from_first(opened)
+    return mixture or open_mixture_again(opened, options)
 
 
 def read_position(checkpoint: Path) -> Position:

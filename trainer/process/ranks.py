@@ -43,6 +43,14 @@ class Ranks:
         torch.distributed.all_gather_object(values, value, group=self.counts_group)
         return values
 
+    def from_first(self, value: Any) -> Any:
+        """What rank 0 has, on each of them; all have to call it."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0, group=self.counts_group)
+        return values[0]
+
     def peak_memory_bytes(self) -> int:
         """The most memory that this rank has held: tensors on a GPU, or the process on a CPU."""
         if self.device.type == "cuda":

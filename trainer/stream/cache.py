@@ -25,14 +25,19 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
+from pipeline.shards.block import checksum
+from pipeline.shards.records import BlockTable, Shard
 from trainer.stream.pace import Pace, make_pace_file
 from trainer.stream.ranged_read import (
     Attempts,
     BlockRange,
+    DamageError,
     ShardReadError,
     call_within,
     describe_range,
+    describe_table,
     fetch_blocks,
+    retry,
     split_blocks,
 )
 from trainer.stream.read_settings import ReadSettings
@@ -106,7 +111,7 @@ class ShardCache:
         Raises:
             CacheError: The folder cannot be used, or patience ended.
         """
-        path = self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
+        path = self._place(key)
         if (found := self._find(path, check)) is not None:
             return found
         with self._locked(path.name, stop, time.monotonic() + seconds):
@@ -118,6 +123,14 @@ class ShardCache:
             with self._counting:
                 self.fetched_bytes += len(data)
             return checked
+
+    def forget(self, key: str) -> None:
+        """Removes what was kept under a key, which was not what it should be."""
+        with self._named_errors():
+            self._place(key).unlink(missing_ok=True)
+
+    def _place(self, key: str) -> Path:
+        return self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
 
     def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
         """The stretch as checked; None where it is not there, or is damaged and now removed."""
@@ -258,6 +271,54 @@ def read_blocks_cached(
         found = _read_stretch(cache, dataset, stretch, attempts, stop, deadline)
         bodies += found[max(blocks.first - stretch.first, 0) : blocks.stop - stretch.first]
     return bodies
+
+
+def read_table_cached(
+    dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: threading.Event, attempts: Attempts
+) -> BlockTable:
+    """A shard's block table, as `read_table`; its bytes are read once for all ranks of a node.
+
+    Raises:
+        FileNotFoundError: The file is not there.
+        ShardReadError: The table did not come, or is damaged, or does not describe the shard.
+    """
+    cache, deadline = open_cache(str(settings.cache_dir), settings.cache_bytes), time.monotonic()
+    deadline += settings.budget_seconds
+    used: list[str] = []
+
+    def keep(key: str, read: Callable[[], bytes]) -> bytes:
+        def fetch() -> tuple[bytes, bytes]:
+            data = retry(lambda seconds: call_within(seconds, read), attempts)
+            return _sealed(data), data
+
+        used.append(key)
+        try:
+            return cache.read(key, _unsealed, fetch, stop, deadline - time.monotonic())
+        except CacheError as error:
+            raise ShardReadError(f"{describe_table(dataset, shard)}: {error}") from error
+
+    while True:
+        try:
+            return dataset.blocks(shard, attempts=1, keep=keep)
+        except (FileNotFoundError, ShardReadError):
+            raise
+        except ValueError as error:
+            for key in used:  # it was damaged before it came here
+                cache.forget(key)
+            attempts.failed(DamageError(str(error)))
+            attempts.wait()
+
+
+def _sealed(data: bytes) -> bytes:
+    """Bytes with their crc32, for what has none of its own."""
+    return checksum(data).to_bytes(4, "little") + data
+
+
+def _unsealed(stored: bytes) -> bytes:
+    data = stored[4:]
+    if _sealed(data) != stored:
+        raise ValueError("the crc32 is another")
+    return data
 
 
 def _read_stretch(

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from random import SystemRandom
 
@@ -130,9 +129,3 @@ def make_pace_file(path: Path) -> None:
     with path.open("ab") as file:
         if file.tell() != _NUM_BYTES:
             file.truncate(_NUM_BYTES)
-
-
-@lru_cache(maxsize=8)
-def open_pace(path: Path | None, rank: int, num_ranks: int) -> Pace:
-    """The pace of this process."""
-    return Pace(path, rank, num_ranks)

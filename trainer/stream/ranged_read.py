@@ -21,7 +21,7 @@ from trainer.stream.source import ShardStore
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 15.0
-LAST_SECONDS = 1.0
+LAST_SECONDS = 5.0
 """An attempt that begins at the end of patience may take so long all the same."""
 
 Result = TypeVar("Result")

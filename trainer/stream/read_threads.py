@@ -21,8 +21,8 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.shards.records import BlockTable, Shard
-from trainer.stream.cache import open_cache, read_blocks_cached
-from trainer.stream.pace import open_pace
+from trainer.stream.cache import open_cache, read_blocks_cached, read_table_cached
+from trainer.stream.pace import Pace
 from trainer.stream.ranged_read import (
     Attempts,
     BlockRange,
@@ -133,7 +133,7 @@ class ReadThreads:
         pace_path = None
         if settings.cache_dir is not None:
             pace_path = open_cache(settings.cache_dir, settings.cache_bytes).pace_path
-        self._pace = None if dataset.is_local else open_pace(pace_path, settings.rank, settings.num_ranks)
+        self._pace = None if dataset.is_local else Pace(pace_path, settings.rank, settings.num_ranks)
         self.stop = threading.Event()
         self._dataset = dataset
         self._settings = settings
@@ -153,7 +153,7 @@ class ReadThreads:
         """A shard's block table, read before everything else: nothing can be planned without."""
         result: Future[BlockTable] = Future()
         describe = partial(describe_table, self._dataset, shard)
-        self._ask(0, _Wanted(result, describe, partial(read_table, self._dataset, shard)))
+        self._ask(0, _Wanted(result, describe, partial(self._read_table, shard)))
         return result
 
     def close(self, seconds: float = 1.0) -> None:
@@ -220,6 +220,11 @@ class ReadThreads:
         worker.job = job
         complete(job.wanted.result, lambda: job.wanted.read(job.attempts, worker.call))
         worker.job = None
+
+    def _read_table(self, shard: Shard, attempts: Attempts, call: Caller) -> BlockTable:
+        if self._settings.cache_dir is None or self._dataset.is_local:
+            return read_table(self._dataset, shard, attempts, call)
+        return read_table_cached(self._dataset, shard, self._settings, self.stop, attempts)
 
     def _read_blocks(self, blocks: BlockRange, attempts: Attempts, call: Caller) -> list[memoryview]:
         if self._settings.cache_dir is None:

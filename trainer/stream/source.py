@@ -7,7 +7,8 @@ from itertools import chain, count
 from operator import attrgetter
 from typing import Any, Protocol
 
-from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.block_tables import Keep
+from pipeline.shards.dataset import Dataset, OpenedDataset, open_again, open_dataset
 from pipeline.shards.growing import open_growing
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.faults import ATTEMPTS
@@ -34,7 +35,7 @@ class ShardStore(Protocol):
     def locate(self, name: str) -> str:
         """The URL of a file, for messages."""
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:
         """Where a shard's blocks lie, as `Dataset.blocks`."""
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
@@ -94,6 +95,20 @@ def open_mixture(
     return tuple(mixture)
 
 
+OpenedMixture = tuple[tuple[str, OpenedDataset, int], ...]
+"""Name, tables and weight of each dataset, as one process sends them to others."""
+
+
+def opened_mixture(mixture: Mixture) -> OpenedMixture:
+    """What `open_mixture_again` takes in another process; raises as `Dataset.opened`."""
+    return tuple((each.name, each.dataset.opened(), each.weight) for each in mixture)
+
+
+def open_mixture_again(opened: OpenedMixture, storage_options: Mapping[str, Any] | None = None) -> Mixture:
+    """The mixture that another process has opened and checked; nothing is read."""
+    return tuple(WeightedDataset(name, open_again(tables, storage_options), weight) for name, tables, weight in opened)
+
+
 def one_dataset(dataset: Dataset) -> Mixture:
     """A mixture of one."""
     return (WeightedDataset("data", dataset),)
@@ -124,10 +139,10 @@ class JoinedShards:
         """The URL of a shard, which is its name here."""
         return name
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS) -> BlockTable:
+    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:
         """Where a shard's blocks lie, as `Dataset.blocks`."""
         dataset, own = self._homes[shard.name]
-        return dataset.blocks(own, attempts)
+        return dataset.blocks(own, attempts, keep)
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
         """Bytes start to stop - 1 of a shard, by one request; raises OSError where others come."""
