@@ -152,7 +152,7 @@ def _make_code(sources: Sequence[Path], folder: Path) -> None:
 
 def _source_files() -> list[Path]:
     found = [ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE")]
-    for room in ("beambert", "pipeline", "tokenizer", "trainer"):
+    for room in ("pipeline", "tokenizer", "trainer"):
         found += [each for each in (ROOT / room).rglob("*") if each.suffix in (".py", ".c", ".h", ".typed")]
     return sorted(found)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from beambert.cli import COMMANDS
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.recipes import find_config, recipe_names
+from trainer.beambert import COMMANDS
 from trainer.cli import COMMANDS as TRAINER
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def installed(tmp_path_factory):
     checkout, site = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
-    for room in ("beambert", "pipeline", "trainer", "tokenizer"):
+    for room in ("pipeline", "trainer", "tokenizer"):
         shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"))
     wheel = "from setuptools.build_meta import build_wheel; print(build_wheel('made'))"
     environment = os.environ | {"CC": "/no/such/compiler"}
@@ -114,7 +114,8 @@ def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
     ],
 )
 def test_bash_completes(words, expected):
-    printed = [sys.executable, "-m", "beambert", "completion", "bash"]
+    program = "import sys; from trainer.beambert import main; sys.exit(main())"
+    printed = [sys.executable, "-c", program, "completion", "bash"]
     script = subprocess.run(printed, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     asked = f"COMP_WORDS=(beambert {' '.join(words)}); COMP_CWORD={len(words)}; _beambert; echo ${{COMPREPLY[@]}}"
     bash = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)

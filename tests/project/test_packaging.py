@@ -18,7 +18,7 @@ PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["beambert", "pipeline", "trainer", "tokenizer"])
+@pytest.mark.parametrize("name", ["pipeline", "trainer", "tokenizer"])
 def test_import_names_are_ours_alone(name):
     owners = importlib.metadata.packages_distributions().get(name)
     assert owners is None or set(owners) == {"beambert"}
@@ -48,7 +48,7 @@ def test_deepspeed_is_pinned_and_torch_is_bounded():
 
 
 def test_every_package_says_what_it_is_for():
-    for room in ("beambert", "pipeline", "trainer", "tokenizer"):
+    for room in ("pipeline", "trainer", "tokenizer"):
         for path in [ROOT / room, *(ROOT / room).rglob("*")]:
             if path.is_dir() and any(path.glob("*.py")):
                 assert (path / "__init__.py").read_text().startswith('"""'), f"{path}/__init__.py has no docstring"
@@ -62,7 +62,7 @@ def clean_checkout(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "build")
-    for room in ("beambert", "pipeline", "trainer", "tokenizer"):
+    for room in ("pipeline", "trainer", "tokenizer"):
         shutil.copytree(ROOT / room, folder / room, ignore=ignored)
     return folder
 

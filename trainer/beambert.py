@@ -16,14 +16,14 @@ from trainer.cli import COMMANDS as TRAINER
 
 DESCRIPTION = """\
 Raw text to shards of BERT pretraining instances, and shards to a trained BERT. On several GPUs:
-  deepspeed --num_gpus 8 --module beambert pretrain --config bert-base --data DIR --output RUN"""
+  deepspeed --num_gpus 8 --no_python beambert pretrain --config bert-base --data DIR --output RUN"""
 _OF_BOTH = PIPELINE.keys() & TRAINER.keys()
 COMMANDS = {
     **{f"{name}-data" if name in _OF_BOTH else name: command for name, command in PIPELINE.items()},
     **TRAINER,
     "completion": Command(
-        summary="print what completes these commands in a shell", settings="beambert.cli:CompletionSettings",
-        function="beambert.cli:completion", positionals=("shell",),
+        summary="print what completes these commands in a shell", settings="trainer.beambert:CompletionSettings",
+        function="trainer.beambert:completion", positionals=("shell",),
     ),
 }  # fmt: skip
 """A name that both programs have is the trainer's; the builder's ends in -data."""
