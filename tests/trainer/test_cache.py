@@ -349,7 +349,7 @@ def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, m
 
 
 READER = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from pipeline.shards.dataset import open_dataset
@@ -358,8 +358,17 @@ from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
 from trainer.stream.read_settings import ReadSettings
 
-folder, cache, log, pause = sys.argv[1:]
+folder, cache, log, pause, cache_bytes, dies = sys.argv[1:]
 cache_module.STRETCH_BYTES = 3000
+cache_module.MIN_CACHE_BYTES = 1
+write_bytes = Path.write_bytes
+
+def write_half(path, data):
+    write_bytes(path, data[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if dies == "writing":
+    Path.write_bytes = write_half
 dataset = open_dataset(folder)
 read_bytes = dataset.read_bytes
 
@@ -372,15 +381,17 @@ def slow_read(name, start, stop):
 
 dataset.read_bytes = slow_read
 rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate((60, 45)) for b in range(-(-size // 8))]
-settings = ReadSettings(num_threads=3, cache_dir=cache, cache_bytes=2**26)
+settings = ReadSettings(num_threads=3, cache_dir=cache, cache_bytes=int(cache_bytes))
 plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
 window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
 print([n for step in window for n in step.document_a.tolist()] == [*range(60), *range(100_000, 100_045)])
 """
 
 
-def start_reader(dataset: Dataset, settings: ReadSettings, log: Path, pause: float) -> subprocess.Popen:
-    arguments = [dataset.url, settings.cache_dir, str(log), str(pause)]
+def start_reader(
+    dataset: Dataset, settings: ReadSettings, log: Path, pause: float, dies: str = "never"
+) -> subprocess.Popen:
+    arguments = [dataset.url, settings.cache_dir, str(log), str(pause), str(settings.cache_bytes), dies]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-c", READER, *arguments], stdout=subprocess.PIPE, text=True, env=environment
@@ -388,11 +399,36 @@ def start_reader(dataset: Dataset, settings: ReadSettings, log: Path, pause: flo
 
 
 @pytest.mark.processes
-def test_four_cold_processes_fetch_every_stretch_once(dataset, settings, tmp_path):
-    readers = [start_reader(dataset, settings, tmp_path / "log", 0.05) for _ in range(4)]
-    assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 4
+def test_the_ranks_of_a_node_fetch_every_stretch_once(dataset, settings, tmp_path):
+    readers = [start_reader(dataset, settings, tmp_path / "log", 0.05) for _ in range(8)]
+    assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 8
     fetched = (tmp_path / "log").read_text().splitlines()
     assert len(fetched) == len(set(fetched)) == len(stretches(settings)) > 4
+
+
+@pytest.mark.processes
+def test_ranks_share_a_disk_that_holds_a_part_of_the_data(dataset, settings, tmp_path):
+    small = replace(settings, cache_bytes=9000)  # three stretches of some ten
+    readers = [start_reader(dataset, small, tmp_path / "log", 0) for _ in range(3)]
+    assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 3
+    kept = [path.stat().st_size for path in stretches(settings)]
+    assert 0 < sum(kept) <= 9000
+    assert int(Path(settings.cache_dir, "usage").read_text()) == sum(kept)
+    assert len((tmp_path / "log").read_text().splitlines()) > len(kept)
+
+
+@pytest.mark.processes
+def test_a_process_killed_while_it_writes_is_taken_over_from(dataset, settings, tmp_path):
+    first = start_reader(dataset, settings, tmp_path / "first", 0, dies="writing")
+    first.communicate(timeout=600)
+    assert first.returncode == -signal.SIGKILL
+    [half] = stretches(settings)
+    assert half.suffix == ".partial"
+    second = start_reader(dataset, settings, tmp_path / "second", 0)
+    assert second.communicate(timeout=600)[0] == "True\n"
+    fetched = (tmp_path / "second").read_text().splitlines()
+    assert len(fetched) == len(set(fetched)) == len(stretches(settings))
+    assert not half.exists()
 
 
 @pytest.mark.processes
