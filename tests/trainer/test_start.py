@@ -25,7 +25,7 @@ from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import ReadThreads
 from trainer.stream.source import one_dataset
 
-WORLD_SIZE, SEQ_LEN = 2048, 128
+SEQ_LEN = 128
 SHARDS, BLOCKS, BLOCK_BYTES = 8000, 62, 70_000
 GROUP_SHARDS, GROUP_BYTES = 66, 140_000
 
@@ -60,30 +60,31 @@ def stretches(dataset, shard, block_numbers):
 
 
 @pytest.mark.parametrize(
-    ("global_batch", "num_lanes", "is_cached"),
+    ("world_size", "first_step", "global_batch", "num_lanes", "is_cached"),
     [
-        (4096, 256, True),
-        (4096, 256, False),
-        (4096, 1, True),
-        (2048, 128, True),
-        (65_536, 256, True),
-        (6144, 192, True),
-        (8192, 2048, True),
+        (2048, 0, 4096, 256, True),
+        (2048, 0, 4096, 256, False),
+        (2040, 20_000, 4096, 256, True),
+        (2048, 0, 4096, 1, True),
+        (2048, 0, 65_536, 256, True),
+        (2048, 0, 8192, 2048, True),
     ],
 )
-def test_2048_ranks_start_in_ten_seconds_without_a_storm(monkeypatch, many_shards, global_batch, num_lanes, is_cached):
+def test_2048_ranks_start_in_ten_seconds_without_a_storm(
+    monkeypatch, many_shards, world_size, first_step, global_batch, num_lanes, is_cached
+):
     """A store that answers after 30 ms, and 503 to more than 3,500 requests in a second."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
-    begin, reader = passes.state(0, 0, num_lanes), DryReader(passes, ReadSettings())
+    begin, reader = passes.state(first_step * global_batch, 0, num_lanes), DryReader(passes, ReadSettings())
     simulation = Simulation(monkeypatch, lambda _: 3500)
-    nodes = [Node(simulation, is_cached) for _ in range(WORLD_SIZE // NODE_RANKS)]
+    nodes = [Node(simulation, is_cached) for _ in range(world_size // NODE_RANKS)]
     started = []
-    for number in range(WORLD_SIZE):
-        asked = reader.count(begin, StepSizes(number, WORLD_SIZE, global_batch, SEQ_LEN), 2)
+    for number in range(world_size):
+        asked = reader.count(begin, StepSizes(number, world_size, global_batch, SEQ_LEN), 2)
         wanted = [divmod(block, BLOCKS) for block in asked.blocks.tolist()]
         places = list(dict.fromkeys(chain.from_iterable(stretches(many_shards, shard, [n]) for shard, n in wanted)))
         tables = dict.fromkeys(("rows", shard // GROUP_SHARDS) for shard, _ in wanted)
-        pace = simulation.pace(number, WORLD_SIZE)
+        pace = simulation.pace(number, world_size)
         started.append(Rank(nodes[number // NODE_RANKS], pace, tables, places, ()))
     simulation.run()
     assert not simulation.gave_up
