@@ -4,6 +4,7 @@
 - text-blank-lines, sentence-lines: blank lines end a document; in the second a line is a sentence. It belongs to the
   range in which the last blank line before it starts, the first one of a file to the range that starts at 0.
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
+- cirrus: the same of a dump for Elasticsearch, where a line before each object names the page.
 - wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
 - mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
 - warc: a page of a WARC or WET file, which is not cut.
@@ -23,7 +24,7 @@ from pipeline.documents.compression import compression_suffix, is_compressed, pl
 from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
 from pipeline.documents.format import Beginning, Format
-from pipeline.documents.jsonl import JSONL, refuse_json
+from pipeline.documents.jsonl import CIRRUS, JSONL, refuse_json
 from pipeline.documents.lines import read_lines, read_whole, split_file
 from pipeline.documents.mediawiki import MEDIAWIKI
 from pipeline.documents.parquet import PARQUET
@@ -45,6 +46,7 @@ FORMATS: dict[str, Format] = {
     "parquet": PARQUET,
     "warc": WARC,
     "mediawiki": MEDIAWIKI,
+    "cirrus": CIRRUS,
     "jsonl": JSONL,
     "wikiextractor": WIKIEXTRACTOR,
 }

@@ -1,4 +1,4 @@
-"""JSONL: a line is an object with a field of text."""
+"""JSONL: a line is an object with a field of text. In MediaWiki's search dumps (cirrus), so is every second line."""
 
 import json
 import re
@@ -13,6 +13,8 @@ TO_JSON_LINES = "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`,
 
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
 _LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
+_ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*\}\s*\}\s*$')
+_BEGINS_WITH_ACTION = re.compile(rb'\{\s*"index"\s*:\s*\{[^{}]*"_id"[^{}]*\}\s*\}\s*\n')
 _JSON_SUFFIXES = {".json", ".geojson"}
 
 
@@ -25,6 +27,11 @@ def split_jsonl(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record
             yield Record(number, offset, b"", too_long())
         elif data.strip():
             yield Record(number, offset, data)
+
+
+def split_cirrus(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
+    """A record a page: the lines between name it to the search engine, `{"index": {"_id": ...}}`."""
+    return (record for record in split_jsonl(lines, file_range) if not _ACTION.match(record.data))
 
 
 def parse_jsonl(text: str, text_field: str) -> str:
@@ -66,4 +73,9 @@ def _is_jsonl(beginning: Beginning) -> bool:
     return beginning.suffix in {".jsonl", ".ndjson"} or bool(_LOOKS_LIKE_JSON.match(beginning.text))
 
 
+CIRRUS = Format(
+    lambda text, _, __, text_field: parse_jsonl(text, text_field),
+    lambda beginning: bool(_BEGINS_WITH_ACTION.match(beginning.text)),
+    split_cirrus,
+)
 JSONL = Format(lambda text, _, __, text_field: parse_jsonl(text, text_field), _is_jsonl, split_jsonl)

@@ -45,6 +45,7 @@ def reader_seeds() -> dict[str, list[bytes]]:
         "text.txt": [plain, plain.decode().encode("utf-16"), b"\xef\xbb\xbf" + plain],
         "text-blank-lines.txt": [plain, ("\ufeff" + plain.decode()).encode("utf-16-be")],
         "jsonl.jsonl": [jsonl],
+        "cirrus.json": [b"".join(b'{"index":{"_id":"1"}}\n' + line for line in jsonl.splitlines(keepends=True))],
         "wikiextractor.txt": [_wikiextractor()],
         "parquet.parquet": [_parquet(None), _parquet("zstd"), _parquet("snappy")],
         "mediawiki.xml": [_mediawiki()],

@@ -25,6 +25,7 @@ SAMPLES = {
     "text": b"One.\nTwo.\n",
     "text-blank-lines": b"One.\n\nTwo.\n",
     "jsonl": b'{"text": "One."}\n{"text": "Two."}\n',
+    "cirrus": b'{"index":{"_id":"1"}}\n{"text": "One."}\n{"index":{"_id":"2"}}\n{"text": "Two."}\n',
     "wikiextractor": b'<doc id="1" title="T">\nT\nOne.\n</doc>\n<doc id="2">\nTwo.\n</doc>\n',
 }
 
@@ -40,9 +41,9 @@ def read(data: bytes, text_format: str, name: str = "f", **options):
 def test_every_layout_in_every_compression(text_format, suffix):
     data = SAMPLES[text_format]
     frames = b"".join(COMPRESSORS[suffix](data[start : start + 7]) for start in range(0, len(data), 7))
-    assert read(frames, "auto" if text_format != "text-blank-lines" else text_format, f"f.txt{suffix}") == read(
-        data, text_format
-    )
+    assert read(
+        frames, text_format if text_format in ("text-blank-lines", "cirrus") else "auto", f"f.txt{suffix}"
+    ) == read(data, text_format)
 
 
 def test_zeros_after_the_last_frame_are_padding():
@@ -136,10 +137,17 @@ def test_memory_of_a_long_document_is_a_few_times_its_length(tmp_path):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_documents_over_the_limit_are_refused_by_place(monkeypatch, text_format, suffix):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 60)
-    wrap = {"jsonl": b'{"text": "%s"}\n', "wikiextractor": b'<doc id="3">\n%s\n</doc>\n'}.get(text_format, b"%s\n\n")
-    data = b"".join(wrap % body for body in (b"short", b"long\n" * 20 if text_format != "jsonl" else b"x" * 99, b"end"))
+    wrap = {
+        "jsonl": b'{"text": "%s"}\n',
+        "cirrus": b'{"index":{}}\n{"text": "%s"}\n',
+        "wikiextractor": b'<doc id="3">\n%s\n</doc>\n',
+    }.get(text_format, b"%s\n\n")
+    data = b"".join(
+        wrap % body
+        for body in (b"short", b"long\n" * 20 if text_format not in ("jsonl", "cirrus") else b"x" * 99, b"end")
+    )
     data = gzip.compress(data) if suffix else data
-    line = {"text": 1, "text-blank-lines": 3, "jsonl": 2, "wikiextractor": 4}[text_format]
+    line = {"text": 1, "text-blank-lines": 3, "jsonl": 2, "cirrus": 4, "wikiextractor": 4}[text_format]
     with pytest.raises(ValueError, match=f"f{suffix}:{line}: found a document of more than 60 bytes.*cut it"):
         read(data, text_format, f"f{suffix}")
     skipped: dict[str, int] = {}

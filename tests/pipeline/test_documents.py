@@ -63,6 +63,17 @@ def test_jsonl():
     assert [document.where for document in read(data, "jsonl")] == [f"memory:///read/f:{line}" for line in (1, 3, 4)]
 
 
+def test_pages_of_a_search_dump():
+    data = (
+        b'{"index":{"_type":"_doc","_id":"12"}}\n{"title":"A","namespace":0,"text":"One. Two."}\n'
+        b'{"index": {"_id": "13"}}\n{"text":"{\\"index\\": {}}"}\n{"index":{"_id":"14"}}\n'
+    )
+    assert texts(data, "cirrus") == ["One. Two.", '{"index": {}}']
+    assert [document.where for document in read(data, "cirrus")] == ["memory:///read/f:2", "memory:///read/f:4"]
+    with pytest.raises(ValueError, match=r"f:2: found the fields \['title'\], expected 'text' among them"):
+        read(b'{"index":{"_id":"1"}}\n{"title":"A"}\n', "cirrus")
+
+
 def test_wikiextractor():
     data = (
         b'<doc id="1" url="u" title="A &quot;B&quot;">\nA "B"\n\nBody.\n\n</doc>\n\n'

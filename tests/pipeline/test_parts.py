@@ -197,6 +197,8 @@ def test_unknown_formats_are_refused():
         ("a.ndjson", "", "jsonl"),
         ("a.jsonl", '{"text": ""}', "jsonl"),
         ("a.json", ' {"text": ""}', "jsonl"),
+        ("a.json", '{"index":{"_type":"_doc","_id":"1"}}\n{"text": ""}', "cirrus"),
+        ("a.json", '{"index": {"text": ""}}', "jsonl"),
         ("a", '\ufeff\n<doc id="1">\n', "wikiextractor"),
         ("a.tex", "{\\bf bold}", "text"),
     ],
@@ -242,6 +244,15 @@ def test_any_cut_of_blank_line_text_gives_the_same_documents(data, cuts):
 @given(data=lines_of(['{"text": "a"}\n', '{"text": ""}\r\n', "\n", '{"text": "é\\n"}\n', "bad\n", "[1]\n"]), cuts=cuts)
 def test_any_cut_of_jsonl_gives_the_same_documents(data, cuts):
     assert list(read_cut(data, "jsonl", cuts)) == list(read_cut(data, "jsonl", []))
+
+
+cirrus_lines = ['{"index":{"_id":"1"}}\n', '{"text": "a"}\n', "\n", '{"text": "é\\n"}\r\n', "bad\n"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=lines_of(cirrus_lines), cuts=cuts)
+def test_any_cut_of_a_search_dump_gives_the_same_documents(data, cuts):
+    assert list(read_cut(data, "cirrus", cuts)) == list(read_cut(data, "cirrus", []))
 
 
 wiki_lines = [
