@@ -1,6 +1,7 @@
 """`python -m trainer stream --plan true`: the requests of all ranks, equal to what real readers make."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from pipeline.shards.dataset import Dataset, open_dataset
 from trainer.cli import main
 from trainer.preflight.request_plan import Moment, add_up, plan_moments
+from trainer.pretrain.loop import describe_reads
+from trainer.settings import Phase, PretrainSettings
 from trainer.stream import fetch
 from trainer.stream.dry_run import DryReader
 from trainer.stream.fetch import BlockWindow
@@ -111,6 +114,22 @@ def test_blocks_that_ranks_share_are_counted_once_a_node_and_once_at_all(folder)
     assert load.block_bytes == 8 * size[:2].sum()
     assert load.prefix_requests == {"train/L8192/pass-00": 16}
     assert load.buffer_bytes == 2 * size[:2].max()
+
+
+def test_pretrain_points_out_a_layout_that_reads_many_times():
+    phase = Phase(seq_len=128, global_batch=4096, steps=1, peak_lr=1e-4)
+    settings = PretrainSettings(data=["s3://bucket/a b"], output="run", phases=(phase,))
+    assert describe_reads(settings, phase, 2048, 256, 8) == (
+        "every block is fetched 8.0 times, as 2,048 ranks share 256 lanes; --cache_dir on every node makes it 1.0"
+        " times; `python -m trainer stream 's3://bucket/a b' --seq_len 128 --world_size 2048 --global_batch 4096"
+        " --plan true` counts what is asked of the store"
+    )
+    assert describe_reads(settings, phase, 256, 256, 8) is None
+    cached = replace(settings, cache_dir="/cache")
+    assert describe_reads(cached, phase, 2048, 256, 8) is None
+    assert "every block is fetched 1.9 times, as 2,040 ranks share 256 lanes; `python" in str(
+        describe_reads(cached, phase, 2040, 256, 8)
+    )
 
 
 def test_moments_lose_a_node():

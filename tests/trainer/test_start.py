@@ -16,6 +16,7 @@ from tests.trainer.http_store import serving
 from tests.trainer.simulated_ranks import NODE_RANKS, Node, Rank, Simulation
 from tests.trainer.stream_rank import read_steps
 from tests.trainer.two_ranks import run_nodes
+from trainer.preflight.request_plan import Moment, add_up
 from trainer.stream import cache as cache_module
 from trainer.stream.dry_run import DryReader
 from trainer.stream.known import KnownPasses
@@ -23,6 +24,7 @@ from trainer.stream.ranged_read import BlockRange, ShardReadError
 from trainer.stream.rank_steps import StepSizes
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.read_threads import ReadThreads
+from trainer.stream.share import reads_of_a_block
 from trainer.stream.source import one_dataset
 
 SEQ_LEN = 128
@@ -97,6 +99,44 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
     used = sum((key[3] - key[2]) * BLOCK_BYTES for node in nodes for key in node.fetched if key[0] == "stretch")
     tables = sum(GROUP_BYTES for node in nodes for key in node.fetched if key[0] == "rows")
     assert used + tables <= 1.2 * used
+
+
+@pytest.mark.parametrize(
+    ("world_size", "global_batch", "num_lanes", "times", "cached"),
+    [
+        (64, 128, 64, 1.0, 1.0),
+        (64, 128, 8, 8.0, 1.0),
+        (60, 120, 8, 8.0, 1.88),
+        (16, 240, 16, 1.0, 1.0),
+        (15, 240, 16, 1.88, 1.06),
+        (3, 240, 16, 1.12, 1.0),
+    ],
+)
+def test_how_often_blocks_are_fetched_is_known_without_a_plan(
+    many_shards, world_size, global_batch, num_lanes, times, cached
+):
+    """The plan of some 1,000 steps, which counts block by block, says the same."""
+    passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
+    begin, reader, block = passes.state(0, 0, num_lanes), DryReader(passes, ReadSettings()), block_instances(SEQ_LEN)
+    ranks = (
+        reader.count(begin, StepSizes(rank, world_size, global_batch, SEQ_LEN), 1024) for rank in range(world_size)
+    )
+    load = add_up(Moment("start", 0, world_size), ranks, passes)
+    assert load.block_bytes / load.different_bytes == pytest.approx(times, abs=0.02)
+    assert load.cached_bytes / load.different_bytes == pytest.approx(cached, abs=0.02)
+    assert reads_of_a_block(global_batch, world_size, num_lanes, block) == pytest.approx(times, abs=0.02)
+    assert reads_of_a_block(global_batch, world_size, num_lanes, block, NODE_RANKS) == pytest.approx(cached, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_lanes", "max_read_bytes", "requests"), [(8, 2**23, 2), (8, 2**20, 4), (8, 2**17, 32), (64, 2**23, 2)]
+)
+def test_what_small_steps_cost(many_shards, num_lanes, max_read_bytes, requests):
+    """2 instances a rank: requests of a rank in 1,024 steps, by lanes and by the size of a read."""
+    passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
+    reader = DryReader(passes, ReadSettings(max_read_bytes=max_read_bytes))
+    asked = reader.count(passes.state(0, 0, num_lanes), StepSizes(0, 64, 128, SEQ_LEN), 1024)
+    assert len(asked.shards) == requests
 
 
 def test_a_dataset_is_opened_again_without_reading(tmp_path, make_dataset):

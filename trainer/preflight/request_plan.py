@@ -13,7 +13,7 @@ from trainer.settings import PretrainSettings
 from trainer.stream.dry_run import DryReader, RankRequests
 from trainer.stream.known import KnownPasses
 from trainer.stream.rank_steps import StepSizes
-from trainer.stream.share import default_num_lanes
+from trainer.stream.share import MANY_TIMES, default_num_lanes
 from trainer.stream.source import open_mixture
 from trainer.tool_settings import StreamSettings
 
@@ -25,9 +25,6 @@ PREFIX_REQUESTS = 5500
 
 STORE_REQUESTS = {"a new bucket of Google's": 5000, "an account of Azure": 20_000}
 """Read requests a second that other stores state, for all prefixes together."""
-
-MANY_TIMES = 1.5
-"""A layout that reads more than so many times its bytes is pointed out."""
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,15 @@ def start_ranks() -> Ranks:
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         # Ranks on one machine share its cores; two threads a core halve the speed of both.
-        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 0)
-        num_ranks = local_ranks or int(os.environ["WORLD_SIZE"])
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count_local_ranks()))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return Ranks(rank, world_size, device, torch.distributed.new_group(backend="gloo"))
+
+
+def count_local_ranks() -> int:
+    """Ranks on this machine, as the launcher says; all ranks where it does not."""
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
+    return next(int(os.environ[name]) for name in names if os.environ.get(name))
 
 
 def _join(init_distributed: Callable[..., None]) -> None:
