@@ -118,10 +118,8 @@ def test_how_often_blocks_are_fetched_is_known_without_a_plan(
     """The plan of some 1,000 steps, which counts block by block, says the same."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
     begin, reader, block = passes.state(0, 0, num_lanes), DryReader(passes, ReadSettings()), block_instances(SEQ_LEN)
-    ranks = (
-        reader.count(begin, StepSizes(rank, world_size, global_batch, SEQ_LEN), 1024) for rank in range(world_size)
-    )
-    load = add_up(Moment("start", 0, world_size), ranks, passes)
+    sizes = (StepSizes(rank, world_size, global_batch, SEQ_LEN) for rank in range(world_size))
+    load = add_up(Moment("start", 0, world_size), (reader.count(begin, each, 1024) for each in sizes), passes)
     assert load.block_bytes / load.different_bytes == pytest.approx(times, abs=0.02)
     assert load.cached_bytes / load.different_bytes == pytest.approx(cached, abs=0.02)
     assert reads_of_a_block(global_batch, world_size, num_lanes, block) == pytest.approx(times, abs=0.02)
