@@ -9,11 +9,13 @@ others read the same instances, padded, and make tensors of them that are as nar
 does nothing but read a file. Theirs are files of some MB that were just written; ours are read through before the clock
 starts, for the system's memory to hold them as well: bringing them there is the machine's work and no loader's. Loaders
 take turns, so that a ratio compares what ran under the same load. Peers that cannot be imported are named and left out:
-mosaicml-streaming, litdata and datasets may live in an environment of their own. The dataset should hold more than half
-a GB of the length, or blocks are decoded once for several epochs.
+mosaicml-streaming, litdata and datasets may live in an environment of their own. A dataset that a reader could hold in
+its own memory is refused, for there blocks would be decoded once for several epochs: --copies reads it several times
+over, each copy with shards of its own.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -31,24 +34,80 @@ import torch
 
 from pipeline.shards.arrow_stream import read_record_batch
 from pipeline.shards.block import Block, concatenate_blocks, decode_block
+from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    MANIFEST,
+    SHARDS_TABLE,
+    group_totals,
+    root_hash,
+    shard_name,
+    shards_table,
+)
+from pipeline.shards.records import Shard
 from scripts.bench.load_peers import LOADERS, measure
 from scripts.checkout import commit
 from trainer.process.allocator import ENVIRONMENT
 from trainer.stream.packing import pad_micro_batch, to_device
 from trainer.stream.pipeline import planned_steps
 from trainer.stream.ranged_read import BlockRange, split_blocks
+from trainer.stream.read_settings import ReadSettings
 from trainer.stream.rows import COMPILED
 
 OURS = ("packed", "wide", "padded", "blocks")
-PEERS_ELSEWHERE = ("mosaicml", "litdata", "datasets")
+PEERS_ELSEWHERE = ("mosaicml", "mosaicml-blocks", "litdata", "litdata-blocks", "datasets")
 QUICK = 1_500_000
 """Instances of the quick loaders; the others, 20 times slower or more, get fewer."""
 
 
+def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
+    """Refuses data of which a reader could keep all in its own memory.
+
+    Raises:
+        ValueError: It is as small; the message says how many copies are enough.
+    """
+    found = copies * sum(shard.num_bytes for shard in _train_shards(dataset, seq_len))
+    if found <= ReadSettings.buffer_bytes:
+        enough = -(-copies * (ReadSettings.buffer_bytes + 1) // max(1, found))
+        times = f" in {copies} copies" if copies > 1 else ""
+        raise ValueError(
+            f"{dataset.url} holds {found / 1e6:,.0f} MB of train L{seq_len}{times}; a reader keeps up to"
+            f" {ReadSettings.buffer_bytes / 1e6:,.0f} MB in its own memory and would read from there: give a larger"
+            f" dataset, or --copies {enough}"
+        )
+
+
+def copy_shards(dataset: Dataset, seq_len: int, copies: int, folder: Path) -> Dataset:
+    """A dataset whose passes of one length are several times those of another, byte for byte."""
+    found, num_passes = _train_shards(dataset, seq_len), dataset.num_passes("train", seq_len)
+    shards, tables = [], []
+    for copy in range(copies):
+        for number, shard in enumerate(found):
+            pass_index = copy * num_passes + shard.pass_index
+            name = shard_name("train", seq_len, pass_index, number)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(dataset.read_file(shard.name))
+            shards.append(replace(shard, name=name, pass_index=pass_index))
+            tables.append(dataset.blocks(shard))
+    parts = {SHARDS_TABLE: shards_table(shards), BLOCKS_TABLE: blocks_table(tables)}
+    for name, data in parts.items():
+        (folder / name).write_bytes(data)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    manifest = replace(
+        dataset.manifest, groups=group_totals(shards), root_hash=root_hash(shards), tables_sha256=digests
+    )
+    (folder / MANIFEST).write_bytes(manifest.to_json())
+    return open_dataset(str(folder))
+
+
+def _train_shards(dataset: Dataset, seq_len: int) -> list[Shard]:
+    return [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == ("train", seq_len)]
+
+
 def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
     """The offsets of blocks whose bytes were read in long requests, checked by crc32 and decompressed; no more."""
-    for shard in dataset.shards("train", seq_len, 0):
+    for shard in _train_shards(dataset, seq_len):
         table, per_read = dataset.blocks(shard), 64
         for first in range(0, len(table), per_read):
             blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
@@ -59,10 +118,9 @@ def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
 
 def read_through(dataset: Dataset, seq_len: int) -> None:
     """Reads all shards of a length once."""
-    for shard in dataset.all_shards:
-        if (shard.split, shard.seq_len) == ("train", seq_len):
-            for start in range(0, shard.num_bytes, 2**23):
-                dataset.read_bytes(shard.name, start, min(start + 2**23, shard.num_bytes))
+    for shard in _train_shards(dataset, seq_len):
+        for start in range(0, shard.num_bytes, 2**23):
+            dataset.read_bytes(shard.name, start, min(start + 2**23, shard.num_bytes))
 
 
 def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator[Any]:
@@ -81,9 +139,9 @@ def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator
 
 
 def write_rows(dataset: Dataset, seq_len: int, num_rows: int, path: Path) -> None:
-    """The first instances of the first pass as rows: padded tokens, lengths, masked positions and labels, label."""
+    """The first instances as rows: padded tokens, lengths, masked positions and labels, label."""
     blocks: list[Block] = []
-    for shard in dataset.shards("train", seq_len, 0):
+    for shard in _train_shards(dataset, seq_len):
         data, table = dataset.read_file(shard.name), dataset.blocks(shard)
         for offset, size in zip(table.offset, table.size, strict=True):
             if sum(block.num_instances for block in blocks) < num_rows:
@@ -104,9 +162,9 @@ def write_rows(dataset: Dataset, seq_len: int, num_rows: int, path: Path) -> Non
 
 def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One measurement in a process of its own."""
-    instances = QUICK if name in (*OURS, "raw", "webdataset-blocks") else QUICK // 20
+    instances = QUICK if name in (*OURS, "raw") or name.endswith("-blocks") else QUICK // 20
     if name in OURS:
-        command = [sys.executable, "-m", "scripts.bench.load", "--data", options.data, "--run", name]
+        command = [sys.executable, "-m", "scripts.bench.load", "--data", str(options.data), "--run", name]
         command += ["--seq_len", str(options.seq_len), "--batches", str(batch), "--instances", str(instances)]
     else:
         python = options.peers_python if name in PEERS_ELSEWHERE and options.peers_python else sys.executable
@@ -165,7 +223,8 @@ def main() -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 4096])
-    parser.add_argument("--rows", type=int, default=28_672)
+    parser.add_argument("--rows", type=int, default=262_144, help="instances that peers read, again and again")
+    parser.add_argument("--copies", type=int, default=1, help="read so many copies of the dataset's shards")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peers_python", help="interpreter that has mosaicml-streaming, litdata and datasets")
     parser.add_argument("--only", nargs="+", help="loaders to compare")
@@ -173,6 +232,10 @@ def main() -> int:
     parser.add_argument("--instances", type=int, default=QUICK, help=argparse.SUPPRESS)
     options = parser.parse_args()
     dataset = open_dataset(options.data)
+    try:
+        refuse_small(dataset, options.seq_len, options.copies)
+    except ValueError as error:
+        parser.error(str(error))
     if options.run:
         torch.set_num_threads(1)
         [batch] = options.batches
@@ -186,6 +249,9 @@ def main() -> int:
         print(json.dumps(measure(batches, options.instances)))
         return 0
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
+        if options.copies > 1:
+            dataset = copy_shards(dataset, options.seq_len, options.copies, Path(folder, "copies"))
+            options.data = dataset.url
         write_rows(dataset, options.seq_len, options.rows, Path(folder, "rows.npy"))
         for batch in options.batches:
             compare(batch, options, Path(folder))

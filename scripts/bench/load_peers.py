@@ -3,9 +3,9 @@
     PYTHON scripts/bench/load_peers.py LOADER FOLDER SEQ_LEN BATCH INSTANCES
 
 FOLDER/rows.npy holds uint16 rows; what a loader reads lies in FOLDER/LOADER and is made first. Libraries of samples
-store the fields of a row as fields and collate them themselves; `raw` and webdataset store whole rows. `finish` makes
-of a batch what a model takes. Prints one JSON line of the instances and the CPU seconds they took, all threads
-included.
+store the fields of a row, or of 256 rows, as fields and collate them themselves; `raw` and webdataset store whole rows.
+`finish` makes of a batch what a model takes. Prints one JSON line of the instances and the CPU seconds they took, all
+threads included.
 """
 
 import io
@@ -14,7 +14,7 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,44 +77,75 @@ def _read_webdataset(rows: Any, folder: Path, batch: int, seq_len: int, rows_per
 
 
 def read_mosaicml(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
-    """mosaicml-streaming, in order and in one process."""
+    """mosaicml-streaming, in order and in one process: one sample for each instance."""
+    return _read_mosaicml(rows, folder, batch, seq_len, 1)
+
+
+def read_mosaicml_blocks(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
+    """One sample for 256 instances."""
+    return _read_mosaicml(rows, folder, batch, seq_len, ROWS_PER_MEMBER)
+
+
+def _read_mosaicml(rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sample: int) -> Iterator[Any]:
     import streaming
     from torch.utils.data import DataLoader
 
     streaming.base.util.clean_stale_shared_memory()
     path = folder / "mds"
     if not path.exists():
-        columns = {name: f"ndarray:int16:{len(field)}" for name, field in cut_fields(rows[0], seq_len).items()}
-        with streaming.MDSWriter(out=str(path), columns=columns) as writer:
-            for row in rows.view(np.int16):
-                writer.write(cut_fields(row, seq_len))
-    dataset = streaming.StreamingDataset(local=str(path), shuffle=False, batch_size=batch)
-    return iter(DataLoader(dataset, batch_size=batch, drop_last=True))
+        kinds = {name: f"ndarray:int16:{rows_per_sample * field.size}" for name, field in _fields(rows, seq_len)}
+        with streaming.MDSWriter(out=str(path), columns=kinds) as writer:
+            for start in range(0, len(rows) - rows_per_sample + 1, rows_per_sample):
+                sample = cut_fields(rows[start : start + rows_per_sample].view(np.int16), seq_len)
+                writer.write({name: field.ravel() for name, field in sample.items()})
+    num_samples = batch // rows_per_sample
+    dataset = streaming.StreamingDataset(local=str(path), shuffle=False, batch_size=num_samples)
+    loader = DataLoader(dataset, batch_size=num_samples, drop_last=True)
+    widths = {name: field.size for name, field in _fields(rows, seq_len)}
+    return ({name: each[name].view(-1, width) for name, width in widths.items()} for each in loader)
 
 
-class _TakeRow:
+def _fields(rows: Any, seq_len: int) -> Iterable[tuple[str, Any]]:
+    return cut_fields(rows[0], seq_len).items()
+
+
+class _TakeRows:
     """A function that litdata can send to its workers."""
 
-    def __init__(self, path: str, seq_len: int) -> None:
-        self.path, self.seq_len = path, seq_len
+    def __init__(self, path: str, seq_len: int, num_rows: int) -> None:
+        self.path, self.seq_len, self.num_rows = path, seq_len, num_rows
 
     def __call__(self, index: int) -> Any:
         import torch
 
-        row = np.load(self.path, mmap_mode="r")[index].view(np.int16).copy()
-        return {name: torch.from_numpy(field) for name, field in cut_fields(row, self.seq_len).items()}
+        first = index * self.num_rows
+        rows = np.load(self.path, mmap_mode="r")[first : first + self.num_rows].view(np.int16).copy()
+        fields = cut_fields(rows if self.num_rows > 1 else rows[0], self.seq_len)
+        return {name: torch.from_numpy(np.ascontiguousarray(field)) for name, field in fields.items()}
 
 
 def read_litdata(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
-    """litdata, in order and in one process."""
+    """litdata, in order and in one process: one sample for each instance."""
+    return _read_litdata(rows, folder, batch, seq_len, 1)
+
+
+def read_litdata_blocks(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
+    """One sample for 256 instances."""
+    samples = _read_litdata(rows, folder, batch, seq_len, ROWS_PER_MEMBER)
+    return ({name: field.flatten(0, 1) for name, field in each.items()} for each in samples)
+
+
+def _read_litdata(rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sample: int) -> Iterator[Any]:
     import litdata
 
     path = folder / "chunks"
     if not path.exists():
-        take = _TakeRow(str(folder.parent / "rows.npy"), seq_len)
-        litdata.optimize(take, list(range(len(rows))), str(path), chunk_bytes="64MB", num_workers=1)
+        take = _TakeRows(str(folder.parent / "rows.npy"), seq_len, rows_per_sample)
+        indices = list(range(len(rows) // rows_per_sample))
+        litdata.optimize(take, indices, str(path), chunk_bytes="64MB", num_workers=1)
     dataset = litdata.StreamingDataset(str(path), shuffle=False)
-    return iter(litdata.StreamingDataLoader(dataset, batch_size=batch, num_workers=0, drop_last=True))
+    batch_size = batch // rows_per_sample
+    return iter(litdata.StreamingDataLoader(dataset, batch_size=batch_size, num_workers=0, drop_last=True))
 
 
 def read_datasets(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
@@ -146,7 +177,9 @@ LOADERS: dict[str, Callable[[Any, Path, int, int], Iterator[Any]]] = {
     "webdataset-rows": read_webdataset_rows,
     "webdataset-blocks": read_webdataset_blocks,
     "mosaicml": read_mosaicml,
+    "mosaicml-blocks": read_mosaicml_blocks,
     "litdata": read_litdata,
+    "litdata-blocks": read_litdata_blocks,
     "datasets": read_datasets,
 }
 
