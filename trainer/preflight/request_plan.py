@@ -12,6 +12,7 @@ from pipeline.storage.folder import parse_storage_options
 from trainer.settings import PretrainSettings
 from trainer.stream.dry_run import DryReader, RankRequests
 from trainer.stream.known import KnownPasses
+from trainer.stream.pace import ALL_RANKS_PER_SECOND, MOST_FREE_RANKS
 from trainer.stream.rank_steps import StepSizes
 from trainer.stream.share import MANY_TIMES, default_num_lanes
 from trainer.stream.source import open_mixture
@@ -180,11 +181,12 @@ def _advice(loads: Iterable[Load], num_lanes: int, seconds: float) -> list[str]:
     whole = max(sum(load.node_requests) for load in loads) / seconds
     others = (f"{100 * whole / limit:.1f} % of the {limit:,} of {store}" for store, limit in STORE_REQUESTS.items())
     first = max(load.at_once for load in loads)
+    pace = ALL_RANKS_PER_SECOND if most.moment.world_size > MOST_FREE_RANKS else PREFIX_REQUESTS
     worst = max(load.block_bytes / load.different_bytes for load in loads)
     cached = max(load.cached_bytes / load.different_bytes for load in loads)
     lines = [
         f"busiest prefix: {rate:,.1f} GET/s, {100 * rate / PREFIX_REQUESTS:.1f} % of S3's {PREFIX_REQUESTS:,};"
-        f" the {first:,} requests before a first step take at least {first / PREFIX_REQUESTS:.1f} s at that limit",
+        f" the {first:,} requests before a first step take at least {first / pace:.1f} s at {pace:,} a second",
         f"all prefixes: {whole:,.1f} GET/s, {' and '.join(others)}",
         f"blocks are fetched {worst:.2f} times at most, {cached:.2f} times with --cache_dir on every node",
     ]

@@ -1,6 +1,7 @@
 """A split, once and in order, as packed micro-batches."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +43,8 @@ def iterate_validation(
         num_instances = min(num_instances, max_instances)
     start, stop = (share * num_instances // world_size for share in (rank, rank + 1))
     plan = _plan_instances(shards, start, stop, block_instances(seq_len))
-    return _pack_in_order(BlockWindow(dataset, shards, plan, reading or ReadSettings()), micro_tokens)
+    reading = replace(reading or ReadSettings(), rank=rank, num_ranks=world_size)
+    return _pack_in_order(BlockWindow(dataset, shards, plan, reading), micro_tokens)
 
 
 def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatch]:

@@ -170,13 +170,15 @@ def _open_loader(
     arguments: Mapping[str, Any],
 ) -> StepLoader:
     """Begins to read what falls to this process: all steps of the rank, or a worker's."""
+    reading = replace(
+        arguments.get("reading") or ReadSettings(), rank=arguments["rank"], num_ranks=arguments["world_size"]
+    )
     if (worker := get_worker_info()) is not None:
         if not _are_urls(data):
             raise ValueError("opened datasets do not go to a DataLoader's workers: give planned_steps their URLs")
-        reading = arguments.get("reading") or ReadSettings()
         reading = replace(reading, buffer_bytes=max(1, reading.buffer_bytes // worker.num_workers))
-        mine = {"worker": worker.id, "num_workers": worker.num_workers, "reading": reading, "pin_memory": False}
-        arguments = {**arguments, **mine}
+        arguments = {**arguments, "worker": worker.id, "num_workers": worker.num_workers, "pin_memory": False}
+    arguments = {**arguments, "reading": reading}
     if _are_urls(data):
         data = open_mixture(cast("Sequence[str]", data), storage_options, arguments.get("patience"))
     return StepLoader(cast("Dataset | Mixture", data), split, seq_len, **arguments)

@@ -128,8 +128,7 @@ class RankSteps:
     ) -> None:
         """Nothing is read before the first step is asked for."""
         self.counts = ReadCounts()
-        self._passes, self._begin, self._sizes = passes, begin, sizes
-        self._reading = replace(reading, rank=sizes.rank, num_ranks=sizes.world_size)
+        self._passes, self._begin, self._sizes, self._reading = passes, begin, sizes, reading
         self._memory = HostMemory(is_pinned)
         self._places: deque[_StepPlace] = deque()
         self._window: BlockWindow | None = None
