@@ -3,6 +3,7 @@
 import contextlib
 import re
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,8 +13,10 @@ class HttpStore(ThreadingHTTPServer):
     """Serves a folder with ranges; the first `busy` requests for shards are answered by 503.
 
     Attributes:
+        per_second: Of requests for ranges in one second, those above this number are answered by 503.
         ranges: How often each (name, range) was answered.
         refused: How many were not.
+        asked: Requests for ranges by second since the first.
     """
 
     daemon_threads = True
@@ -21,7 +24,9 @@ class HttpStore(ThreadingHTTPServer):
     def __init__(self, folder, busy=0):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.busy = Path(folder), busy
-        self.ranges, self.refused = Counter(), 0
+        self.per_second = None
+        self.ranges, self.asked, self.refused = Counter(), Counter(), 0
+        self._began = None
         self._lock = threading.Lock()
 
     @property
@@ -30,7 +35,11 @@ class HttpStore(ThreadingHTTPServer):
 
     def takes(self, name, wanted):
         with self._lock:
-            if name.endswith(".tar") and self.refused < self.busy:
+            self._began = self._began or time.monotonic()
+            second = int(time.monotonic() - self._began)
+            self.asked[second] += wanted is not None
+            is_over = self.per_second is not None and self.asked[second] > self.per_second
+            if wanted is not None and (is_over or (name.endswith(".tar") and self.refused < self.busy)):
                 self.refused += 1
                 return False
             self.ranges[name, wanted] += wanted is not None

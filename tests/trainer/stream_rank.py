@@ -7,14 +7,18 @@ import json
 import sys
 from itertools import pairwise
 
+from pipeline.shards.dataset import Dataset
 from trainer.pretrain.run import open_data
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.stream import cache
 from trainer.stream.read_settings import ReadSettings
+from trainer.stream.source import Mixture
 from trainer.stream.step import StepLoader
 
 
-def read_steps(mixture, rank, world_size, global_batch, num_steps, reading):
+def read_steps(
+    mixture: Dataset | Mixture, rank: int, world_size: int, global_batch: int, num_steps: int, reading: ReadSettings
+) -> list[list[list[int]]]:
     """The tokens of every instance of this rank's share of each step."""
     sizes = {"rank": rank, "world_size": world_size, "global_batch": global_batch, "micro_tokens": 8192, "seed": 1}
     with StepLoader(mixture, "train", 8192, **sizes, num_steps=num_steps, reading=reading) as loader:
