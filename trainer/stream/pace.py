@@ -63,7 +63,7 @@ class Pace:
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
         shared = bytearray(_NUM_BYTES) if self._file is None else mmap.mmap(self._file, _NUM_BYTES)
-        # The interval, when it last changed, and the next turn, by the machine's clock since it started.
+        # The interval, when it last changed, and the next turn; times since the machine started.
         self._shared = memoryview(shared).cast("d")
 
     @property
@@ -95,7 +95,7 @@ class Pace:
             if interval and changed <= now and asked < changed:
                 return
             interval = min(max(2 * interval, FIRST_SECONDS), MAX_SECONDS)
-            self._shared[0], self._shared[1], self._shared[2] = interval, now, now + self._jittered(interval)
+            self._set(interval, now, now + self._jittered(interval))
 
     def answered(self, asked: float, now: float) -> None:
         """Shrinks the interval, where a request that was made at this pace was answered."""
@@ -106,7 +106,10 @@ class Pace:
             if changed <= now < changed + SHRINK_SECONDS or asked < changed <= now:
                 return
             interval = interval / SHRINK if interval / SHRINK > FREE_SECONDS else 0.0
-            self._shared[0], self._shared[1], self._shared[2] = interval, now, min(turn, now + self._jittered(interval))
+            self._set(interval, now, min(turn, now + self._jittered(interval)))
+
+    def _set(self, interval: float, changed: float, turn: float) -> None:
+        self._shared[0], self._shared[1], self._shared[2] = interval, changed, turn
 
     def _jittered(self, seconds: float) -> float:
         return self._uniform(0.5, 1.0) * seconds
