@@ -4,7 +4,8 @@
 
 The tables are as large as told (80,000 shards of 62 blocks: 5 million blocks, 2.5 billion instances at length 128);
 every shard's bytes are those of one small shard, and each request waits --latency_ms as a store's first byte would.
-start_mb is what Python and torch take before anything is opened.
+start_mb is what Python and torch take before anything is opened. With --first_step and --world_size it is the first of
+so many ranks, which goes on in the middle of an epoch; tables kept by --tables are then of that place.
 """
 
 import argparse
@@ -37,12 +38,14 @@ from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.shard_file import pack_shard
 from pipeline.storage.folder import Folder
+from trainer.stream.known import KnownPasses
 from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.read_settings import ReadSettings
 from trainer.stream.share import default_num_lanes, rank_runs
+from trainer.stream.source import one_dataset
 from trainer.stream.step import StepLoader
 
-SEQ_LEN, GLOBAL_BATCH = 128, 256
+SEQ_LEN = 128
 
 
 def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
@@ -64,8 +67,9 @@ def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
     return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0), 4, NOTHING)
 
 
-def write_tables(folder: Path, shard: Shard, table: BlockTable, num_shards: int) -> None:
+def write_tables(folder: Path, shard: Shard, table: BlockTable, options: argparse.Namespace) -> None:
     """shards.parquet and blocks.parquet of many shards; those read first are this one, the others random."""
+    num_shards = options.shards
     rng = np.random.default_rng(0)
     names = [shard_name("train", SEQ_LEN, 0, number) for number in range(num_shards)]
     hashes = [(rng.bytes(32).hex(), rng.bytes(32).hex()) for _ in names]
@@ -75,8 +79,10 @@ def write_tables(folder: Path, shard: Shard, table: BlockTable, num_shards: int)
     ]
     (folder / SHARDS_TABLE).write_bytes(shards_table(shards))
     passes = (tuple(ShardSize(name, shard.instances) for name in names),)
-    num_lanes = default_num_lanes(GLOBAL_BATCH, [num_shards * shard.instances], block_instances(SEQ_LEN))
-    read = rank_runs(StreamOrder((passes,), (1,), 0, num_lanes), 0, GLOBAL_BATCH, 0, 1, num_steps=64).shard
+    batch = options.global_batch
+    num_lanes = default_num_lanes(batch, [num_shards * shard.instances], block_instances(SEQ_LEN))
+    order = StreamOrder((passes,), (1,), 0, num_lanes)
+    read = rank_runs(order, options.first_step * batch, batch, 0, options.world_size, num_steps=64).shard
     first = set(read.tolist())
     (folder / BLOCKS_TABLE).write_bytes(
         blocks_table([table if number in first else random_table(rng, table) for number in range(num_shards)])
@@ -119,15 +125,21 @@ def measure(folder: Path, tar: bytes, options: argparse.Namespace) -> dict[str, 
     began, cpu = time.perf_counter(), time.process_time()
     dataset = open_copies(folder, tar, options.latency_ms / 1000)
     opened = time.perf_counter()
+    state = None
+    if options.first_step:
+        passes = KnownPasses(one_dataset(dataset), "train", SEQ_LEN)
+        lanes = default_num_lanes(options.global_batch, passes.first_pass_instances, block_instances(SEQ_LEN))
+        state = passes.state(options.first_step * options.global_batch, 0, lanes).to_dict()
     with StepLoader(
         dataset,
         "train",
         SEQ_LEN,
         rank=0,
-        world_size=1,
-        global_batch=GLOBAL_BATCH,
+        world_size=options.world_size,
+        global_batch=options.global_batch,
         micro_tokens=32_768,
         seed=0,
+        state=state,
         reading=ReadSettings(buffer_bytes=options.buffer_mb * 2**20),
     ) as loader:
         next(loader)
@@ -155,6 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=62)
     parser.add_argument("--latency_ms", type=float, default=30)
     parser.add_argument("--buffer_mb", type=int, default=64)
+    parser.add_argument("--world_size", type=int, default=1, help="ranks, of which this is the first")
+    parser.add_argument("--global_batch", type=int, default=256)
+    parser.add_argument("--first_step", type=int, default=0, help="steps that were taken before")
     parser.add_argument("--tables", type=Path, help="folder that keeps the tables for another run")
     options = parser.parse_args(arguments)
     tar, shard, table = make_shard(options.blocks)
@@ -162,9 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.tables or Path(temporary)
         if not (folder / BLOCKS_TABLE).exists():
             folder.mkdir(parents=True, exist_ok=True)
-            write_tables(folder, shard, table, options.shards)
+            write_tables(folder, shard, table, options)
         config = {"shards": options.shards, "blocks": options.blocks, "latency_ms": options.latency_ms}
-        config["buffer_mb"] = options.buffer_mb
+        config |= {name: getattr(options, name) for name in ("buffer_mb", "world_size", "global_batch", "first_step")}
         print(json.dumps({"benchmark": "first_batch", **config, **measure(folder, tar, options)}))
     return 0
 
