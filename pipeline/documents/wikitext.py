@@ -1,6 +1,9 @@
 """Wikitext to paragraphs: only the text passages, no lists, tables and headers (BERT paper, section 3.1).
 
-References, templates, files, categories and comments go too.
+References, templates, files, categories and comments go too. `define_paragraphs` is the definition,
+over a parser of the whole syntax; `pipeline.documents._wikitext`, where it is built, gives the same
+paragraphs in one pass. Where markup is broken (a link, table or tag that is never closed) the two
+may differ: scripts/bench/wikitext.py lists where.
 """
 
 import re
@@ -9,6 +12,10 @@ from typing import Any
 
 from pipeline.documents.records import BadDocumentError
 from pipeline.documents.wiki_site import normalize_prefix
+from tokenizer.compiled import load
+
+compiled: Any = load("pipeline.documents._wikitext")
+"""The compiled module, or None where the definition is to be used."""
 
 _LIST_MARK = "\0"
 _NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own
@@ -16,11 +23,11 @@ _DROPPED_TAGS = {
     "ref", "references", "table", "gallery", "math", "chem", "score", "timeline", "imagemap", "syntaxhighlight",
     "source", "graph", "hiero", "categorytree", "inputbox", "templatedata", "mapframe", "style", "script",
 }  # fmt: skip
-_NOT_SHOWN = re.compile(
-    r"\s*(?:file|image|media|category|datei|bild|kategorie|fichier|catégorie|archivo|categoría|文件|分类|分類)\s*:"
-    r"|[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$",
-    re.IGNORECASE,
-)
+_HIDDEN = frozenset({
+    "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo",
+    "categoría", "文件", "分类", "分類",
+})  # fmt: skip
+_FILE = re.compile(r"[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$", re.IGNORECASE)
 # Half of the parser's time, and not shown: comments, the innermost templates, and references without tags in them.
 _COMMENT = re.compile("<!--.*?-->", re.DOTALL)
 _TEMPLATE = re.compile(r"\{\{(?!\{) *[^\s{}<>\[\]|][^{}<>\[\]|\n]*\n?(?:\|[^{}<>]*)?\}\}(?!\})")
@@ -40,12 +47,24 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
         hidden_prefixes: Of links that are not shown, besides the commonest names of files and categories.
 
     Raises:
+        BadDocumentError: The definition's parser gives up.
+    """
+    hidden = _HIDDEN | hidden_prefixes
+    if compiled is not None:
+        return str(compiled.to_paragraphs(text, lambda prefix: normalize_prefix(prefix) in hidden))
+    return define_paragraphs(text, hidden)
+
+
+def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
+    """Paragraphs by the definition, without links of hidden prefixes.
+
+    Raises:
         BadDocumentError: The parser gives up.
     """
     import mwparserfromhell as parser
 
     try:
-        rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden_prefixes)
+        rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden)
     except (parser.parser.ParserError, RecursionError) as error:
         raise BadDocumentError("bad_wikitext", f"found wikitext that cannot be parsed ({error})") from error
     rendered = rendered.replace(_NOTHING, "")
@@ -84,7 +103,7 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
         return str(node.value)
     if isinstance(node, nodes.Wikilink):
         title = str(node.title)
-        if _NOT_SHOWN.match(title) or _has_prefix(title, hidden):
+        if _FILE.match(title) or _has_prefix(title, hidden):
             return ""
         return _render(node.text or node.title, nodes, hidden).lstrip(":")
     if isinstance(node, nodes.ExternalLink):
@@ -108,6 +127,8 @@ def _render_tag(node: Any, nodes: Any, hidden: Set[str]) -> str:
         return _LIST_MARK
     if name in {"li", "dd", "dt"}:
         return f"\n{_LIST_MARK}\n"
+    if name == "br":
+        return " "
     if name in _DROPPED_TAGS or node.contents is None:
-        return "\n" if name == "br" else ""
+        return ""
     return _render(node.contents, nodes, hidden)

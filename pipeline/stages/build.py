@@ -42,6 +42,7 @@ _NUM_SHOWN = 8  # files named in one line
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times",
     "pipeline.text._cleaning": "cleaning 20 times",
+    "pipeline.documents._wikitext": "wikitext 200 times",
     "pipeline.instances._instances": "pairs and masks 10 times",
 }
 

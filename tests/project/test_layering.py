@@ -23,7 +23,7 @@ ROOMS = {
     "pipeline.command_line": "pipeline.interrupts pipeline.storage",
     "pipeline.shards": "pipeline.storage",
     "pipeline.documents.compression": "",
-    "pipeline.documents": "pipeline.seeds pipeline.storage pipeline.documents.compression",
+    "pipeline.documents": "tokenizer pipeline.seeds pipeline.storage pipeline.documents.compression",
     "pipeline.text": "tokenizer pipeline.seeds pipeline.storage pipeline.documents",
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
     "pipeline.instances": "tokenizer pipeline.seeds pipeline.shards pipeline.documents pipeline.tokens",

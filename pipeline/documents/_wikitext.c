@@ -1,0 +1,599 @@
+/* pipeline.documents._wikitext: one function, wikitext to paragraphs, as pipeline/documents/wikitext.py defines it.
+ *
+ * The page is read once, from left to right, into one buffer that never outgrows it. What has been opened and not
+ * closed stands on a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A closer
+ * takes its part of the buffer away (templates, references, tables, files) or keeps a piece of it (links). So nothing
+ * is read twice, whatever the markup: each frame knows the innermost frame of every kind that a closer may reach, and
+ * beyond MAX_DEPTH frames openers are plain text, as they are to mwparserfromhell. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "native/entities.h"
+#include "native/lines.h"
+
+#define MAX_DEPTH 100
+#define MAX_TAG_NAME 16
+#define MAX_SCHEME 9
+
+#define NUM_TAGS 85
+
+enum { BRACES, LINK, EXTERNAL, TABLE, HTML_TABLE, REFERENCE, ITEM, NUM_KINDS };
+
+typedef struct {
+    int kind;
+    int8_t nearest[NUM_KINDS];  /* the innermost frame of each kind, this one included, that may be closed; or -1 */
+    size_t out;                 /* where the opener stands in the output */
+    size_t text;                /* of links: where the text behind the first pipe (or the address) begins; or 0 */
+    size_t num_braces;          /* of BRACES: those not closed yet */
+    const uint8_t *source;      /* the byte after the opener */
+    const uint8_t *title_end;   /* of LINK: its first pipe, or NULL */
+} Frame;
+
+typedef struct {
+    const uint8_t *begin, *at, *end;
+    uint8_t *out;
+    size_t length;
+    int depth;
+    Frame frames[MAX_DEPTH];
+    uint8_t unclosed[NUM_TAGS + 1];  /* raw tags (and comments) without a closer further on: none is looked for again */
+    PyObject *hidden;
+    int failed;         /* whether a Python error is set */
+} Reader;
+
+/* What tags do to what they hold. RAW: it is no wikitext, and ends with the first closer. */
+enum { VANISH, BREAK, LIST_ITEM, TABLE_TAG, REF, RAW_DROPPED, RAW_SHOWN };
+
+static const struct Tag {
+    char name[MAX_TAG_NAME];
+    uint8_t kind;
+} TAGS[NUM_TAGS] = {
+    {"abbr", VANISH}, {"b", VANISH}, {"bdi", VANISH}, {"bdo", VANISH}, {"big", VANISH},
+    {"blockquote", VANISH}, {"br", BREAK}, {"caption", VANISH}, {"categorytree", RAW_DROPPED}, {"ce", RAW_SHOWN},
+    {"center", VANISH}, {"chem", RAW_DROPPED}, {"cite", VANISH}, {"code", VANISH}, {"data", VANISH},
+    {"dd", LIST_ITEM}, {"del", VANISH}, {"dfn", VANISH}, {"div", VANISH}, {"dl", VANISH},
+    {"dt", LIST_ITEM}, {"em", VANISH}, {"font", VANISH}, {"gallery", RAW_DROPPED}, {"graph", RAW_DROPPED},
+    {"h1", VANISH}, {"h2", VANISH}, {"h3", VANISH}, {"h4", VANISH}, {"h5", VANISH},
+    {"h6", VANISH}, {"hiero", RAW_DROPPED}, {"hr", VANISH}, {"i", VANISH}, {"imagemap", RAW_DROPPED}, {"img", VANISH},
+    {"includeonly", VANISH}, {"inputbox", RAW_DROPPED}, {"ins", VANISH}, {"kbd", VANISH}, {"li", LIST_ITEM}, {"link", VANISH},
+    {"mapframe", RAW_DROPPED}, {"mark", VANISH}, {"math", RAW_DROPPED}, {"meta", VANISH}, {"noinclude", VANISH}, {"nowiki", RAW_SHOWN},
+    {"ol", VANISH}, {"onlyinclude", VANISH}, {"p", VANISH}, {"poem", VANISH}, {"pre", RAW_SHOWN},
+    {"q", VANISH}, {"ref", REF}, {"references", RAW_DROPPED}, {"rp", VANISH}, {"rt", VANISH},
+    {"ruby", VANISH}, {"s", VANISH}, {"samp", VANISH}, {"score", RAW_DROPPED}, {"script", RAW_DROPPED},
+    {"section", VANISH}, {"small", VANISH}, {"source", RAW_DROPPED}, {"span", VANISH}, {"strike", VANISH},
+    {"strong", VANISH}, {"style", RAW_DROPPED}, {"sub", VANISH}, {"sup", VANISH}, {"syntaxhighlight", RAW_DROPPED},
+    {"table", TABLE_TAG}, {"td", VANISH}, {"templatedata", RAW_DROPPED}, {"th", VANISH}, {"time", VANISH},
+    {"timeline", RAW_DROPPED}, {"tr", VANISH}, {"tt", VANISH}, {"u", VANISH}, {"ul", VANISH},
+    {"var", VANISH}, {"wbr", VANISH},
+};
+
+static const struct { char name[MAX_SCHEME + 1]; uint8_t slashes; } SCHEMES[] = {
+    {"bitcoin", 0}, {"ftp", 1}, {"ftps", 1}, {"geo", 0}, {"git", 1}, {"gopher", 1}, {"http", 1}, {"https", 1},
+    {"irc", 1}, {"ircs", 1}, {"magnet", 0}, {"mailto", 0}, {"mms", 1}, {"news", 0}, {"nntp", 1}, {"redis", 1},
+    {"sftp", 1}, {"sip", 0}, {"sips", 0}, {"sms", 0}, {"ssh", 1}, {"svn", 1}, {"tel", 0}, {"telnet", 1}, {"urn", 0},
+    {"worldwind", 1}, {"xmpp", 0},
+};
+
+static const uint8_t SPECIAL[256] = {
+    ['\n'] = 1, ['&'] = 1, [':'] = 1, ['<'] = 1, ['['] = 1, [']'] = 1, ['{'] = 1, ['|'] = 1, ['}'] = 1,
+};
+
+static inline int lower(int byte) { return byte >= 'A' && byte <= 'Z' ? byte + 32 : byte; }
+static inline int is_letter(int byte) { return lower(byte) >= 'a' && lower(byte) <= 'z'; }
+static inline int is_digit(int byte) { return byte >= '0' && byte <= '9'; }
+
+static inline int at_byte(const Reader *reader, const uint8_t *at, int byte) {
+    return at < reader->end && *at == byte;
+}
+
+static inline void emit(Reader *reader, const uint8_t *start, const uint8_t *end) {
+    memcpy(reader->out + reader->length, start, (size_t)(end - start));
+    reader->length += (size_t)(end - start);
+}
+
+/* Writes the next bytes as they are. */
+static inline void take(Reader *reader, size_t num_bytes) {
+    emit(reader, reader->at, reader->at + num_bytes);
+    reader->at += num_bytes;
+}
+
+/* ---- the stack ---- */
+
+static inline Frame *top(Reader *reader) { return reader->depth ? &reader->frames[reader->depth - 1] : NULL; }
+
+static inline int in_title(Reader *reader) {
+    Frame *frame = top(reader);
+    return frame && frame->kind == LINK && frame->title_end == NULL;
+}
+
+static inline int nearest(Reader *reader, int kind) {
+    return reader->depth ? reader->frames[reader->depth - 1].nearest[kind] : -1;
+}
+
+/* Opens a frame whose opener of `num_bytes` is written as plain text; NULL (and still written) where it is too deep. */
+static Frame *open_frame(Reader *reader, int kind, size_t num_bytes) {
+    Frame *frame = reader->depth < MAX_DEPTH ? &reader->frames[reader->depth] : NULL;
+    if (frame) {
+        for (int each = 0; each < NUM_KINDS; each++) {
+            /* Nothing outside braces or a table is closed from within; a reference may be. */
+            int keeps = (kind != BRACES && kind != TABLE) || each == REFERENCE || (kind == TABLE && each == BRACES);
+            frame->nearest[each] = (int8_t)(keeps ? nearest(reader, each) : -1);
+        }
+        frame->nearest[kind] = (int8_t)reader->depth++;
+        frame->kind = kind;
+        frame->out = reader->length;
+        frame->text = frame->num_braces = 0;
+        frame->title_end = NULL;
+        frame->source = reader->at + num_bytes;
+    }
+    take(reader, num_bytes);
+    return frame;
+}
+
+/* Takes away what the frame holds, and what was opened in it and never closed. */
+static void drop_frame(Reader *reader, int index) {
+    reader->length = reader->frames[index].out;
+    reader->depth = index;
+}
+
+/* Leaves of the frame only what stands in the output from `start` to `end`. */
+static void keep_piece(Reader *reader, int index, size_t start, size_t end) {
+    size_t out = reader->frames[index].out;
+    memmove(reader->out + out, reader->out + start, end - start);
+    reader->length = out + end - start;
+    reader->depth = index;
+}
+
+/* ---- braces and tables ---- */
+
+static int starts_line(const Reader *reader) {
+    const uint8_t *at = reader->at;
+    while (at > reader->begin && (at[-1] == ' ' || at[-1] == '\t' || at[-1] == ':')) at--;
+    return at == reader->begin || at[-1] == '\n';
+}
+
+static void read_open_braces(Reader *reader) {
+    size_t num_braces = 1;
+    while (at_byte(reader, reader->at + num_braces, '{')) num_braces++;
+    if (num_braces > 1) {
+        Frame *frame = open_frame(reader, BRACES, num_braces);
+        if (frame) frame->num_braces = num_braces;
+    } else if (at_byte(reader, reader->at + 1, '|') && starts_line(reader)) {
+        open_frame(reader, TABLE, 2);
+    } else {
+        take(reader, 1);
+    }
+}
+
+static void read_close_braces(Reader *reader) {
+    size_t num_braces = 1;
+    while (at_byte(reader, reader->at + num_braces, '}')) num_braces++;
+    for (int index; num_braces > 1 && (index = nearest(reader, BRACES)) >= 0;) {
+        Frame *frame = &reader->frames[index];
+        const uint8_t *name = skip_spaces(frame->source, reader->at);
+        if (name == reader->at || *name == '[') { /* no name of a page: shown as it is written */
+            reader->depth = index;
+            continue;
+        }
+        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2;
+        frame->num_braces -= closed;
+        num_braces -= closed;
+        reader->at += closed;
+        reader->length = frame->out + frame->num_braces;
+        reader->depth = frame->num_braces > 1 ? index + 1 : index;
+    }
+    take(reader, num_braces);
+}
+
+static void read_pipe(Reader *reader) {
+    if (in_title(reader)) {
+        top(reader)->title_end = reader->at;
+        take(reader, 1);
+        top(reader)->text = reader->length;
+    } else if (at_byte(reader, reader->at + 1, '}') && nearest(reader, TABLE) >= 0 && starts_line(reader)) {
+        drop_frame(reader, nearest(reader, TABLE));
+        reader->at += 2;
+    } else {
+        take(reader, 1);
+    }
+}
+
+/* ---- links ---- */
+
+/* The byte after "scheme:" (and its slashes) at `text`, or NULL. */
+static const uint8_t *match_scheme(const Reader *reader, const uint8_t *text) {
+    const uint8_t *at = text;
+    char name[MAX_SCHEME + 1] = {0};
+    for (; at < reader->end && is_letter(*at) && at - text < MAX_SCHEME; at++) name[at - text] = (char)lower(*at);
+    if (!at_byte(reader, at, ':')) return NULL;
+    int slashes = at_byte(reader, at + 1, '/') && at_byte(reader, at + 2, '/');
+    for (size_t index = 0; index < sizeof SCHEMES / sizeof *SCHEMES; index++) {
+        if (*name == *SCHEMES[index].name && strcmp(name, SCHEMES[index].name) == 0) {
+            return slashes ? at + 3 : SCHEMES[index].slashes ? NULL : at + 1;
+        }
+    }
+    return NULL;
+}
+
+static int ends_address(Reader *reader, const uint8_t *at) {
+    if (*at <= ' ' || memchr("[]<>\"", *at, 5) || space_bytes(at, reader->end)) return 1;
+    if (*at == '\'' && at_byte(reader, at + 1, '\'')) return 1;
+    if (nearest(reader, BRACES) < 0) return 0;
+    return *at == '|' || (*at == '}' && at_byte(reader, at + 1, '}'));
+}
+
+static const uint8_t *skip_address(Reader *reader, const uint8_t *at) {
+    while (at < reader->end && !ends_address(reader, at)) at++;
+    return at;
+}
+
+/* Whether the byte before `at` ends a letter, a digit or "_": no address begins within a word. */
+static int is_within_word(const Reader *reader, const uint8_t *at) {
+    size_t before = (size_t)(at - reader->begin);
+    if (before == 0) return 0;
+    if (at[-1] < 0x80) return is_letter(at[-1]) || is_digit(at[-1]) || at[-1] == '_';
+    if (before >= 2 && at[-2] == 0xC2) return 0;
+    if (before < 3) return 1;
+    int is_mark = (at[-3] == 0xE2 && at[-2] == 0x80) || (at[-3] == 0xE3 && at[-2] == 0x80);
+    return !is_mark && !(at[-3] == 0xEF && (at[-2] == 0xBC || at[-2] == 0xBD));
+}
+
+/* An address in running text is not shown; the stops behind it are. */
+static void read_colon(Reader *reader) {
+    const uint8_t *start = reader->at;
+    while (start > reader->begin && is_letter(start[-1]) && reader->at - start <= MAX_SCHEME) start--;
+    const uint8_t *name_end = in_title(reader) || start == reader->at || is_within_word(reader, start) ? NULL : match_scheme(reader, start);
+    const uint8_t *end = name_end ? skip_address(reader, name_end) : NULL;
+    if (end == NULL || end == name_end) {
+        take(reader, 1);
+        return;
+    }
+    int has_bracket = memchr(name_end, '(', (size_t)(end - name_end)) != NULL;
+    while (end > name_end + 1 && (memchr(",.:;!?", end[-1], 6) || (end[-1] == ')' && !has_bracket))) end--;
+    reader->length -= (size_t)(reader->at - start);
+    reader->at = end;
+}
+
+static void read_open_bracket(Reader *reader) {
+    int is_double = at_byte(reader, reader->at + 1, '[');
+    const uint8_t *name = reader->at + 1;
+    if (is_double && !match_scheme(reader, reader->at + 2)) {
+        if (in_title(reader)) reader->depth--;
+        open_frame(reader, LINK, 2);
+        return;
+    }
+    if (is_double) take(reader, 1), name++;
+    const uint8_t *address = match_scheme(reader, name);
+    if (!address && at_byte(reader, name, '/') && at_byte(reader, name + 1, '/')) address = name + 2;
+    const uint8_t *end = address ? skip_address(reader, address) : NULL;
+    if (end == address) {
+        take(reader, 1);
+        return;
+    }
+    Frame *frame = open_frame(reader, EXTERNAL, 1);
+    reader->at = end;
+    if (at_byte(reader, end, ' ')) take(reader, 1);
+    if (frame) frame->text = reader->length;
+}
+
+/* Whether a link's target is a file, or begins with a prefix that is not shown. */
+static int is_hidden(Reader *reader, const uint8_t *title, const uint8_t *end) {
+    static const char *const MEDIA[] = {
+        ".jpg", ".jpeg", ".png", ".gif", ".svg", ".webm", ".oga", ".ogg", ".ogv", ".tif", ".tiff", ".pdf", ".mid", ".wav",
+    };
+    const uint8_t *colon = memchr(title, ':', (size_t)(end - title));
+    if (colon == NULL) return 0;
+    const uint8_t *last = trim_spaces(colon + 1, end);
+    for (size_t index = 0; index < sizeof MEDIA / sizeof *MEDIA; index++) {
+        size_t length = strlen(MEDIA[index]), same = 0;
+        if ((size_t)(last - colon - 1) < length) continue;
+        while (same < length && lower(last[same - length]) == MEDIA[index][same]) same++;
+        if (same == length) return 1;
+    }
+    PyObject *prefix = PyUnicode_DecodeUTF8((const char *)title, colon - title, NULL);
+    PyObject *answer = prefix ? PyObject_CallFunctionObjArgs(reader->hidden, prefix, NULL) : NULL;
+    int found = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(prefix);
+    Py_XDECREF(answer);
+    if (found < 0) reader->failed = 1;
+    return found > 0;
+}
+
+static void close_link(Reader *reader, int index) {
+    Frame *frame = &reader->frames[index];
+    const uint8_t *title_end = frame->title_end ? frame->title_end : reader->at;
+    size_t start = frame->out + 2, end = reader->length;
+    if (title_end == frame->source) {
+        reader->depth = index;
+        take(reader, 2);
+        return;
+    }
+    if (is_hidden(reader, frame->source, title_end)) {
+        drop_frame(reader, index);
+    } else {
+        if (frame->title_end && reader->at > frame->title_end + 1) start = frame->text;
+        else if (frame->title_end) end = frame->text - 1;
+        while (start < end && reader->out[start] == ':') start++;
+        keep_piece(reader, index, start, end);
+    }
+    reader->at += 2;
+}
+
+static void read_close_bracket(Reader *reader) {
+    int external = nearest(reader, EXTERNAL), link = nearest(reader, LINK);
+    int is_double = at_byte(reader, reader->at + 1, ']');
+    if (external >= 0 && (external > link || !is_double)) {
+        keep_piece(reader, external, reader->frames[external].text, reader->length);
+        reader->at++;
+    } else if (is_double && link >= 0) {
+        close_link(reader, link);
+    } else {
+        take(reader, 1);
+    }
+}
+
+/* ---- tags ---- */
+
+/* Both tables begin their rows with the name; most names differ in the first byte. */
+static int compare_names(const void *name, const void *row) {
+    int difference = *(const char *)name - *(const char *)row;
+    return difference ? difference : strcmp(name, row);
+}
+
+/* The tag of this name, and the byte after the name; NULL where it is none that we know. */
+static const struct Tag *find_tag(const Reader *reader, const uint8_t **at) {
+    char name[MAX_TAG_NAME] = {0};
+    const uint8_t *start = *at;
+    while (*at < reader->end && *at - start < MAX_TAG_NAME - 1 && (is_letter(**at) || is_digit(**at))) {
+        name[*at - start] = (char)lower(**at);
+        ++*at;
+    }
+    if (*at == start || *at == reader->end) return NULL;
+    if (!space_bytes(*at, reader->end) && **at != '>' && **at != '/') return NULL;
+    return bsearch(name, TAGS, NUM_TAGS, sizeof *TAGS, compare_names);
+}
+
+/* The byte after the comment that begins at `at`, or NULL; none is looked for again where one was never closed. */
+static const uint8_t *find_comment_end(Reader *reader, const uint8_t *at) {
+    uint8_t *unclosed = &reader->unclosed[NUM_TAGS];
+    if (*unclosed || reader->end - at < 7 || memcmp(at, "<!--", 4) != 0) return NULL;
+    for (at += 6; (at = memchr(at, '>', (size_t)(reader->end - at))); at++) {
+        if (at[-1] == '-' && at[-2] == '-') return at + 1;
+    }
+    *unclosed = 1;
+    return NULL;
+}
+
+static int is_name(const Reader *reader, const uint8_t *at, const char *name) {
+    size_t length = strlen(name), same = 0;
+    if (reader->end - at <= (Py_ssize_t)length) return 0;
+    while (same < length && lower(at[same]) == name[same]) same++;
+    return same == length && !is_letter(at[same]) && !is_digit(at[same]);
+}
+
+/* The tag's ">", or NULL where another "<" comes first that begins neither a comment nor a nowiki. */
+static const uint8_t *find_tag_end(Reader *reader, const uint8_t *at) {
+    while (at < reader->end && *at != '>') {
+        const uint8_t *next = at + 1;
+        if (*at == '<') {
+            next = find_comment_end(reader, at);
+            int is_nowiki = is_name(reader, at + 1 + at_byte(reader, at + 1, '/'), "nowiki");
+            if (is_nowiki && (next = memchr(at, '>', (size_t)(reader->end - at)))) next++;
+            if (next == NULL) return NULL;
+        }
+        at = next;
+    }
+    return at_byte(reader, at, '>') ? at : NULL;
+}
+
+/* The byte after the closer of this name at `at`, or NULL: a closer holds nothing but its name. */
+static const uint8_t *match_closer(const Reader *reader, const uint8_t *at, const char *name) {
+    if (!at_byte(reader, at + 1, '/') || !is_name(reader, at + 2, name)) return NULL;
+    const uint8_t *end = skip_spaces(at + 2 + strlen(name), reader->end);
+    return at_byte(reader, end, '>') ? end + 1 : NULL;
+}
+
+/* The "<" of the next closer of this name, or NULL. */
+static const uint8_t *find_closer(const Reader *reader, const uint8_t *at, const char *name) {
+    for (; (at = memchr(at, '<', (size_t)(reader->end - at))); at++) {
+        if (match_closer(reader, at, name)) return at;
+    }
+    return NULL;
+}
+
+/* The end of a reference that holds no other; NULL where another is opened before it is closed. */
+static const uint8_t *find_reference_end(Reader *reader, const uint8_t *at) {
+    for (; (at = memchr(at, '<', (size_t)(reader->end - at))); at++) {
+        const uint8_t *end = match_closer(reader, at, "ref");
+        if (end) return end;
+        if (is_name(reader, at + 1, "ref") && (end = find_tag_end(reader, at + 1)) && end[-1] != '/') return NULL;
+    }
+    return NULL;
+}
+
+static void read_entity(Reader *reader);
+
+/* Writes what no markup is read in; entities are. */
+static void show_raw(Reader *reader, const uint8_t *end) {
+    while (reader->at < end) {
+        const uint8_t *found = memchr(reader->at, '&', (size_t)(end - reader->at));
+        take(reader, (size_t)((found ? found : end) - reader->at));
+        if (found) read_entity(reader);
+    }
+}
+
+static void skip_raw(Reader *reader, const struct Tag *tag) {
+    uint8_t *unclosed = &reader->unclosed[tag - TAGS];
+    const uint8_t *closer = *unclosed ? NULL : find_closer(reader, reader->at, tag->name);
+    if (closer == NULL) {
+        *unclosed = 1;
+        return;
+    }
+    if (tag->kind == RAW_SHOWN) show_raw(reader, closer);
+    reader->at = match_closer(reader, closer, tag->name);
+}
+
+/* A tag that opens something; `reader->at` stands behind it, and `source` is its "<". */
+static void open_tag(Reader *reader, const struct Tag *tag) {
+    static const uint8_t ITEM_MARK[] = {'\n', 0, '\n'};
+    Frame *frame = top(reader);
+    if (tag->kind == RAW_DROPPED || tag->kind == RAW_SHOWN) {
+        skip_raw(reader, tag);
+    } else if (tag->kind == REF) {
+        const uint8_t *end = find_reference_end(reader, reader->at);
+        if (end) reader->at = end;
+        else open_frame(reader, REFERENCE, 0);
+    } else if (tag->kind == TABLE_TAG) {
+        open_frame(reader, HTML_TABLE, 0);
+    } else if (tag->kind == LIST_ITEM) {
+        if (frame && frame->kind == ITEM) reader->depth--;
+        emit(reader, ITEM_MARK, ITEM_MARK + sizeof ITEM_MARK);
+        open_frame(reader, ITEM, 0);
+    }
+}
+
+static void close_tag(Reader *reader, const struct Tag *tag) {
+    int kind = tag->kind == REF ? REFERENCE : tag->kind == TABLE_TAG ? HTML_TABLE : tag->kind == LIST_ITEM ? ITEM : -1;
+    int index = kind < 0 ? -1 : nearest(reader, kind);
+    if (index >= 0) drop_frame(reader, index);
+}
+
+static void read_tag(Reader *reader) {
+    const uint8_t *comment_end = find_comment_end(reader, reader->at);
+    if (comment_end) {
+        reader->at = comment_end;
+        return;
+    }
+    int closes = at_byte(reader, reader->at + 1, '/');
+    const uint8_t *at = reader->at + 1 + closes;
+    const struct Tag *tag = find_tag(reader, &at);
+    const uint8_t *end = tag ? find_tag_end(reader, at) : NULL;
+    if (end == NULL) {
+        take(reader, 1);
+        return;
+    }
+    reader->at = end + 1;
+    if (tag->kind == BREAK) reader->out[reader->length++] = ' ';
+    else if (closes) close_tag(reader, tag);
+    else if (end[-1] != '/') open_tag(reader, tag);
+}
+
+/* ---- entities ---- */
+
+static void emit_character(Reader *reader, uint32_t code) {
+    uint8_t *out = reader->out + reader->length;
+    int extra = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    *out++ = (uint8_t)(extra ? (0xFF00 >> (extra + 1) & 0xFF) | code >> 6 * extra : code);
+    for (int left = extra; left-- > 0;) *out++ = (uint8_t)(0x80 | (code >> 6 * left & 0x3F));
+    reader->length += (size_t)extra + 1;
+}
+
+/* The number at `*at`; beyond Unicode where it is too large. */
+static uint32_t read_number(const Reader *reader, const uint8_t **at, uint32_t base) {
+    uint32_t code = 0;
+    for (; *at < reader->end; ++*at) {
+        int byte = lower(**at), digit = is_digit(byte) ? byte - '0' : byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : 99;
+        if ((uint32_t)digit >= base) break;
+        if (code <= 0x10FFFF) code = code * base + (uint32_t)digit;
+    }
+    return code;
+}
+
+static uint32_t read_name(const Reader *reader, const uint8_t **at) {
+    char name[MAX_ENTITY_NAME + 1] = {0};
+    const uint8_t *start = *at;
+    for (; *at < reader->end && *at - start < MAX_ENTITY_NAME && (is_letter(**at) || is_digit(**at)); ++*at) {
+        name[*at - start] = (char)**at;
+    }
+    if (*at == start || !at_byte(reader, *at, ';')) return 0;
+    size_t num_entities = sizeof ENTITIES / sizeof *ENTITIES;
+    const char *found = bsearch(name, ENTITIES, num_entities, sizeof *ENTITIES, compare_names);
+    return found ? ENTITIES[(size_t)(found - ENTITIES[0].name) / sizeof *ENTITIES].code : 0;
+}
+
+static void read_entity(Reader *reader) {
+    const uint8_t *at = reader->at + 1;
+    uint32_t code;
+    if (at_byte(reader, at, '#')) {
+        int is_hexadecimal = at + 1 < reader->end && lower(at[1]) == 'x';
+        at += 1 + is_hexadecimal;
+        code = read_number(reader, &at, is_hexadecimal ? 16 : 10);
+    } else {
+        code = read_name(reader, &at);
+    }
+    if (code < 1 || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000) || !at_byte(reader, at, ';')) {
+        take(reader, 1);
+        return;
+    }
+    emit_character(reader, code);
+    reader->at = at + 1;
+}
+
+/* ---- the page ---- */
+
+static void read_line_end(Reader *reader) {
+    while (in_title(reader) || (reader->depth && top(reader)->kind == EXTERNAL)) reader->depth--;
+    take(reader, 1);
+}
+
+static void read_page(Reader *reader) {
+    while (reader->at < reader->end && !reader->failed) {
+        const uint8_t *start = reader->at;
+        while (reader->at < reader->end && !SPECIAL[*reader->at]) reader->at++;
+        emit(reader, start, reader->at);
+        if (reader->at == reader->end) break;
+        switch (*reader->at) {
+            case '\n': read_line_end(reader); break;
+            case '&': read_entity(reader); break;
+            case ':': read_colon(reader); break;
+            case '<': read_tag(reader); break;
+            case '[': read_open_bracket(reader); break;
+            case ']': read_close_bracket(reader); break;
+            case '{': read_open_braces(reader); break;
+            case '|': read_pipe(reader); break;
+            default: read_close_braces(reader); break;
+        }
+    }
+}
+
+static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
+    PyObject *text, *hidden;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(arguments, "UO", &text, &hidden)) return NULL;
+    const uint8_t *source = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &size);
+    if (source == NULL) return NULL;
+    Reader *reader = calloc(1, sizeof *reader);
+    uint8_t *out = malloc((size_t)size + 1);
+    PyObject *result = NULL;
+    if (reader == NULL || out == NULL) {
+        PyErr_NoMemory();
+    } else {
+        reader->begin = reader->at = source;
+        reader->end = source + size;
+        reader->out = out;
+        reader->hidden = hidden;
+        read_page(reader);
+        size_t length = reader->failed ? 0 : make_paragraphs(out, reader->length);
+        if (!reader->failed) result = PyUnicode_DecodeUTF8((const char *)out, (Py_ssize_t)length, NULL);
+    }
+    free(reader);
+    free(out);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"to_paragraphs", to_paragraphs, METH_VARARGS, "Paragraphs of a page, one a line; `hidden` judges prefixes."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "pipeline.documents._wikitext", NULL, 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__wikitext(void) { return PyModuleDef_Init(&module); }

@@ -1,0 +1,85 @@
+"""The two readers of wikitext: hard cases on which both agree, and markup that wants to be slow."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.documents import wikitext
+from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
+from tests.compiled_paths import taken_path
+
+GIVES = "#### gives\n"
+
+
+def read_cases():
+    """Name, wikitext and paragraphs of every case of the file beside this one."""
+    for block in Path(__file__).with_name("wikitext_cases.txt").read_text().split("#### case: ")[1:]:
+        name, _, rest = block.partition("\n")
+        source, _, paragraphs = rest.partition(GIVES)
+        yield pytest.param(source, paragraphs.rstrip("\n"), id=name)
+
+
+@pytest.fixture(params=["python", "compiled"])
+def each_path(request):
+    with taken_path(request.param, "pipeline.documents._wikitext", wikitext, "compiled"):
+        yield request.param
+
+
+@pytest.fixture
+def compiled_path():
+    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+        yield
+
+
+@pytest.mark.parametrize(("source", "paragraphs"), list(read_cases()))
+def test_hard_cases(source, paragraphs, each_path):
+    assert parse_wikitext(source) == paragraphs
+
+
+def test_hidden_prefixes(each_path):
+    hidden = frozenset({"tập tin", "sv"})
+    assert parse_wikitext("A [[TẬP_tin : b]] [[sv:c]] [[:sv:d]] [[e:f]].", hidden) == "A   sv:d e:f."
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("A <small>b. C</b> d.", "A b. C d."),
+        ("A<ref name=b>c. D<ref>e</ref>.", "Ac. D."),
+        ("A <ref>b</ref c> d</ref> e.", "A  e."),
+    ],
+)
+def test_tags_that_are_never_closed_are_not_shown(source, kept, compiled_path):
+    assert parse_wikitext(source) == kept
+
+
+PIECES = """
+{{ }} {{{ }}} [[ ]] [ ] | {| |} <ref> </ref> <ref/> <!-- --> <nowiki> </nowiki> <li> </li> <table> </table> = == '' '
+__TOC__ http:// File: .jpg &amp; &#8211; & ; : * # ( ) <br> < > / é 力 a b
+"""
+pieces = st.sampled_from([*PIECES.split(), "\n", " ", "\n{|", "\n|}", "\u3000"])
+
+
+@given(st.lists(pieces, max_size=60).map("".join))
+def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
+    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+        paragraphs = parse_wikitext(source)
+        assert paragraphs == parse_wikitext(source)
+    assert len(paragraphs.encode()) <= len(source.encode())
+    assert all(line == line.strip() != "" for line in paragraphs.split("\n") if paragraphs)
+
+
+@pytest.mark.parametrize(
+    "opener", ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"]
+)
+def test_deep_markup_is_text(opener, compiled_path):
+    """A million openers: no recursion, and nothing is lost but what is never shown."""
+    assert parse_wikitext(opener * 1_000_000 + "\n\nEnd.").endswith("End.")
+
+
+def test_what_is_closed_is_closed_at_any_depth(compiled_path):
+    assert parse_wikitext("{{a|" * 90 + "b" + "}}" * 90 + "c") == "c"
+    assert parse_wikitext("[[a|" * 90 + "b" + "]]" * 90) == "b"
+    assert define_paragraphs("[[a|b]]") == "b"
