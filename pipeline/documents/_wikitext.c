@@ -36,6 +36,7 @@ typedef struct {
 
 typedef struct {
     const uint8_t *begin, *at, *end;
+    const uint8_t *run;  /* from here to the markup at hand, bytes were written as they are */
     uint8_t *out;
     size_t length;
     int depth;
@@ -245,7 +246,7 @@ static int is_within_word(const Reader *reader, const uint8_t *at) {
 /* An address in running text is not shown; the stops behind it are. */
 static void read_colon(Reader *reader) {
     const uint8_t *start = reader->at;
-    while (start > reader->begin && is_letter(start[-1]) && reader->at - start <= MAX_SCHEME) start--;
+    while (start > reader->run && is_letter(start[-1]) && reader->at - start <= MAX_SCHEME) start--;
     const uint8_t *name_end = in_title(reader) || start == reader->at || is_within_word(reader, start) ? NULL : match_scheme(reader, start);
     const uint8_t *end = name_end ? skip_address(reader, name_end) : NULL;
     if (end == NULL || end == name_end) {
@@ -542,9 +543,9 @@ static void read_line_end(Reader *reader) {
 
 static void read_page(Reader *reader) {
     while (reader->at < reader->end && !reader->failed) {
-        const uint8_t *start = reader->at;
+        reader->run = reader->at;
         while (reader->at < reader->end && !SPECIAL[*reader->at]) reader->at++;
-        emit(reader, start, reader->at);
+        emit(reader, reader->run, reader->at);
         if (reader->at == reader->end) break;
         switch (*reader->at) {
             case '\n': read_line_end(reader); break;
