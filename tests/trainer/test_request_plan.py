@@ -168,6 +168,15 @@ def test_the_table_says_what_is_asked(folder, asked, capsys):
     )
 
 
+def test_nodes_that_do_not_divide_the_lanes_are_pointed_out(folder, capsys):
+    flags = ["--world_size", "56", "--global_batch", "56", "--plan", "true", "--steps", "10"]
+    assert main(["stream", str(folder / "wiki"), *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "nodes share lanes, so several fetch the same blocks: a number of nodes that divides 8 fetches each block once"
+        " with --cache_dir"
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -195,6 +195,11 @@ def _advice(loads: Iterable[Load], num_lanes: int, seconds: float) -> list[str]:
             f"{most.moment.world_size:,} ranks share {num_lanes} lanes, so several ranks read the same blocks:"
             " --cache_dir lets each node fetch a block once"
         )
+    if cached > MANY_TIMES:
+        lines.append(
+            f"nodes share lanes, so several fetch the same blocks: a number of nodes that divides {num_lanes} fetches"
+            " each block once with --cache_dir"
+        )
     return lines
 
 
