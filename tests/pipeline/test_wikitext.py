@@ -71,6 +71,10 @@ def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
     assert all(line == line.strip() != "" for line in paragraphs.split("\n") if paragraphs)
 
 
+def test_letters_of_an_address_are_not_taken_back_twice(compiled_path):
+    assert parse_wikitext("A 力力 mailto:news:... b.") == "A 力力 :... b."
+
+
 @pytest.mark.parametrize(
     "opener", ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"]
 )
