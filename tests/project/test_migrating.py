@@ -46,6 +46,7 @@ def rows():
         yield own[1] if own else command, cells[0].strip("`"), ours[0] if ours else ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("command", "theirs", "ours"), [*rows()])
 def test_a_flag_of_another_program_is_answered(command, theirs, ours, capsys):
     program = COMMANDS[command]
@@ -60,6 +61,7 @@ def test_a_flag_of_another_program_is_answered(command, theirs, ours, capsys):
         assert re.match(rf"program {command}: error: --{theirs} is not (needed|there): ", said)
 
 
+@pytest.mark.processes
 def test_a_key_of_a_file_is_answered_too(capsys, tmp_path):
     file = tmp_path / "theirs.yaml"
     file.write_text("dupe_factor: 10\n")
