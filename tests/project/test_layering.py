@@ -105,7 +105,7 @@ LIBRARIES = {
         "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard"
         " google_crc32c"
     ),
-    "trainer.model": "torch numpy",
+    "trainer.model": "torch numpy triton",
     "trainer.stream": "torch numpy pyarrow webdataset",
 }
 

@@ -95,7 +95,7 @@ def test_dropout_drops_probabilities_and_keeps_their_mean():
 @pytest.mark.parametrize(
     ("backend", "device", "dtype", "dropout_p", "message"),
     [
-        ("quick", CPU, torch.float32, 0.0, "'quick' is unknown; choose one of auto, padded, varlen, flash"),
+        ("quick", CPU, torch.float32, 0.0, "'quick' is unknown; choose one of auto, padded, varlen, flash, triton"),
         ("varlen", CPU, torch.float32, 0.0, "varlen needs fp16 or bf16 on a CUDA device .* found torch.float32 on cpu"),
         ("flash", CPU, torch.bfloat16, 0.1, "flash needs .* choose attention_backend padded or auto"),
         ("flash", CUDA, torch.float32, 0.0, "found torch.float32 on cuda"),

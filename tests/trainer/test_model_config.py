@@ -48,7 +48,10 @@ def test_parameter_counts_with_both_heads(name, num_parameters):
         (lambda: BertConfig(num_layers=0), "num_layers is 0; it must be at least 1"),
         (lambda: BertConfig(hidden_dropout=1.0), "hidden_dropout is 1.0; a dropout is in"),
         (lambda: BertConfig(layer_norm_eps=0.0), "layer_norm_eps is 0.0; it must be positive"),
-        (lambda: BertConfig(attention_backend="fast"), "'fast' is unknown; choose one of auto, padded, varlen, flash"),
+        (
+            lambda: BertConfig(attention_backend="fast"),
+            "'fast' is unknown; choose one of auto, padded, varlen, flash, triton",
+        ),
     ],
 )
 def test_errors_name_the_setting_and_the_choices(build, message):

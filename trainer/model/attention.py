@@ -1,4 +1,4 @@
-"""Self-attention over packed sequences: three back ends behind one function.
+"""Self-attention over packed sequences: four back ends behind one function.
 
 Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded
 buffer.
@@ -8,6 +8,7 @@ buffer.
 | padded   | any device, any dtype  | yes               | pad -> scaled_dot_product_attention -> unpad            |
 | varlen   | CUDA, fp16 and bf16    | must be 0         | torch.nn.attention.varlen, torch's public interface     |
 | flash    | CUDA, fp16 and bf16    | yes               | the same kernel through aten, whose call takes dropout  |
+| triton   | CUDA, fp16 and bf16    | yes               | our kernels for short rows, never yet run on a GPU      |
 | auto     |                        |                   | varlen without dropout, flash with it, padded elsewhere |
 """
 
@@ -126,6 +127,8 @@ def attention(
         return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences, is_causal)
     if chosen == "flash":
         return _flash_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
+    if chosen == "triton":
+        return _triton_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
     return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p, is_causal)
 
 
@@ -235,4 +238,15 @@ def _flash_attention(
     context_TAD: Tensor = torch.ops.aten._flash_attention_forward(
         q_TAD, k_TAD, v_TAD, borders, borders, length, length, dropout_p, is_causal, return_debug_mask
     )[0]
+    return context_TAD
+
+
+def _triton_attention(
+    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float, is_causal: bool
+) -> Tensor:
+    from trainer.model.short_attention import ShortAttention  # Triton comes with the CUDA build of torch alone
+
+    borders, length = sequences.cu_seqlens, sequences.max_seqlen
+    arguments = (q_TAD, k_TAD, v_TAD, borders, length, dropout_p, is_causal)
+    context_TAD: Tensor = ShortAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return context_TAD

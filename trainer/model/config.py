@@ -6,7 +6,7 @@ from typing import Any
 
 HEAD_SIZE = 64
 VOCAB_STEP = 64  # rows of logits then begin at multiples of 128 bytes in bf16, as the fastest matrix kernels want
-ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash")
+ATTENTION_BACKENDS = ("auto", "padded", "varlen", "flash", "triton")
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def gpu_cases(step_tokens: int = 131_072) -> list[Case]:
         replace(peer, seq_len=128, global_batch=short.global_batch),
         replace(short, system="plain"),  # goal: DeepSpeed within 5 % of it
         replace(short, optimizer="lamb"),  # goal: within 5 % of AdamW
+        replace(short, attention="triton"),  # stays if it beats flash attention, else is deleted
         replace(long, padded_vocab=True),
         replace(long, fused_qkv=True),
         replace(long, micro_tokens=65_536),

@@ -72,7 +72,9 @@ def alarm(seconds: int) -> Iterator[None]:
 
 def backends_of(device: torch.device) -> list[str]:
     """Back ends that run there in bf16."""
-    return ["padded"] + (["varlen", "flash"] if choose_backend("auto", device, torch.bfloat16, 0.0) != "padded" else [])
+    return ["padded"] + (
+        ["varlen", "flash", "triton"] if choose_backend("auto", device, torch.bfloat16, 0.0) != "padded" else []
+    )
 
 
 def check_attention(device: torch.device, backend: str, is_causal: bool) -> Iterator[dict[str, Any]]:
