@@ -17,6 +17,7 @@ import apache_beam as beam
 import tokenizer
 from pipeline.jobs import worker_guard
 from pipeline.storage.folder import Folder
+from tokenizer.compiled import load
 
 worker_guard.watch_in_workers()
 
@@ -73,8 +74,11 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
 
 @lru_cache(maxsize=1)
 def hash_code() -> str:
-    """Hash of the Python files that a build runs, as they lie in this process's packages."""
-    digest = blake2b(digest_size=8)
+    """Hash of the Python files that a build runs, as they lie in this process's packages.
+
+    And of whether wikitext is read by the compiled reader, which is no twin to the last bit as the other modules are.
+    """
+    digest = blake2b(b"" if load("pipeline.documents._wikitext") else b"defined wikitext", digest_size=8)
     for package in _PACKAGES:
         for path in sorted(package.rglob("*.py")):
             digest.update(f"{path.relative_to(package.parent)}\0".encode() + path.read_bytes())
@@ -89,8 +93,9 @@ def refuse_other_code(element: Any, launchers: str) -> Any:
     """
     if hash_code() != launchers:
         raise ValueError(
-            f"a worker has other code of this package than the launcher ({hash_code()}, expected {launchers}); install"
-            " the launcher's wheel where workers run, or build their image anew"
+            f"a worker has other code of this package than the launcher ({hash_code()}, expected {launchers}), or"
+            " only one of them was built with a C compiler; install the launcher's wheel where workers run, or build"
+            " their image anew"
         )
     return element
 
