@@ -137,7 +137,7 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretend"], "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune, predict,"),
+        (["pretend"], "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune,"),
         (
             ["pretrain", "--data", "D", "--output", "R"],
             "missing: phases of a --config file; python",
