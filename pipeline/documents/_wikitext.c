@@ -20,7 +20,7 @@
 #define MAX_TAG_NAME 16
 #define MAX_SCHEME 9
 
-#define NUM_TAGS 85
+#define NUM_TAGS 90
 
 enum { BRACES, LINK, EXTERNAL, TABLE, HTML_TABLE, REFERENCE, ITEM, NUM_KINDS };
 
@@ -60,15 +60,15 @@ static const struct Tag {
     {"dt", LIST_ITEM}, {"em", VANISH}, {"font", VANISH}, {"gallery", RAW_DROPPED}, {"graph", RAW_DROPPED},
     {"h1", VANISH}, {"h2", VANISH}, {"h3", VANISH}, {"h4", VANISH}, {"h5", VANISH},
     {"h6", VANISH}, {"hiero", RAW_DROPPED}, {"hr", VANISH}, {"i", VANISH}, {"imagemap", RAW_DROPPED}, {"img", VANISH},
-    {"includeonly", VANISH}, {"inputbox", RAW_DROPPED}, {"ins", VANISH}, {"kbd", VANISH}, {"li", LIST_ITEM}, {"link", VANISH},
-    {"mapframe", RAW_DROPPED}, {"mark", VANISH}, {"math", RAW_DROPPED}, {"meta", VANISH}, {"noinclude", VANISH}, {"nowiki", RAW_SHOWN},
+    {"includeonly", VANISH}, {"indicator", RAW_DROPPED}, {"inputbox", RAW_DROPPED}, {"ins", VANISH}, {"kbd", VANISH}, {"li", LIST_ITEM}, {"link", VANISH},
+    {"mapframe", RAW_DROPPED}, {"maplink", RAW_DROPPED}, {"mark", VANISH}, {"math", RAW_DROPPED}, {"meta", VANISH}, {"noinclude", VANISH}, {"nowiki", RAW_SHOWN},
     {"ol", VANISH}, {"onlyinclude", VANISH}, {"p", VANISH}, {"poem", VANISH}, {"pre", RAW_SHOWN},
     {"q", VANISH}, {"ref", REF}, {"references", RAW_DROPPED}, {"rp", VANISH}, {"rt", VANISH},
     {"ruby", VANISH}, {"s", VANISH}, {"samp", VANISH}, {"score", RAW_DROPPED}, {"script", RAW_DROPPED},
     {"section", VANISH}, {"small", VANISH}, {"source", RAW_DROPPED}, {"span", VANISH}, {"strike", VANISH},
     {"strong", VANISH}, {"style", RAW_DROPPED}, {"sub", VANISH}, {"sup", VANISH}, {"syntaxhighlight", RAW_DROPPED},
-    {"table", TABLE_TAG}, {"td", VANISH}, {"templatedata", RAW_DROPPED}, {"th", VANISH}, {"time", VANISH},
-    {"timeline", RAW_DROPPED}, {"tr", VANISH}, {"tt", VANISH}, {"u", VANISH}, {"ul", VANISH},
+    {"table", TABLE_TAG}, {"td", VANISH}, {"templatedata", RAW_DROPPED}, {"templatestyles", VANISH}, {"th", VANISH}, {"time", VANISH},
+    {"timeline", RAW_DROPPED}, {"tr", VANISH}, {"translate", VANISH}, {"tt", VANISH}, {"tvar", VANISH}, {"u", VANISH}, {"ul", VANISH},
     {"var", VANISH}, {"wbr", VANISH},
 };
 

@@ -21,7 +21,8 @@ _LIST_MARK = "\0"
 _NOTHING = "\ue000"  # stands where something was that is not shown: private, so no article's own
 _DROPPED_TAGS = {
     "ref", "references", "table", "gallery", "math", "chem", "score", "timeline", "imagemap", "syntaxhighlight",
-    "source", "graph", "hiero", "categorytree", "inputbox", "templatedata", "mapframe", "style", "script",
+    "source", "graph", "hiero", "categorytree", "inputbox", "templatedata", "mapframe", "maplink", "indicator", "style",
+    "script",
 }  # fmt: skip
 _HIDDEN = frozenset({
     "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo",
