@@ -110,7 +110,8 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
     if isinstance(node, nodes.ExternalLink):
         return _render(node.title, nodes, hidden) if node.title else ""
     if isinstance(node, nodes.HTMLEntity):
-        return str(node.normalize())
+        shown = str(node.normalize())
+        return str(node) if "\ud800" <= shown <= "\udfff" else shown  # half of a pair is no character
     if isinstance(node, nodes.Heading):
         return "\n\n"
     return _render_tag(node, nodes, hidden) if isinstance(node, nodes.Tag) else ""
