@@ -24,7 +24,10 @@ _OF_INSTANCES = (
     "nsp_balance", "num_buckets", "validation_fraction", "exchange",
 )  # fmt: skip
 _OF_BUILD = ("plan", "prices", "training_instances")
-_NOT_OF_VOCAB = ("language", "near_duplicates", "exclude_documents_of", "validation_tokens", "tokens")
+_NOT_OF_VOCAB = (
+    "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap", "task_words",
+    "validation_tokens", "tokens",
+)  # fmt: skip
 _NOT_OF_SHARDS = (
     "input", "on_bad_document", "vocab", "extend", "vocab_size", "num_unused", "alphabet_size", "part_bytes",
 )  # fmt: skip

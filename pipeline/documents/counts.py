@@ -9,6 +9,7 @@ _SAID_OF_REASONS = {
     "near_duplicate": "are like another",
     "excluded": "are in a dataset to exclude",
     "language": "are in other languages",
+    "task_text": "hold text of the task files",
     "too_short": "are too short",
     "too_long": "are too long",
     "redirect": "are redirects",

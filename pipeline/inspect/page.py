@@ -118,7 +118,8 @@ def _line(holds: bool, what: str, found: str) -> str:
 def _documents(dataset: Mapping[str, Any]) -> str:
     counters = dataset["counters"]
     dropped = {name: count for name, count in counters.items() if name.startswith("dropped_")}
-    names = ["documents_read", *sorted(dropped), *(["documents_cut"] if "documents_cut" in counters else [])]
+    others = [name for name in ("documents_listed", "documents_cut") if name in counters]
+    names = ["documents_read", *sorted(dropped), *others]
     rows = [(name.replace("_", " "), counters[name], f"{counters[name]:,}") for name in [*names, "documents"]]
     rows[-1] = ("distinct documents kept", *rows[-1][1:])
     totals = {

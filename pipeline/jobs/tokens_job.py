@@ -1,11 +1,11 @@
 """The tokens job: parts of the input to token parts, a Beam graph of thin shells over document_lists.
 
-    Part | ReadDocuments | CleanDocuments | FilterDocuments | SplitSentences | SignDocuments | EncodeDocuments
-         | WriteTokenParts
+    Part | ReadDocuments | CleanDocuments | FilterDocuments | FindTaskTexts | SplitSentences | SignDocuments
+         | EncodeDocuments | WriteTokenParts
 
-Filtering and signing are there where the settings ask for them. Every stage between reading and writing takes and gives
-a DocumentList, so a transform of one's own fits between any two. A finished list leaves its files and, last, a small
-record; running again skips parts whose records are all there.
+Filtering, finding texts of task files and signing are there where the settings ask for them. Every stage between
+reading and writing takes and gives a DocumentList, so a transform of one's own fits between any two. A finished list
+leaves its files and, last, a small record; running again skips parts whose records are all there.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
 from pipeline.jobs import metrics, worker_guard
-from pipeline.jobs.handed import CreateElements
+from pipeline.jobs.handed import CreateElements, Handed
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter, FilterRule
@@ -29,11 +29,13 @@ from pipeline.tokens.document_lists import (
     clean_documents,
     encode_documents,
     filter_documents,
+    find_task_texts,
     group_documents,
     sign_documents,
     split_documents,
 )
 from pipeline.tokens.near_duplicates import pack_signatures
+from pipeline.tokens.overlaps import OVERLAPS, pack_overlaps
 from pipeline.tokens.provenance import pack_places
 from pipeline.tokens.token_parts import TokenizedDocument, pack_documents
 from pipeline.tokens.token_records import finished_parts, format_record
@@ -104,6 +106,8 @@ class TokensRule:
         signs: Whether documents are signed, for near-duplicates.
         vocab: Bytes of vocab.txt.
         lower_case: Whether the vocabulary is uncased.
+        task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`); None where all may.
+        drops_task_texts: Whether documents that do are left out, or only listed.
     """
 
     reading: ReadingRule
@@ -112,6 +116,8 @@ class TokensRule:
     signs: bool
     vocab: bytes
     lower_case: bool
+    task_texts: Handed | None = None
+    drops_task_texts: bool = True
 
 
 def run_tokens_job(
@@ -141,6 +147,7 @@ def add_tokens_graph(pipeline: beam.Pipeline, parts: Sequence[Part], rule: Token
         | ReadDocuments(rule.reading)
         | CleanDocuments()
         | FilterDocuments(rule.filter)
+        | FindTaskTexts(rule.task_texts, drops=rule.drops_task_texts)
         | SplitSentences(rule.languages)
         | SignDocuments(signs=rule.signs)
         | EncodeDocuments(rule.vocab, rule.lower_case)
@@ -180,6 +187,17 @@ class FilterDocuments(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
         return documents if self._rule.keeps_all else documents | beam.ParDo(_Filter(self._rule))
+
+
+class FindTaskTexts(beam.PTransform):  # type: ignore[misc]
+    """Leaves out or lists what holds text of task files; nothing is added to the graph where there are none."""
+
+    def __init__(self, texts: Handed | None, *, drops: bool) -> None:
+        super().__init__()
+        self._texts, self._drops = texts, drops
+
+    def expand(self, documents: beam.PCollection) -> beam.PCollection:
+        return documents | beam.Map(find_handed, self._texts, self._drops) if self._texts else documents
 
 
 class SplitSentences(beam.PTransform):  # type: ignore[misc]
@@ -267,6 +285,11 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
     return group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
 
 
+def find_handed(documents: DocumentList[Document], texts: Handed, drops: bool) -> DocumentList[Document]:
+    """`find_task_texts` with the texts that were handed over."""
+    return find_task_texts(documents, texts.get().finder, drops=drops)
+
+
 def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder, signs: bool = False) -> str:
     """Writes a list's files, then the record that says they are whole; returns the record's name."""
     name = f"{documents.part}-{documents.number:05d}"
@@ -276,6 +299,8 @@ def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder,
     folder.write(f"{name}.places", pack_places(documents.documents))
     if signs:
         folder.write(f"{name}.signatures", pack_signatures(documents.documents))
+    if documents.overlaps:
+        folder.write(f"{name}{OVERLAPS}", pack_overlaps(documents.overlaps))
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     folder.write(record, format_record(documents))
     cleaned_bytes = sum(document.cleaned_bytes for document in documents.documents)

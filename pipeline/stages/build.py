@@ -34,6 +34,7 @@ from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import format_plan, make_plan
 from pipeline.stages.price import format_price
 from pipeline.storage.secret_values import hide, hide_in
+from pipeline.tokens.overlaps import OVERLAPS_TABLE, write_overlaps
 from tokenizer.compiled import BUILD_COMMAND, load
 from tokenizer.vocab import parse_vocab
 
@@ -42,6 +43,7 @@ _NUM_SHOWN = 8  # files named in one line
 _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times",
     "pipeline.text._cleaning": "cleaning 20 times",
+    "pipeline.text._task_texts": "finding texts of task files 25 times",
     "pipeline.documents._wikitext": "wikitext 200 times",
     "pipeline.instances._instances": "pairs and masks 10 times",
 }
@@ -76,6 +78,7 @@ def run_build(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     dataset = make_shards(settings, vocabulary, store, beam_arguments)
     seconds["shards"] = watch() - sum(seconds.values())
     _write_sources(dataset, settings.corpus, corpus)
+    _write_overlaps(settings, store)
     _write_report(dataset, settings, seconds)
     _print_counts(settings, store)
     _print_result(dataset, watch())
@@ -93,6 +96,7 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     corpus = find_corpus(settings)
     vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
+    _write_overlaps(settings, store)
     _print_counts(settings, store)
     print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
 
@@ -205,6 +209,13 @@ def _write_sources(dataset: Dataset, sources: Sequence[Source], corpus: Corpus) 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     dataset.folder.write(SOURCES, bytes(sink.getvalue()))
+
+
+def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
+    """task_overlaps.parquet, where the build has task files; it changes no hash."""
+    if settings.task_files:
+        number = write_overlaps(settings.open_tokens(), store.part_names, settings.open_output())
+        tqdm.write(f"task files: {number:,} documents are listed in {settings.open_output().locate(OVERLAPS_TABLE)}")
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:

@@ -60,7 +60,7 @@ def make_shards(
             or store did not deliver every document of every bucket once.
     """
     folder = settings.open_output()
-    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.deciding)
     held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
     buckets = choose_buckets(settings, store.totals, held_out)
     names = plan_names(buckets, settings.seq_lens, settings.passes)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.documents.parts import Part
+from pipeline.documents.task_files import hash_task_files, read_task_texts
+from pipeline.jobs.handed import hand_over
 from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
@@ -18,8 +20,10 @@ from pipeline.stages.build_vocab import reading_rule
 from pipeline.stages.choose_documents import choice_content, describe_near_duplicates, drop_documents
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
+from pipeline.text.task_texts import TaskTexts, prepare_texts
 from pipeline.tokens.dropped_ids import DROPPED
 from pipeline.tokens.index_rows import open_index
+from pipeline.tokens.overlaps import OVERLAPS
 from pipeline.tokens.token_index import INDEX, SourceTotals, Totals, build_index
 from pipeline.tokens.token_parts import LAYOUT
 from pipeline.tokens.token_records import (
@@ -37,6 +41,7 @@ STORE = "tokens.json"
 SETTINGS = "settings.json"
 FILES_WITHOUT_TEXT = "files_without_text"
 _NUM_NAMED = 20
+_TASK_SETTINGS = ("task_files", "task_overlap", "task_words")
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,12 @@ class TokenStore:
     def has_dropped(self) -> bool:
         """Whether dropped.ids says which of the documents are left out."""
         return bool(self.totals.dropped)
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """The choice, and the task files and their rule where documents were left out by them, not only listed."""
+        is_dropping = self.settings.get("task_overlap") == "drop"
+        return {**self.choice} | {key: self.settings[key] for key in _TASK_SETTINGS if is_dropping}
 
 
 def make_tokens(
@@ -138,7 +149,27 @@ def read_store(folder: Folder) -> TokenStore:
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
     """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
     signs = {"signatures": True} if settings.signs else {}
-    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs
+    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs | _task_content(settings)
+
+
+def _task_content(settings: BuildSettings) -> dict[str, Any]:
+    """The task files by their bytes, and the rule; nothing without any, so that hashes stay."""
+    if not settings.task_files:
+        return {}
+    found = hash_task_files(settings.task_files, settings.filesystem_options())
+    return dict(zip(_TASK_SETTINGS, (found, settings.task_overlap, settings.task_words), strict=True))
+
+
+def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
+    """The texts of the task files, or None without any.
+
+    Raises:
+        FileNotFoundError: A pattern matches no file.
+        ValueError: A file is not what its name says, or no text is long enough.
+    """
+    if not settings.task_files:
+        return None
+    return prepare_texts(read_task_texts(settings.task_files, settings.filesystem_options()), settings.task_words)
 
 
 def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
@@ -146,6 +177,8 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
     return TokensRule(
         reading_rule(settings), settings.filter_rule, tuple(source.language for source in settings.corpus),
         settings.signs, vocabulary.to_text().encode(), settings.lower_case,
+        hand_over(texts, settings.open_tokens()) if (texts := open_task_texts(settings)) else None,
+        settings.task_overlap == "drop",
     )  # fmt: skip
 
 
@@ -186,7 +219,7 @@ def _claim_folder(folder: Folder, url: str, content: Mapping[str, Any]) -> None:
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:
     """Removes parts of an earlier input or cut, what finding near-duplicates took, what an interrupted task left."""
-    endings = (".tokens", ".index", ".places", ".signatures", ".json", "-last.json")
+    endings = (".tokens", ".index", ".places", ".signatures", OVERLAPS, ".json", "-last.json")
     kept = {STORE, SETTINGS, INDEX} | ({DROPPED} if store.has_dropped else set())
     kept |= {f"{stem}{ending}" for stem in store.part_names for ending in endings}
     folder.remove([name for name in folder.list() if name not in kept])

@@ -31,7 +31,7 @@ def describe_dataset(
     seal: Seal,
 ) -> Manifest:
     """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
-    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.choice)
+    content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.deciding)
     special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
     totals = store.totals
     counters = dict(store.counters) | _count_distinct(totals)

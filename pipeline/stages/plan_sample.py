@@ -15,6 +15,7 @@ from pipeline.documents.parts import InputFile, Part, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sources import Source, count_factors
 from pipeline.settings import BuildSettings
+from pipeline.stages.build_tokens import open_task_texts
 from pipeline.stages.build_vocab import make_vocabulary
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import DocumentFilter
@@ -23,6 +24,7 @@ from pipeline.tokens.document_lists import (
     clean_documents,
     encode_documents,
     filter_documents,
+    find_task_texts,
     group_documents,
     split_documents,
 )
@@ -68,7 +70,7 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequ
     places = max(2, _NUM_PLACES // len(corpus))
     stored_bytes, seconds = [0] * len(corpus), [0.0] * len(corpus)
     lists: list[DocumentList[Document]] = []
-    chosen = DocumentFilter(settings.filter_rule)
+    chosen, texts = DocumentFilter(settings.filter_rule), open_task_texts(settings)
     formats = {each.url: each.format for part in parts for each in part.ranges}
     for number, source in enumerate(corpus):
         own = [file for file in files if file.source == number]
@@ -76,7 +78,9 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequ
             first, num_bytes, reading = _read_place(settings, source, part)
             start = time.process_time()
             stored_bytes[number] += num_bytes
-            lists.append(filter_documents(clean_documents(first), chosen))
+            kept = filter_documents(clean_documents(first), chosen)
+            drops = settings.task_overlap == "drop"
+            lists.append(find_task_texts(kept, texts.finder, drops=drops) if texts else kept)
             seconds[number] += reading + time.process_time() - start
     encoder = Encoder(_find_vocabulary(settings, lists), settings.lower_case)
     documents: list[TokenizedDocument] = []

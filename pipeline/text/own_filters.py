@@ -8,7 +8,9 @@ from typing import Any
 from pipeline.documents import Document
 
 OwnFilter = Callable[[str], Any]
-RESERVED_REASONS = frozenset({"duplicate", "near_duplicate", "excluded", "empty", "too_short", "too_long", "language"})
+RESERVED_REASONS = frozenset(
+    {"duplicate", "near_duplicate", "excluded", "empty", "too_short", "too_long", "language", "task_text"}
+)
 _REASON = re.compile("[a-z0-9_-]{1,40}")
 _EXPECTED = "expected None or True to keep the document, or why it is dropped as a string of [a-z0-9_-]{1,40}"
 

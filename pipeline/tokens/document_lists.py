@@ -18,11 +18,13 @@ from pipeline.text.cleaning import clean_text, document_id
 from pipeline.text.filters import DocumentFilter
 from pipeline.text.minhash import sign_texts
 from pipeline.text.sentences import cut_document, keep_lines, split_sentences
+from pipeline.text.task_texts import Overlap, WindowFinder
 from pipeline.tokens.token_parts import TokenizedDocument
 from tokenizer.encode import Encoder
 
 DocumentKind = TypeVar("DocumentKind")
 SENTENCES_PER_CALL = 1 << 16
+TASK_TEXT = "task_text"
 _MAX_REASONS = 100
 
 
@@ -58,6 +60,7 @@ class DocumentList(Generic[DocumentKind]):
         dropped: A few examples of what was dropped.
         source: Number of the part's source.
         without_text: URL of every range of the part that gave no text; only the last list knows.
+        overlaps: Documents that hold text of task files, by their ids and places, and that text.
     """
 
     part: str
@@ -68,6 +71,7 @@ class DocumentList(Generic[DocumentKind]):
     dropped: tuple[DroppedDocument, ...] = ()
     source: int = 0
     without_text: tuple[str, ...] = ()
+    overlaps: tuple[tuple[str, str, Overlap], ...] = ()
 
     def replace(
         self, documents: list[Any], counters: Mapping[str, int], empty: Iterable[tuple[str, str]] = ()
@@ -144,6 +148,21 @@ def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) 
                 f" document, give at most {_MAX_REASONS}"
             )
     return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
+
+
+def find_task_texts(documents: DocumentList[Document], finder: WindowFinder, *, drops: bool) -> DocumentList[Document]:
+    """Notes the cleaned documents that hold text of task files, and leaves them out or counts them as listed."""
+    found = [(each, finder.find(each.text)) for each in documents.documents]
+    hits = [(each, overlap) for each, overlap in found if overlap]
+    overlaps = tuple((document_id(each.text).hex(), each.where, overlap) for each, overlap in hits)
+    noted = dataclasses.replace(documents, overlaps=overlaps)
+    if not drops:
+        return noted.replace(documents.documents, {"documents_listed": len(hits)})
+    examples = list(documents.dropped)
+    for each, overlap in hits:
+        add_example(examples, TASK_TEXT, each.where, f"{overlap.place}: {overlap.words}")
+    kept = [each for each, overlap in found if not overlap]
+    return dataclasses.replace(noted, dropped=tuple(examples)).replace(kept, {f"dropped_{TASK_TEXT}": len(hits)})
 
 
 def split_documents(documents: DocumentList[Document], languages: Sequence[str]) -> DocumentList[SplitDocument]:
