@@ -46,11 +46,20 @@ static inline uint8_t *write_character(uint8_t *out, uint32_t code) {
  * twice its own. */
 static size_t normalize_bytes(const uint8_t *text, const uint8_t *end, const uint32_t *forms, uint8_t *words) {
     uint8_t *out = words;
-    bool waiting = false; /* for the space before the next word */
+    bool waiting = false; /* whether a space belongs before the next word */
     while (text < end) {
-        uint32_t code = *text;
-        if (code < 0x80) text++;
-        else text = read_character(text, end, &code);
+        for (; text < end && *text < 0x80; text++) { /* without a jump a letter, since no one foresees a word's end */
+            uint32_t form = forms[*text];
+            bool is_kept = form > DROPPED;
+            *out = ' ';
+            out += is_kept & waiting & (out > words);
+            *out = (uint8_t)form;
+            out += is_kept;
+            waiting = (form == SEPARATOR) | (waiting & (form == DROPPED));
+        }
+        if (text == end) break;
+        uint32_t code;
+        text = read_character(text, end, &code);
         uint32_t form = code < NUM_CODES ? forms[code] : SEPARATOR;
         if (form == SEPARATOR) {
             waiting = true;
@@ -83,6 +92,29 @@ static inline uint64_t mix(uint64_t value) {
     return value ^ value >> 32;
 }
 
+/* Up to eight bytes of a word as a number, the first one lowest; returns how many there are before its end. */
+static inline size_t read_bytes(const uint8_t *place, const uint8_t *end, uint64_t *bytes) {
+    size_t length = (size_t)(end - place);
+    uint64_t found = 0;
+    if (length >= 8) {
+        memcpy(&found, place, 8);
+        length = 8;
+    } else {
+        memcpy(&found, place, length);
+    }
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    found = __builtin_bswap64(found);
+#endif
+    uint64_t others = found ^ 0x2020202020202020u;
+    uint64_t spaces = (others - 0x0101010101010101u) & ~others & 0x8080808080808080u; /* the lowest bit is exact */
+    if (spaces) {
+        length = (size_t)__builtin_ctzll(spaces) / 8;
+        found &= ((uint64_t)1 << 8 * length) - 1;
+    }
+    *bytes = found;
+    return length;
+}
+
 /* Reads on until `count` words are read, or as many as there are. */
 static inline bool read_words(Words *words, size_t count) {
     while (words->count < count) {
@@ -90,10 +122,13 @@ static inline bool read_words(Words *words, size_t count) {
         if (place >= words->end) return false;
         size_t number = words->count++;
         words->starts[number % RING] = place;
-        uint64_t hash = 0;
-        for (; place < words->end && *place != ' '; place++) hash = (hash ^ *place) * 0x100000001B3u;
+        uint64_t hash = 0, bytes = 0;
+        for (size_t length = 8; length == 8; place += length) {
+            length = read_bytes(place, words->end, &bytes);
+            if (length) hash = (hash ^ bytes) * BASE;
+        }
         words->stops[number % RING] = place;
-        words->sums[words->count % RING] = words->sums[number % RING] * BASE + mix(hash + 1);
+        words->sums[words->count % RING] = words->sums[number % RING] * BASE + mix(hash);
         words->next = place + 1;
     }
     return true;
