@@ -137,6 +137,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
     ]
     _refuse_shared_files(settings.corpus, files)
     _say_what_is_left_out(left_out)
+    _say_what_the_hub_takes(settings.output)
     part_bytes = choose_part_bytes(files, settings.part_bytes)
     parts: list[Part] = []
     for number, source in enumerate(settings.corpus):
@@ -165,6 +166,15 @@ def _refuse_output_in_input(settings: BuildSettings) -> None:
                     f"--{flag} {folder} lies in the input {pattern}, so that running again would read what was written"
                     f" as text; give another --{flag}, or an --input that leaves it out"
                 )
+
+
+def _say_what_the_hub_takes(output: str) -> None:
+    if output.startswith("hf://") and not output.startswith("hf://buckets/"):
+        print(
+            f"{output}: every file becomes a commit, and the Hub takes 128 an hour; build into a folder and run"
+            " hf upload-large-folder, see docs/input.md",
+            file=sys.stderr,
+        )
 
 
 def _say_what_is_left_out(urls: Sequence[str]) -> None:

@@ -20,12 +20,12 @@ REFUSAL_SECONDS = 30.0
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
 _REFUSED_STATUS = {401, 403}
-_TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
+_TRANSIENT_STATUS = {408, 412, 429, 500, 502, 503, 504}  # 412: the Hub's, where another commit came first
 _TRANSIENT_ERRNO = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH}
-# By name, because drivers are optional: botocore's, aiohttp's, requests', urllib3's and gcsfs' errors of transport.
+# By name, because drivers are optional: errors of transport of botocore, aiohttp, requests, urllib3, gcsfs and httpx.
 _TRANSIENT_CLASSES = {
     "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
-    "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError",
+    "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError", "TransportError",
 }  # fmt: skip
 
 _REFUSAL_CLASSES = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "RefreshError"}
@@ -137,6 +137,8 @@ def is_refusal(error: BaseException) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
+    if type(error) is RuntimeError and error.__cause__:  # huggingface_hub wraps what an upload's threads raise
+        return is_transient(error.__cause__)
     if (status := _status(error)) is not None:
         return status in _TRANSIENT_STATUS
     if isinstance(error, TimeoutError | ConnectionError | SizeError | _DriverError):
@@ -148,7 +150,10 @@ def is_transient(error: BaseException) -> bool:
 
 def _status(error: BaseException) -> int | None:
     """What the store's answer has as its status, where the error tells."""
-    status = str(getattr(error, "code", None) or getattr(error, "status", None))
+    response = getattr(error, "response", None)
+    status = str(
+        getattr(error, "code", None) or getattr(error, "status", None) or getattr(response, "status_code", None)
+    )
     return int(status) if status.isdigit() else None
 
 

@@ -7,6 +7,7 @@ asked once.
 import contextlib
 import io
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class Folder:
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         learn(self.options)
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of every file; ours show the work
         if "@" in self.url and (password := find_password(self.url)):
             learn({"password": password})
         try:

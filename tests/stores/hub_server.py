@@ -1,0 +1,211 @@
+"""A stand-in for the HTTP interface of the Hugging Face Hub: one dataset repository a name, one branch, no passwords.
+
+Written from what huggingface_hub asks: repository, tree by pages, paths, files by range behind a redirection,
+uploads through git-lfs, commits. Files of SMALL_BYTES and more go through git-lfs, as on the Hub.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+SMALL_BYTES = 2000
+PAGE_ENTRIES = 7
+SHA = "c0ffee" + 34 * "0"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves repositories until it is shut down; every commit makes its files visible at once.
+
+    Attributes:
+        files: Bytes by repository and path.
+        answers: Status codes that the next requests get in place of an answer, by the method and a part of the path.
+        commits: How many there were.
+    """
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files = {}
+        self.blobs = {}
+        self.answers = {}
+        self.commits = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def entries(self, repository, folder, recursive):
+        """Files and folders below a folder, as the tree lists them; None where there is no folder."""
+        prefix = f"{folder}/" if folder else ""
+        found = {}
+        for path, data in sorted(self.files[repository].items()):
+            if not path.startswith(prefix):
+                continue
+            parts = path.removeprefix(prefix).split("/")
+            for depth in range(1, len(parts)):
+                above = prefix + "/".join(parts[:depth])
+                if recursive or depth == 1:
+                    found.setdefault(above, {"type": "directory", "oid": SHA, "size": 0, "path": above})
+            if recursive or len(parts) == 1:
+                found[path] = describe(path, data)
+        return list(found.values()) if found or not folder else None
+
+
+def describe(path, data):
+    entry = {"type": "file", "oid": hashlib.sha1(data).hexdigest(), "size": len(data), "path": path}
+    if len(data) >= SMALL_BYTES:
+        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    return entry
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self._serve()
+
+    def do_GET(self):
+        self._serve()
+
+    def do_POST(self):
+        self._serve()
+
+    def do_PUT(self):
+        self._serve()
+
+    def _serve(self):
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = urlsplit(self.path)
+        path, self.query = unquote(parts.path), {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        for (method, part), codes in self.server.answers.items():
+            if codes and method == self.command and part in path:
+                self._answer(codes.pop(0), b'{"error": "not now"}')
+                return
+        for pattern, serve in ROUTES:
+            if found := re.fullmatch(pattern, f"{self.command} {path}"):
+                if (repository := found["repository"]) not in self.server.files:
+                    self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+                else:
+                    serve(self, repository, **{k: v for k, v in found.groupdict().items() if k != "repository"})
+                return
+        self._answer(501, f"{self.command} {self.path} is not known here".encode())
+
+    def _answer(self, status, data=b"", headers=None):
+        self.send_response(status)
+        for name, value in {"Content-Length": len(data), **(headers or {})}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _json(self, value, headers=None):
+        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def _info(self, repository, revision=None):
+        self._json({"_id": SHA, "id": repository, "sha": SHA, "private": False, "tags": [], "siblings": []})
+
+    def _tree(self, repository, folder=None):
+        entries = self.server.entries(
+            repository, folder or "", self.query.get("recursive", "").lower() in {"1", "true"}
+        )
+        if entries is None:
+            self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            return
+        first = int(self.query.get("cursor", 0))
+        headers = {}
+        if first + PAGE_ENTRIES < len(entries):
+            rest = "&".join(f"{name}={value}" for name, value in self.query.items() if name != "cursor")
+            address = f"{self.server.url}{urlsplit(self.path).path}?{rest}&cursor={first + PAGE_ENTRIES}"
+            headers["Link"] = f'<{address}>; rel="next"'
+        self._json(entries[first : first + PAGE_ENTRIES], headers)
+
+    def _paths(self, repository):
+        asked = json.loads(self.body)["paths"] if self.body.startswith(b"{") else parse_qs(self.body.decode())["paths"]
+        files, found = self.server.files[repository], []
+        for path in asked:
+            if path in files:
+                found.append(describe(path, files[path]))
+            elif self.server.entries(repository, path, recursive=False):
+                found.append({"type": "directory", "oid": SHA, "size": 0, "path": path})
+        self._json(found)
+
+    def _resolve(self, repository, path):
+        if (data := self.server.files[repository].get(path)) is None:
+            self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": SHA})
+        elif len(data) >= SMALL_BYTES:
+            self._answer(302, b"", {"Location": f"{self.server.url}/content/{repository}/{path}"})
+        else:
+            self._send(data)
+
+    def _content(self, repository, path):
+        self._send(self.server.files[repository][path])
+
+    def _send(self, data):
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"}
+        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, stop = int(found[1]), min(int(found[2] or len(data) - 1) + 1, len(data))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            self._answer(206 if start < len(data) else 416, data[start:stop], headers)
+        else:
+            self._answer(200, data, headers)
+
+    def _preupload(self, repository):
+        files = json.loads(self.body)["files"]
+        modes = [(each["path"], "lfs" if each["size"] >= SMALL_BYTES else "regular") for each in files]
+        self._json({"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes]})
+
+    def _lfs_batch(self, repository):
+        objects = []
+        for each in json.loads(self.body)["objects"]:
+            address = f"{self.server.url}/lfs/{repository}/{each['oid']}"
+            known = each["oid"] in self.server.blobs
+            objects.append({**each} if known else {**each, "actions": {"upload": {"href": address, "header": {}}}})
+        self._json({"transfer": "basic", "objects": objects})
+
+    def _lfs_put(self, repository, oid):
+        assert hashlib.sha256(self.body).hexdigest() == oid
+        self.server.blobs[oid] = self.body
+        self._answer(200)
+
+    def _commit(self, repository):
+        lines = [json.loads(line) for line in self.body.splitlines()]
+        with self.server.lock:
+            files = dict(self.server.files[repository])
+            for line in lines:
+                path = line["value"].get("path")
+                if line["key"] == "file":
+                    files[path] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "lfsFile":
+                    files[path] = self.server.blobs[line["value"]["oid"]]
+                elif line["key"] == "deletedFile":
+                    del files[path]
+                elif line["key"] == "deletedFolder":
+                    files = {name: data for name, data in files.items() if not name.startswith(path.rstrip("/") + "/")}
+            self.server.files[repository] = files
+            self.server.commits += 1
+        self._json({"success": True, "commitUrl": f"{self.server.url}/datasets/{repository}/commit/{SHA}",
+                    "commitOid": SHA, "hookOutput": ""})  # fmt: skip
+
+
+NAME = "(?P<repository>[^/]+/[^/]+)"
+ROUTES = [
+    (f"GET /api/datasets/{NAME}", _Handler._info),
+    (f"GET /api/datasets/{NAME}/revision/(?P<revision>[^/]+)", _Handler._info),
+    (f"GET /api/datasets/{NAME}/tree/[^/]+(?:/(?P<folder>.+))?", _Handler._tree),
+    (f"POST /api/datasets/{NAME}/paths-info/[^/]+", _Handler._paths),
+    (f"(?:GET|HEAD) /datasets/{NAME}/resolve/[^/]+/(?P<path>.+)", _Handler._resolve),
+    (f"(?:GET|HEAD) /content/{NAME}/(?P<path>.+)", _Handler._content),
+    (f"POST /api/datasets/{NAME}/preupload/[^/]+", _Handler._preupload),
+    (f"POST /datasets/{NAME}\\.git/info/lfs/objects/batch", _Handler._lfs_batch),
+    (f"PUT /lfs/{NAME}/(?P<oid>[0-9a-f]+)", _Handler._lfs_put),
+    (f"POST /api/datasets/{NAME}/commit/[^/]+", _Handler._commit),
+]

@@ -1,0 +1,105 @@
+"""Builds from and to repositories of the Hugging Face Hub: equal to a local one, and through passing errors."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pipeline.shards.dataset import open_dataset
+from pipeline.storage.faults import StorageError
+from pipeline.storage.folder import Folder
+from tests.stores.conftest import ROOT
+from tests.stores.hub_server import Hub
+from trainer.stream.step import StepLoader
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),  # huggingface_hub's own call
+]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    server = Hub()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def options(hub):
+    return {"endpoint": hub.url, "token": "hf_stand_in"}
+
+
+def put_corpus(hub, texts):
+    for number, rows in enumerate((texts[:50], texts[50:])):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"text": rows}), sink)
+        hub.files["who/corpus"][f"data/train-{number:05d}-of-00002.parquet"] = sink.getvalue().to_pybytes()
+
+
+def run_build(hub, *arguments):
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in", "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pipeline", "build", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_build_from_and_to_the_hub_equals_a_local_one(hub, options, texts, local, build_arguments, tmp_path):
+    hub.files |= {"who/corpus": {"README.md": b"# About\n"}, "who/data": {}}
+    put_corpus(hub, texts)
+    hub.answers = {("POST", "/commit/"): [412, 503], ("PUT", "/lfs/"): [500] * 6, ("GET", "/resolve/"): [502]}
+    paths = ("--input", "hf://datasets/who/corpus/data/*.parquet", "--output", "hf://datasets/who/data")
+    done = run_build(hub, *paths, *build_arguments, "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert "every file becomes a commit, and the Hub takes 128 an hour" in done.stderr
+    assert "hffs-" not in done.stderr  # a bar a file
+    assert not any(hub.answers.values())
+    there, here = open_dataset("hf://datasets/who/data", options), open_dataset(str(local))
+    assert there.manifest.root_hash == here.manifest.root_hash
+    assert len(first_ids(there)) > 3
+    assert all(torch.equal(one, other) for one, other in zip(first_ids(there), first_ids(here), strict=True))
+
+
+def first_ids(dataset):
+    sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": 512, "seed": 3}
+    with StepLoader(dataset, "train", 64, **sizes) as loader:
+        return [micro.input_ids for step, _ in zip(loader, range(3), strict=False) for micro in step.micro_batches]
+
+
+def test_a_folder_lists_reads_writes_and_removes(hub, options):
+    hub.files["who/data"] = {}
+    folder = Folder("hf://datasets/who/data/part", options)
+    contents = {f"{name}/{size}": bytes(range(256)) * size for name in ("a", "b") for size in (1, 2, 40, 41, 42)}
+    for name, data in contents.items():
+        folder.write(name, data)
+    assert folder.list() == {name: len(data) for name, data in contents.items()}
+    assert folder.read_many(list(contents)) == contents
+    assert folder.read_range("b/40", 300, 9000) == contents["b/40"][300:9000]
+    folder.remove(["a/1", "a/2"])
+    assert not folder.exists("a/1")
+    assert folder.exists("a/40")
+    with pytest.raises(FileNotFoundError):
+        folder.read("a/1")
+
+
+def test_a_hub_that_goes_on_failing_is_named(hub, options, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    hub.files["who/data"] = {}
+    hub.answers = {("POST", "/commit/"): [503] * 50}
+    with pytest.raises(StorageError, match=r"(?s)hf://datasets/who/data/x: gave up after 6 attempt.*run the same"):
+        Folder("hf://datasets/who/data", options).write("x", b"y")
+    assert "x" not in hub.files["who/data"]
+
+
+def test_a_repository_that_is_not_there_is_named(hub, options):
+    with pytest.raises(FileNotFoundError, match="who/nobody"):
+        Folder("hf://datasets/who/nobody", options).write("x", b"y")
