@@ -171,8 +171,8 @@ def _refuse_output_in_input(settings: BuildSettings) -> None:
 def _say_what_the_hub_takes(output: str) -> None:
     if output.startswith("hf://") and not output.startswith("hf://buckets/"):
         print(
-            f"{output}: every file becomes a commit, and the Hub takes 128 an hour; build into a folder and run"
-            " hf upload-large-folder, see docs/input.md",
+            f"{output}: every file becomes a commit, and the Hub takes 128 an hour; build into a folder and"
+            " publish it with hf upload (docs/input.md)",
             file=sys.stderr,
         )
 

@@ -22,12 +22,12 @@ SCRIPTS = [path.read_text() for path in (ROOT / "scripts").rglob("*.py")]
 # Flags of what runs beside ours: launchers, Beam's runners, shell scripts, other programs.
 OTHERS = {
     "add", "artifact", "artifacts", "bundle_size", "config", "cores", "dask_client_address", "dask_partition_size",
-    "dry_run", "environment_cache_millis", "environment_config", "environment_type", "expansion",
+    "dry_run", "environment_cache_millis", "environment_config", "environment_type", "exclude", "expansion",
     "fix", "flink", "force", "help", "host", "hostfile", "inplace", "job", "job_endpoint",
     "job_port", "job_server_timeout", "json", "lines", "logdir", "master_addr", "master_port", "max_num_workers",
     "memory", "minutes", "module", "net", "nnodes", "no_ssh", "node_rank", "nodes",
     "nproc_per_node", "nthreads", "num_gpus", "nworkers", "object_reuse", "parallelism", "partition",
-    "peers_python", "port", "prefix", "resource_hint", "runner", "sdk_worker_parallelism", "serve_http",
+    "peers_python", "port", "prefix", "repo", "resource_hint", "runner", "sdk_worker_parallelism", "serve_http",
     "service_port", "shutdown_timeout", "spark", "worker_pool",
 }  # fmt: skip
 

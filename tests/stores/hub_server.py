@@ -92,10 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         for pattern, serve in ROUTES:
             if found := re.fullmatch(pattern, f"{self.command} {path}"):
-                if (repository := found["repository"]) not in self.server.files:
+                if found.groupdict().get("repository", "") not in {"", *self.server.files}:
                     self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
                 else:
-                    serve(self, repository, **{k: v for k, v in found.groupdict().items() if k != "repository"})
+                    serve(self, *found.groups())
                 return
         self._answer(501, f"{self.command} {self.path} is not known here".encode())
 
@@ -110,8 +110,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, value, headers=None):
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def _info(self, repository, revision=None):
+    def _info(self, repository):
         self._json({"_id": SHA, "id": repository, "sha": SHA, "private": False, "tags": [], "siblings": []})
+
+    def _create(self):
+        asked = json.loads(self.body)
+        repository = f"{asked.get('organization') or 'who'}/{asked['name']}"
+        self.server.files.setdefault(repository, {})
+        self._json({"url": f"{self.server.url}/datasets/{repository}", "name": repository, "id": repository})
 
     def _tree(self, repository, folder=None):
         entries = self.server.entries(
@@ -158,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(200, data, headers)
 
-    def _preupload(self, repository):
+    def _preupload(self, _repository):
         files = json.loads(self.body)["files"]
         modes = [(each["path"], "lfs" if each["size"] >= SMALL_BYTES else "regular") for each in files]
         self._json({"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes]})
@@ -171,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             objects.append({**each} if known else {**each, "actions": {"upload": {"href": address, "header": {}}}})
         self._json({"transfer": "basic", "objects": objects})
 
-    def _lfs_put(self, repository, oid):
+    def _lfs_put(self, _repository, oid):
         assert hashlib.sha256(self.body).hexdigest() == oid
         self.server.blobs[oid] = self.body
         self._answer(200)
@@ -198,8 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 NAME = "(?P<repository>[^/]+/[^/]+)"
 ROUTES = [
+    ("POST /api/repos/create", _Handler._create),
     (f"GET /api/datasets/{NAME}", _Handler._info),
-    (f"GET /api/datasets/{NAME}/revision/(?P<revision>[^/]+)", _Handler._info),
+    (f"GET /api/datasets/{NAME}/revision/[^/]+", _Handler._info),
     (f"GET /api/datasets/{NAME}/tree/[^/]+(?:/(?P<folder>.+))?", _Handler._tree),
     (f"POST /api/datasets/{NAME}/paths-info/[^/]+", _Handler._paths),
     (f"(?:GET|HEAD) /datasets/{NAME}/resolve/[^/]+/(?P<path>.+)", _Handler._resolve),

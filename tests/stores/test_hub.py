@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,28 +46,35 @@ def put_corpus(hub, texts):
         hub.files["who/corpus"][f"data/train-{number:05d}-of-00002.parquet"] = sink.getvalue().to_pybytes()
 
 
-def run_build(hub, *arguments):
+def run(hub, *command):
     environment = os.environ | {
         "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in", "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    command = [sys.executable, "-m", "pipeline", "build", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
-def test_a_build_from_and_to_the_hub_equals_a_local_one(hub, options, texts, local, build_arguments, tmp_path):
+def test_a_build_from_and_to_the_hub_equals_a_local_one(hub, options, texts, local, build_arguments):
     hub.files |= {"who/corpus": {"README.md": b"# About\n"}, "who/data": {}}
     put_corpus(hub, texts)
     hub.answers = {("POST", "/commit/"): [412, 503], ("PUT", "/lfs/"): [500] * 6, ("GET", "/resolve/"): [502]}
     paths = ("--input", "hf://datasets/who/corpus/data/*.parquet", "--output", "hf://datasets/who/data")
-    done = run_build(hub, *paths, *build_arguments, "--workers", 1)
-    assert done.returncode == 0, done.stderr
-    assert "every file becomes a commit, and the Hub takes 128 an hour" in done.stderr
-    assert "hffs-" not in done.stderr  # a bar a file
+    said = run(hub, sys.executable, "-m", "pipeline", "build", *paths, *build_arguments, "--workers", 1)
+    assert "every file becomes a commit, and the Hub takes 128 an hour" in said
+    assert "hffs-" not in said  # a bar a file
     assert not any(hub.answers.values())
-    there, here = open_dataset("hf://datasets/who/data", options), open_dataset(str(local))
+    there, here = (open_dataset(*place) for place in (("hf://datasets/who/data", options), (str(local),)))
     assert there.manifest.root_hash == here.manifest.root_hash
-    assert len(first_ids(there)) > 3
-    assert all(torch.equal(one, other) for one, other in zip(first_ids(there), first_ids(here), strict=True))
+
+
+def test_a_dataset_that_was_published_in_one_commit_is_streamed(hub, options, local):
+    run(hub, Path(sys.prefix, "bin/hf"), *f"upload who/data {local} . --repo-type dataset --exclude tokens/*".split())
+    assert hub.commits == 1
+    assert not any(name.startswith("tokens/") for name in hub.files["who/data"])
+    there, here = first_ids(open_dataset("hf://datasets/who/data", options)), first_ids(open_dataset(str(local)))
+    assert len(there) == len(here) > 3
+    assert all(torch.equal(one, other) for one, other in zip(there, here, strict=True))
 
 
 def first_ids(dataset):
