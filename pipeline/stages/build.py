@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pipeline.documents.listing import would_list
 from pipeline.documents.parts import InputFile, Part, choose_part_bytes, find_inputs, plan_parts
 from pipeline.documents.sentence_lines import SENTENCE_LINES
 from pipeline.documents.sources import Source
+from pipeline.inspect.croissant import write_croissant
 from pipeline.inspect.page import REPORT_PAGE, write_page
 from pipeline.inspect.summary import SOURCES, load_report, summarize_dataset, write_report
 from pipeline.inspect.validation import format_validation, measure_validation
@@ -229,10 +231,11 @@ def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
-    """report.json and its page; a run that found everything finished leaves the times of the one that worked."""
+    """report.json, its page and croissant.json; a run that found all finished leaves the times of the one before."""
     machine = {"host": platform.node(), "cores": num_cores(), "python": sys.version.split()[0]}
     machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
-    run = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
+    run: dict[str, Any] = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
+    run["date"] = datetime.now(UTC).date().isoformat()
     left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
     left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()
     shown = {key: value for key, value in asdict(settings).items() if key not in left_out}
@@ -241,6 +244,7 @@ def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, 
     report: dict[str, Any] = json.loads(json.dumps(hide_in({"dataset": numbers, "build": run})))
     write_report(dataset, report)
     write_page(report, dataset.folder, REPORT_PAGE)
+    write_croissant(dataset, report)
 
 
 def _print_counts(settings: BuildSettings, store: TokenStore) -> None:
