@@ -10,7 +10,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -51,20 +51,27 @@ class _Forms(dict[int, str]):
         return " "
 
 
-_FORMS = _Forms((code, _form_of(code)) for code in range(1 << 16))
-# For the compiled module: 0 separates words, 1 is nothing, and the bit 0x10000 says that a character is a word.
-_CODES = {" ": 0, "": 1}
-_TABLE = np.array(
-    [_CODES[form] if form in _CODES else ord(form.strip()) | (len(form) > 1) << 16 for form in _FORMS.values()],
-    np.uint32,
-).tobytes()
+@cache
+def _forms() -> _Forms:
+    """Made when a text is first looked at: it takes a tenth of a second, which no other command waits for."""
+    return _Forms((code, _form_of(code)) for code in range(1 << 16))
+
+
+@cache
+def _table() -> bytes:
+    """The forms for the compiled module: 0 separates words, 1 is nothing, the bit 0x10000 says: a word by itself."""
+    codes = {" ": 0, "": 1}
+    forms = _forms().values()
+    return np.array(
+        [codes[form] if form in codes else ord(form.strip()) | (len(form) > 1) << 16 for form in forms], np.uint32
+    ).tobytes()
 
 
 def normalize(text: str) -> str:
     """The words of a text with single spaces between them."""
     if compiled is not None:
-        return str(compiled.normalize(text.encode("utf-8", "replace"), _TABLE).decode())
-    return " ".join(text.translate(_FORMS).split())
+        return str(compiled.normalize(text.encode("utf-8", "replace"), _table()).decode())
+    return " ".join(text.translate(_forms()).split())
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ class WindowFinder:
 def _make_find(texts: TaskTexts) -> Callable[[str], int]:
     if compiled is None:
         return _DefinedWindows(texts).find
-    windows = compiled.Windows(texts.words, _TABLE, texts.n, texts.least)
+    windows = compiled.Windows(texts.words, _table(), texts.n, texts.least)
     return lambda text: int(windows.find(text.encode("utf-8", "replace")))
 
 
