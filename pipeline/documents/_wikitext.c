@@ -1,6 +1,7 @@
 /* pipeline.documents._wikitext: one function, wikitext to paragraphs, as pipeline/documents/wikitext.py defines it.
  *
- * The page is read once, from left to right, into one buffer that never outgrows it. What has been opened and not
+ * The page is read once, from left to right, into one buffer of half again its size (templates may show more than is
+ * written: "{{s-|V}}" is "Ve siècle"). What has been opened and not
  * closed stands on a stack: its opener is in the buffer as plain text, and stays there if it is never closed. A closer
  * takes its part of the buffer away (templates, references, tables, files) or keeps a piece of it (links). So nothing
  * is read twice, whatever the markup: each frame knows the innermost frame of every kind that a closer may reach, and
@@ -14,6 +15,7 @@
 #include <string.h>
 
 #include "native/entities.h"
+#include "native/inline_templates.h"
 #include "native/lines.h"
 
 #define MAX_DEPTH 100
@@ -43,6 +45,7 @@ typedef struct {
     Frame frames[MAX_DEPTH];
     uint8_t unclosed[NUM_TAGS + 1];  /* raw tags (and comments) without a closer further on: none is looked for again */
     PyObject *hidden;
+    const char *templates;
     int failed;         /* whether a Python error is set */
 } Reader;
 
@@ -180,11 +183,17 @@ static void read_close_braces(Reader *reader) {
             reader->depth = index;
             continue;
         }
-        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2;
+        size_t closed = frame->num_braces > 2 && num_braces > 2 ? 3 : 2, num_shown = 0;
+        uint8_t shown[MAX_SHOWN_BYTES];
+        if (closed == 2) {
+            const uint8_t *call = reader->out + frame->out + frame->num_braces;
+            num_shown = show_call(reader->templates, call, reader->out + reader->length, shown);
+        }
         frame->num_braces -= closed;
         num_braces -= closed;
         reader->at += closed;
         reader->length = frame->out + frame->num_braces;
+        emit(reader, shown, shown + num_shown);
         reader->depth = frame->num_braces > 1 ? index + 1 : index;
     }
     take(reader, num_braces);
@@ -212,7 +221,7 @@ static const uint8_t *match_scheme(const Reader *reader, const uint8_t *text) {
     for (; at < reader->end && is_letter(*at) && at - text < MAX_SCHEME; at++) name[at - text] = (char)lower(*at);
     if (!at_byte(reader, at, ':')) return NULL;
     int slashes = at_byte(reader, at + 1, '/') && at_byte(reader, at + 2, '/');
-    for (size_t index = 0; index < sizeof SCHEMES / sizeof *SCHEMES; index++) {
+    for (size_t index = 0; index < sizeof SCHEMES / sizeof *SCHEMES && *SCHEMES[index].name <= *name; index++) {
         if (*name == *SCHEMES[index].name && strcmp(name, SCHEMES[index].name) == 0) {
             return slashes ? at + 3 : SCHEMES[index].slashes ? NULL : at + 1;
         }
@@ -452,7 +461,9 @@ static void open_tag(Reader *reader, const struct Tag *tag) {
         open_frame(reader, HTML_TABLE, 0);
     } else if (tag->kind == LIST_ITEM) {
         if (frame && frame->kind == ITEM) reader->depth--;
-        emit(reader, ITEM_MARK, ITEM_MARK + sizeof ITEM_MARK);
+        const uint8_t *before = reader->out + reader->length - sizeof ITEM_MARK;
+        int is_marked = reader->length >= sizeof ITEM_MARK && memcmp(before, ITEM_MARK, sizeof ITEM_MARK) == 0;
+        if (!is_marked) emit(reader, ITEM_MARK, ITEM_MARK + sizeof ITEM_MARK);
         open_frame(reader, ITEM, 0);
     }
 }
@@ -562,13 +573,13 @@ static void read_page(Reader *reader) {
 }
 
 static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
-    PyObject *text, *hidden;
+    PyObject *text, *hidden, *templates;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(arguments, "UO", &text, &hidden)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "UOS", &text, &hidden, &templates)) return NULL;
     const uint8_t *source = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &size);
     if (source == NULL) return NULL;
     Reader *reader = calloc(1, sizeof *reader);
-    uint8_t *out = malloc((size_t)size + 1);
+    uint8_t *out = malloc((size_t)size + (size_t)size / 2 + 1);
     PyObject *result = NULL;
     if (reader == NULL || out == NULL) {
         PyErr_NoMemory();
@@ -577,6 +588,7 @@ static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
         reader->end = source + size;
         reader->out = out;
         reader->hidden = hidden;
+        reader->templates = PyBytes_AsString(templates);
         read_page(reader);
         size_t length = reader->failed ? 0 : make_paragraphs(out, reader->length);
         if (!reader->failed) result = PyUnicode_DecodeUTF8((const char *)out, (Py_ssize_t)length, NULL);
@@ -587,7 +599,7 @@ static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {
-    {"to_paragraphs", to_paragraphs, METH_VARARGS, "Paragraphs of a page, one a line; `hidden` judges prefixes."},
+    {"to_paragraphs", to_paragraphs, METH_VARARGS, "Paragraphs of a page, one a line; `hidden` judges prefixes, `templates` are those shown."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,7 @@
 """Wikitext to paragraphs: only the text passages, no lists, tables and headers (BERT paper, section 3.1).
 
-References, templates, files, categories and comments go too. `define_paragraphs` is the definition,
+References, files, categories, comments and most templates go too; those that are a part of a
+sentence are shown (pipeline/documents/inline_templates.py). `define_paragraphs` is the definition,
 over a parser of the whole syntax; `pipeline.documents._wikitext`, where it is built, gives the same
 paragraphs in one pass. Where markup is broken (a link, table or tag that is never closed) the two
 may differ: scripts/bench/wikitext.py lists where.
@@ -10,6 +11,7 @@ import re
 from collections.abc import Set
 from typing import Any
 
+from pipeline.documents.inline_templates import find, hash_table, show
 from pipeline.documents.records import BadDocumentError
 from pipeline.documents.wiki_site import normalize_prefix
 from tokenizer.compiled import load
@@ -24,6 +26,15 @@ _DROPPED_TAGS = {
     "source", "graph", "hiero", "categorytree", "inputbox", "templatedata", "mapframe", "maplink", "indicator", "style",
     "script",
 }  # fmt: skip
+_WRITTEN_TAGS = {"nowiki", "pre", "ce"}
+_KNOWN_TAGS = (
+    "abbr|b|bdi|bdo|big|blockquote|caption|center|cite|code|data|del|dfn|div|dl|em|font|h1|h2|h3|"
+    "h4|h5|h6|hr|i|img|includeonly|ins|kbd|link|mark|meta|noinclude|ol|onlyinclude|p|poem|q|ref|"
+    "rp|rt|ruby|s|samp|section|small|span|strike|strong|sub|sup|table|td|templatestyles|th|time|"
+    "tr|translate|tt|tvar|u|ul|var|wbr"
+)
+# What was never opened, or never closed.
+_STRAY_TAG = re.compile(rf"</?(?:{_KNOWN_TAGS})(?:\s[^<>]*)?/?>", re.IGNORECASE)
 _HIDDEN = frozenset({
     "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo",
     "categoría", "文件", "分类", "分類",
@@ -31,12 +42,15 @@ _HIDDEN = frozenset({
 _FILE = re.compile(r"[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$", re.IGNORECASE)
 # Half of the parser's time, and not shown: comments, the innermost templates, and references without tags in them.
 _COMMENT = re.compile("<!--.*?-->", re.DOTALL)
-_TEMPLATE = re.compile(r"\{\{(?!\{) *[^\s{}<>\[\]|][^{}<>\[\]|\n]*\n?(?:\|[^{}<>]*)?\}\}(?!\})")
+_TEMPLATE = re.compile(r"\{\{(?!\{) *([^\s{}<>\[\]|][^{}<>\[\]|\n]*)\n?(?:\|[^{}<>]*)?\}\}(?!\})")
 _REFERENCE = re.compile(r"<ref(?: [^<>{}/]*)?>[^<>{}]*</ref>|<ref [^<>{}]*/>")
 _SHOWN_AS_WRITTEN = re.compile(r"<(?:nowiki|pre)\b", re.IGNORECASE)
 _QUOTES = re.compile("'{2,}")
 _BEHAVIOUR = re.compile("__[A-Z]+__")
-_EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)")
+# What is left around something that is not shown.
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;]*\)|\uff08[\s\u3001\uff0c\uff1b]*\uff09")
+_STOPS_IN_BRACKETS = re.compile(r"(?<=\()[ ,;]+|[ ,;]* (?=\))")
+_LONE_COMMAS = re.compile(r" *,(?: *,)+| +,")
 _LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
 
 
@@ -52,7 +66,7 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
     """
     hidden = _HIDDEN | hidden_prefixes
     if compiled is not None:
-        return str(compiled.to_paragraphs(text, lambda prefix: normalize_prefix(prefix) in hidden))
+        return str(compiled.to_paragraphs(text, lambda prefix: normalize_prefix(prefix) in hidden, hash_table()))
     return define_paragraphs(text, hidden)
 
 
@@ -68,8 +82,8 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
         rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden)
     except (parser.parser.ParserError, RecursionError) as error:
         raise BadDocumentError("bad_wikitext", f"found wikitext that cannot be parsed ({error})") from error
-    rendered = rendered.replace(_NOTHING, "")
-    rendered = _EMPTY_BRACKETS.sub("", _BEHAVIOUR.sub("", _QUOTES.sub("", rendered)))
+    rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered.replace(_NOTHING, "")))
+    rendered = _LONE_COMMAS.sub(",", _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered)))
     paragraphs: list[list[str]] = [[]]
     for line in map(str.strip, rendered.split("\n")):
         if line and not line.startswith((_LIST_MARK, *_LINE_MARKS)):
@@ -86,12 +100,11 @@ def _blank_out(text: str) -> str:
     """
     if _NOTHING in text or _SHOWN_AS_WRITTEN.search(text):
         return text
-    text = _COMMENT.sub(_NOTHING, text)
-    num_found = 1
-    while num_found:
-        text, num_templates = _TEMPLATE.subn(_NOTHING, text)
-        text, num_references = _REFERENCE.subn(_NOTHING, text)
-        num_found = num_templates + num_references
+    text, before = _COMMENT.sub(_NOTHING, text), ""
+    while text != before:
+        before = text
+        text = _TEMPLATE.sub(lambda found: found[0] if find(found[1]) else _NOTHING, text)
+        text = _REFERENCE.sub(_NOTHING, text)
     return text
 
 
@@ -101,7 +114,7 @@ def _render(code: Any, nodes: Any, hidden: Set[str]) -> str:
 
 def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
     if isinstance(node, nodes.Text):
-        return str(node.value)
+        return _STRAY_TAG.sub("", str(node.value))
     if isinstance(node, nodes.Wikilink):
         title = str(node.title)
         if _FILE.match(title) or _has_prefix(title, hidden):
@@ -109,12 +122,22 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
         return _render(node.text or node.title, nodes, hidden).lstrip(":")
     if isinstance(node, nodes.ExternalLink):
         return _render(node.title, nodes, hidden) if node.title else ""
+    if isinstance(node, nodes.Template):
+        call = "|".join(
+            [_render(node.name, nodes, hidden), *(_render_argument(each, nodes, hidden) for each in node.params)]
+        )
+        return show(call.replace(_NOTHING, ""))
     if isinstance(node, nodes.HTMLEntity):
         shown = str(node.normalize())
         return str(node) if "\ud800" <= shown <= "\udfff" else shown  # half of a pair is no character
     if isinstance(node, nodes.Heading):
         return "\n\n"
     return _render_tag(node, nodes, hidden) if isinstance(node, nodes.Tag) else ""
+
+
+def _render_argument(argument: Any, nodes: Any, hidden: Set[str]) -> str:
+    value = _render(argument.value, nodes, hidden)
+    return f"{_render(argument.name, nodes, hidden)}={value}" if argument.showkey else value
 
 
 def _has_prefix(title: str, prefixes: Set[str]) -> bool:
@@ -133,4 +156,9 @@ def _render_tag(node: Any, nodes: Any, hidden: Set[str]) -> str:
         return " "
     if name in _DROPPED_TAGS or node.contents is None:
         return ""
+    if name in _WRITTEN_TAGS:
+        return "".join(
+            str(each) if isinstance(each, nodes.Text) else _render_node(each, nodes, hidden)
+            for each in node.contents.nodes
+        )
     return _render(node.contents, nodes, hidden)

@@ -10,6 +10,13 @@ A paragraph that one reader alone gives is classified by what the other has of i
 - split: the same words, with other borders between paragraphs;
 - other: neither; these are to be read, one by one (`--differences`).
 
+`templates` says what stands within sentences but is not shown, for 1,000 sentences, without and with
+pipeline/documents/inline_templates.py:
+
+- holes: templates with a space or a bracket before them and text behind, in no paragraph's first place; pronunciations
+  are counted by themselves, and notes are among the others (`--holes` lists them by name, to be read);
+- scars: brackets and commas that stand next to nothing.
+
 `hostile` is the time for a byte of 10 MB of one opener, in times of the articles' own.
 """
 
@@ -20,10 +27,13 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from pipeline.documents import wikitext
+from pipeline.documents import inline_templates, wikitext
 from pipeline.documents.compression import decompress
 from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import find_inputs, plan_parts
@@ -32,6 +42,11 @@ from scripts.bench.measured import cpu_seconds, print_result, summarize
 
 HOSTILE = ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "{|", "<math>", "<!--", "<li>", "]]", "}}", "&"]
 HOSTILE_BYTES = 10_000_000
+_MARKED = re.compile("\ue001([^\ue002]*)\ue002")
+_HOLE = re.compile("(?<=[^.!?\u3002\ue002 ] |.[(\uff08])\ue001([^\ue002]*)\ue002(?= ?[^ \ue001])")
+_PRONUNCIATION = re.compile("IPA|API|МФА|pronunciation|respell", re.IGNORECASE)
+_SCAR = re.compile(r"[(\uff08]\s*[,;)\u3001\uff0c\uff09]|[,;\u3001\uff0c]\s*[)\uff09]| ,|, ,")
+_SENTENCE_END = re.compile(r"[.!?\u3002\u0964](?:\s|$)|\u3002")
 _RESIDUE = re.compile(r"</?\w[^<>]*>|\{\{|\}\}|\[\[|\]\]|\{\||\|\}")
 
 
@@ -40,6 +55,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", required=True)
     parser.add_argument("--differences", type=Path, help="file for the paragraphs that differ, with what they are")
+    parser.add_argument(
+        "--holes", type=Path, help="file for the names of templates that are not shown, the commonest first"
+    )
     parser.add_argument("--repeat", type=int, default=5)
     config = parser.parse_args()
     assert wikitext.compiled, "pipeline.documents._wikitext is not built"
@@ -53,6 +71,10 @@ def main() -> int:
     if config.differences:
         kept = (each for each in found if each[0] != "agrees")
         config.differences.write_text("".join(f"{kind} {title}\n- {a}\n+ {b}\n" for kind, title, a, b in kept))
+    without, with_table = count_holes(pages, lambda _: ""), count_holes(pages, inline_templates.show)
+    if config.holes:
+        rows = (f"{number} {name}: {with_table.examples[name]}\n" for name, number in with_table.names.most_common())
+        config.holes.write_text("".join(rows))
     print_result(
         "wikitext",
         {name: str(value) for name, value in vars(config).items()},
@@ -63,6 +85,7 @@ def main() -> int:
         definition_mb_per_cpu_second=round(megabytes / defining, 2),
         paragraphs=dict(kinds),
         agreeing=round(kinds["agrees"] / max(1, sum(kinds.values())), 5),
+        templates={"without": without.summarize(), "with": with_table.summarize()},
         hostile={opener: round(measure_hostile(opener) / (min(runs) / megabytes), 2) for opener in HOSTILE},
     )
     return 0
@@ -105,6 +128,54 @@ def classify(title: str, defined: list[str], found: list[str]) -> Iterator[tuple
         is_residue = other is not None or not _words(_RESIDUE.sub("", each))
         yield "residue" if is_residue else "other", title, each, other or ""
     yield from (("other", title, "", each) for each in left.values() if each)
+
+
+@dataclass
+class Holes:
+    """What stands within sentences but is not shown."""
+
+    names: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    num_scars: int = 0
+    num_sentences: int = 0
+
+    def summarize(self) -> dict[str, float]:
+        """Numbers for 1,000 sentences, and of sentences."""
+        pronunciations = sum(number for name, number in self.names.items() if _PRONUNCIATION.match(name))
+        numbers = {
+            "holes": self.names.total() - pronunciations,
+            "pronunciations": pronunciations,
+            "scars": self.num_scars,
+        }
+        thousands = max(1, self.num_sentences) / 1000
+        return {"sentences": self.num_sentences} | {name: round(each / thousands, 2) for name, each in numbers.items()}
+
+
+def count_holes(pages: list[tuple[str, str]], show: Callable[[str], str]) -> Holes:
+    """Reads the pages by the definition; templates of which `show` shows nothing leave their name in brackets."""
+
+    def mark(call: str) -> str:
+        call = _MARKED.sub("", call)
+        return show(call) or f"\ue001{' '.join(call.partition('|')[0].split())}\ue002"
+
+    found = Holes()
+    never = re.compile("(?!)")
+    without_tidying: dict[str, Any] = {} if show("nowrap|a") else {"_STOPS_IN_BRACKETS": never, "_LONE_COMMAS": never}
+    with mock.patch.multiple(wikitext, show=mark, _blank_out=str, **without_tidying):
+        for _, text in pages:
+            try:
+                lines = wikitext.define_paragraphs(text).split("\n")
+            except BadDocumentError:
+                continue
+            for line in lines:
+                for hole in _HOLE.finditer(line):
+                    found.names[hole[1]] += 1
+                    around = line[max(0, hole.start() - 60) : hole.end() + 60]
+                    found.examples.setdefault(hole[1], _MARKED.sub("[]", around))
+                found.num_sentences += max(1, len(_SENTENCE_END.findall(line)))
+            tidied = "\n".join(lines) if without_tidying else wikitext.parse_wikitext(text)
+            found.num_scars += len(_SCAR.findall(_MARKED.sub("", tidied)))
+    return found
 
 
 def _words(text: str) -> str:

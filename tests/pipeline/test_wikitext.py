@@ -1,5 +1,6 @@
 """The two readers of wikitext: hard cases on which both agree, and markup that wants to be slow."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents import wikitext
+from pipeline.documents.inline_templates import find, show, templates
 from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
 from tests.compiled_paths import taken_path
 
@@ -58,6 +60,7 @@ def test_tags_that_are_never_closed_are_not_shown(source, kept, compiled_path):
 PIECES = """
 {{ }} {{{ }}} [[ ]] [ ] | {| |} <ref> </ref> <ref/> <!-- --> <nowiki> </nowiki> <li> </li> <table> </table> = == '' '
 __TOC__ http:// File: .jpg &amp; &#8211; & ; : * # ( ) <br> < > / é 力 a b
+{{nowrap| {{lang|fr| {{s-|V}} formatnum: 5
 """
 pieces = st.sampled_from([*PIECES.split(), "\n", " ", "\n{|", "\n|}", "\u3000"])
 
@@ -67,8 +70,49 @@ def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
     with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
         paragraphs = parse_wikitext(source)
         assert paragraphs == parse_wikitext(source)
-    assert len(paragraphs.encode()) <= len(source.encode())
+    assert len(paragraphs.encode()) <= len(source.encode()) * 1.5
     assert all(line == line.strip() != "" for line in paragraphs.split("\n") if paragraphs)
+
+
+arguments = st.lists(
+    st.sampled_from(["", " ", "a", "5", " 7 ", "to", "\u22123", "km", "力", "\n", "text=b", "2=c", "1=", "=", "é é"]),
+    max_size=14,
+)
+
+
+@given(st.sampled_from([*templates(), "unknown", ""]), arguments, st.sampled_from(["", " ", "\n", "a "]))
+def test_both_readers_show_the_same_of_a_template(name, values, before):
+    call = "|".join([before + name, *values])
+    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+        assert parse_wikitext(f"A {{{{{call}}}}} b.") == define_paragraphs(f"A {{{{{call}}}}} b.")
+
+
+def test_what_templates_show_fits_the_reader():
+    """Its text is at most a half longer than the page, of no argument twice."""
+    for name, ways in templates().items():
+        for way in ways.split("|"):
+            keys = re.findall(r"\{([^{}]+)\}", way)
+            assert len(keys) == len(set(keys))
+            assert len(name.encode()) <= 64
+            values = dict.fromkeys(keys, "x") | {"0": name, "~": "5"}
+            shown = way
+            for key in keys:
+                shown = shown.replace(f"{{{key}}}", values[key])
+            written = "".join(["{{", name, *(f"|{values[key]}" for key in keys if key != "0"), "}}"])
+            assert len(shown.encode()) <= min(100, 1.5 * len(written.encode())), name
+
+
+def test_a_long_call_is_no_part_of_a_sentence(each_path):
+    assert parse_wikitext(f"A {{{{nowrap|{'b' * 993}}}}} c.") == f"A {'b' * 993} c."
+    assert parse_wikitext(f"A {{{{nowrap|{'b' * 994}}}}} c.") == "A  c."
+
+
+def test_templates_by_hand():
+    assert find(" formatnum:5|6") == "formatnum:"
+    assert find("Lang |fr") == "Lang"
+    assert find("LANG") == ""
+    assert show("convert|5|x|7|cm|in") == "5 x 7 cm"
+    assert show("nihongo|a|b") == "a (b)"
 
 
 def test_letters_of_an_address_are_not_taken_back_twice(compiled_path):

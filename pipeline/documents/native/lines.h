@@ -1,4 +1,5 @@
-/* From rendered wikitext to paragraphs, in place: quotes, behaviour switches and empty brackets go, then lines.
+/* From rendered wikitext to paragraphs, in place: quotes, behaviour switches and empty
+ * brackets go, and the spaces and stops left around what is not shown; then lines.
  *
  * Each of these goes once over the text and never writes beyond what it has read. */
 
@@ -61,6 +62,18 @@ static inline const uint8_t *match_empty_brackets(const uint8_t *text, const uin
     return at < end && *at == ')' ? at + 1 : text;
 }
 
+/* As `match_empty_brackets`, of Chinese and Japanese. */
+static inline const uint8_t *match_wide_brackets(const uint8_t *text, const uint8_t *end) {
+    if (end - text < 6 || memcmp(text, "（", 3) != 0) return text;
+    const uint8_t *at = text + 3;
+    for (size_t bytes; end - at >= 3; at += bytes) {
+        int is_stop = memcmp(at, "、", 3) == 0 || memcmp(at, "，", 3) == 0 || memcmp(at, "；", 3) == 0;
+        bytes = is_stop ? 3 : space_bytes(at, end);
+        if (bytes == 0) break;
+    }
+    return end - at >= 3 && memcmp(at, "）", 3) == 0 ? at + 3 : text;
+}
+
 /* Takes out what matches where `first` stands, with the space before it where `space` is set; the new length. */
 static inline size_t take_out(uint8_t *text, size_t length, uint8_t first, Match match, int space) {
     const uint8_t *at = text, *end = text + length;
@@ -77,6 +90,40 @@ static inline size_t take_out(uint8_t *text, size_t length, uint8_t first, Match
             if (first == '\'') while (at < end && *at == first) *out++ = *at++;
             else *out++ = *at++;
         }
+    }
+    return (size_t)(out - text);
+}
+
+/* Takes spaces and stops out behind "(", and before ")" where a space is the last of them; the new length. */
+static inline size_t tidy_brackets(uint8_t *text, size_t length) {
+    const uint8_t *at = text, *end = text + length;
+    uint8_t *out = text;
+    while (at < end) {
+        uint8_t byte = *at++;
+        if (byte == ')' && out > text && out[-1] == ' ') {
+            while (out > text && (out[-1] == ' ' || out[-1] == ',' || out[-1] == ';')) out--;
+        }
+        *out++ = byte;
+        if (byte == '(') while (at < end && (*at == ' ' || *at == ',' || *at == ';')) at++;
+    }
+    return (size_t)(out - text);
+}
+
+/* Takes out spaces before commas, and all but one of commas with nothing but spaces between them; the new length. */
+static inline size_t tidy_commas(uint8_t *text, size_t length) {
+    const uint8_t *at = text, *end = text + length;
+    uint8_t *out = text;
+    while (at < end) {
+        const uint8_t *comma = memchr(at, ',', (size_t)(end - at));
+        size_t before = (size_t)((comma ? comma : end) - at);
+        memmove(out, at, before);
+        out += before;
+        if (comma == NULL) break;
+        for (const uint8_t *next = at = comma + 1; next < end && (*next == ' ' || *next == ','); next++) {
+            if (*next == ',') at = next + 1;
+        }
+        while (out > text && out[-1] == ' ') out--;
+        *out++ = ',';
     }
     return (size_t)(out - text);
 }
@@ -122,6 +169,9 @@ static inline size_t make_paragraphs(uint8_t *text, size_t length) {
     length = take_out(text, length, '\'', match_quotes, 0);
     length = take_out(text, length, '_', match_behaviour, 0);
     length = take_out(text, length, '(', match_empty_brackets, 1);
+    length = take_out(text, length, 0xEF, match_wide_brackets, 0);
+    length = tidy_brackets(text, length);
+    length = tidy_commas(text, length);
     return join_lines(text, length);
 }
 
