@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.inspect.show import describe_instance, read_block, read_vocabulary
+from pipeline.inspect.show import describe_instance, read_vocabulary
 from pipeline.shards.block import Block, block_instances, concatenate_blocks
-from pipeline.shards.dataset import Dataset
+from pipeline.shards.dataset import Dataset, read_block
 from pipeline.shards.records import Group, Shard
 from pipeline.tokens.dropped_ids import read_dropped_ids
 from pipeline.tokens.grouped_rows import read_bounds, read_rows

@@ -4,38 +4,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.shards.block import Block, checksum, decode_block
-from pipeline.shards.dataset import Dataset
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import Dataset, read_blocks
 from pipeline.shards.records import Shard
 from pipeline.tokens.provenance import EncodedDocuments, find_documents, format_place, printable
 from tokenizer.vocab import CONTINUATION, Vocabulary, parse_vocab
 
 LABELS = {False: "next: B follows A", True: "random: B is from another document"}
-
-
-def read_blocks(dataset: Dataset, shard: Shard) -> Iterator[Block]:
-    """A shard's blocks in order.
-
-    Raises:
-        ValueError: A block is damaged.
-    """
-    for number in range(len(dataset.blocks(shard))):
-        yield read_block(dataset, shard, number)
-
-
-def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
-    """One block of a shard.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    table = dataset.blocks(shard)
-    where = f"{dataset.locate(shard.name)} block {number}"
-    start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
-    data = dataset.folder.read_range(shard.name, start, stop)
-    if checksum(data) != int(table.crc32[number]):
-        raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
-    return decode_block(data, where)
 
 
 def read_vocabulary(dataset: Dataset) -> Vocabulary:

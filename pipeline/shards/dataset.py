@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.block_tables import BlockTables, Keep, OpenedTables
 from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
 from pipeline.shards.records import BlockTable, Manifest, Shard
+from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
 
@@ -188,3 +190,34 @@ def _read_dataset(folder: Folder) -> Dataset:
             f" the manifest says {manifest.root_hash}; restore or rebuild the dataset"
         )
     return Dataset(folder, manifest, shards)
+
+
+def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Block]:
+    """A shard's blocks in order.
+
+    Args:
+        dataset: Has the shard.
+        shard: A shard of it.
+        at_once: How many are read at a time, where it is more than one, ahead of whoever takes them.
+
+    Raises:
+        ValueError: A block is damaged.
+    """
+    table = dataset.blocks(shard)
+    read = partial(_read_block, dataset, shard, table)
+    numbers = range(len(table))
+    yield from map(read, numbers) if at_once == 1 else map_ahead(read, numbers, at_once)
+
+
+def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
+    """One block of a shard; raises as `read_blocks`."""
+    return _read_block(dataset, shard, dataset.blocks(shard), number)
+
+
+def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) -> Block:
+    where = f"{dataset.locate(shard.name)} block {number}"
+    start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
+    data = dataset.folder.read_range(shard.name, start, stop)
+    if checksum(data) != int(table.crc32[number]):
+        raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
+    return decode_block(data, where)

@@ -228,11 +228,12 @@ def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, 
     full = block_instances(shard.seq_len)
     if number < len(table) - 1 and block.num_instances != full:
         raise ValueError(f"{where}: {block.num_instances} instances, every block but the last has {full}")
-    _check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
+    check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
     return block
 
 
-def _check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:
+def check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> None:
+    """Holds a block's numbers to what its dataset says; raises ValueError, which names one that cannot be."""
     lengths = np.diff(block.offsets)
     if block.num_tokens and int(block.input_ids.max()) >= vocab_size:
         raise ValueError(f"{where}: token id {block.input_ids.max()} is past the vocabulary of {vocab_size}")

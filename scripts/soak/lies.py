@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.inspect.show import read_blocks
 from pipeline.jobs.exchange import pack_chunk, unpack_chunk
 from pipeline.jobs.shard_records import ShardRecord, format_record, parse_record
 from pipeline.shards import manifest as tables
 from pipeline.shards.block_tables import blocks_table
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.records import MANIFEST_HASH, BlockTable, Shard, canonical_hash
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.shard_file import pack_shard

@@ -12,9 +12,9 @@ import webdataset
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.inspect.show import read_blocks, show_instances
+from pipeline.inspect.show import show_instances
 from pipeline.shards.block import decode_block
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.manifest import settings_hash
 from pipeline.stages import build as build_stages
 from pipeline.text.cleaning import clean_text, document_id

@@ -9,11 +9,10 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.inspect.deep_verify import DeepCheck
-from pipeline.inspect.show import read_blocks
 from pipeline.instances.masking import MaskingRule, mask_run
 from pipeline.instances.rules import InstanceRules, Shares, count_shares, find_unlikely_shares, find_violations
 from pipeline.shards.block import Block
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.seal import Seal
 from pipeline.shards.verify import verify_dataset
 from tests.datasets import CLS, MASK, PAD, SEP, UNK, edit_manifest, write_dataset

@@ -7,8 +7,7 @@ import pytest
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.inspect.show import read_blocks
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from tests.pipeline.conftest import make_text
 
 pytestmark = pytest.mark.processes

@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.inspect.show import read_blocks
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.tokens.provenance import find_documents, find_tokens, pack_places

@@ -24,11 +24,10 @@ from pipeline.inspect.measure import (
     measure_mask_positions,
 )
 from pipeline.inspect.page import render_page
-from pipeline.inspect.show import read_blocks
 from pipeline.inspect.summary import REPORT_VERSION, format_report, read_report
 from pipeline.pages.text import escape, nice_ceiling, short_number
 from pipeline.shards.block import Block
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.records import Shard
 from pipeline.shards.seal import NOTHING
 

@@ -13,8 +13,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents.sources import UNIT, count_uses
 from pipeline.inspect.mixture import mixture_cards
-from pipeline.inspect.show import read_blocks
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.text.cleaning import clean_text, document_id
 
 

@@ -12,9 +12,9 @@ from pipeline.command_line.program import run_program
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.sources import Source
-from pipeline.inspect.show import read_blocks, read_vocabulary
+from pipeline.inspect.show import read_vocabulary
 from pipeline.settings import BuildSettings
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.stages.build import find_corpus
 from pipeline.stages.build_shards import instance_rule
 from pipeline.stages.plan import format_plan, make_plan

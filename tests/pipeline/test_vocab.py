@@ -17,8 +17,7 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents import Document
 from pipeline.documents.parts import InputFile, plan_parts
-from pipeline.inspect.show import read_blocks
-from pipeline.shards.dataset import open_dataset
+from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.verify import verify_dataset
 from pipeline.text.cleaning import document_id
 from pipeline.tokens import word_counts

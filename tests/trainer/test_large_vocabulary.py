@@ -10,8 +10,8 @@ import yaml
 
 from pipeline.cli import COMMANDS as PIPELINE_COMMANDS
 from pipeline.command_line.program import run_program
-from pipeline.inspect.show import read_blocks, read_vocabulary
-from pipeline.shards.dataset import open_dataset
+from pipeline.inspect.show import read_vocabulary
+from pipeline.shards.dataset import open_dataset, read_blocks
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
 
