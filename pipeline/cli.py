@@ -67,6 +67,10 @@ COMMANDS = {
         summary="show what a dataset holds",
         settings="pipeline.cli:ReportSettings", function="pipeline.cli:report", positionals=("data",),
     ),
+    "export": Command(
+        summary="write a dataset's instances in the files that other trainers read",
+        settings="pipeline.cli:ExportSettings", function="pipeline.cli:export", positionals=("data",),
+    ),
 }  # fmt: skip
 
 
@@ -132,6 +136,30 @@ class ReportSettings:
     storage_options: str | None = None
 
 
+@dataclass(frozen=True)
+class ExportSettings:
+    """Writes the instances of one split and length in files that other trainers read: one a shard.
+
+    Attributes:
+        data: Folder or URL of the dataset.
+        format: Format of the files: tfrecord is what run_pretraining.py of google-research/bert
+            reads.
+        output: Folder or URL of the files. It is empty, or holds a part of the same export, which
+            is continued.
+        split: The split that the instances are from; all of its passes are written.
+        seq_len: Sequence length of the instances; null means the only one there is.
+        storage_options: Options of the filesystems of the dataset and the output, as JSON or @FILE.
+            Their environment variables count too.
+    """
+
+    data: str
+    format: Literal["tfrecord"]
+    output: str
+    split: Literal["train", "validation"] = "train"
+    seq_len: int | None = None
+    storage_options: str | None = None
+
+
 def build(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
     """`python -m pipeline build`."""
     with _continuing():
@@ -166,7 +194,7 @@ def shards(settings: "BuildSettings", beam_arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _continuing() -> Iterator[None]:
-    """Says of a build that was interrupted between its jobs, which say it themselves, that it can go on."""
+    """Says of a build or export that was interrupted, but within a job, which says it itself, that it can go on."""
     try:
         yield
     except Interrupted:
@@ -259,7 +287,18 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
     print(f"page        {settings.output or dataset.locate(REPORT_PAGE)}")
 
 
-def _open(settings: VerifySettings | InspectSettings | ReportSettings) -> "Dataset":
+def export(settings: ExportSettings, _: Sequence[str]) -> None:
+    """`python -m pipeline export DATASET`."""
+    with _continuing():
+        from pipeline.export.write_export import describe_export, select_instances, write_export
+        from pipeline.storage.folder import Folder, parse_storage_options
+
+        selection = select_instances(_open(settings), settings.split, settings.seq_len)
+        output = Folder(settings.output, parse_storage_options(settings.storage_options))
+        print(describe_export(write_export(selection, settings.format, output), settings.output))
+
+
+def _open(settings: VerifySettings | InspectSettings | ReportSettings | ExportSettings) -> "Dataset":
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
 

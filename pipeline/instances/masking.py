@@ -62,14 +62,19 @@ def masking_rule(
         mask_id: Id of [MASK].
         is_continuation: [vocab_size], true for ids of pieces starting "##".
     """
-    masked_lm_prob = settings["masked_lm_prob"]
     return MaskingRule(
         mask_id=mask_id,
         vocab_size=len(is_continuation),
-        max_predictions=settings["max_predictions"] or math.ceil(seq_len * masked_lm_prob),
-        masked_lm_prob=masked_lm_prob,
+        max_predictions=most_predictions(settings, seq_len),
+        masked_lm_prob=settings["masked_lm_prob"],
         is_continuation=is_continuation if settings["whole_word_masking"] else None,
     )
+
+
+def most_predictions(settings: Mapping[str, Any], seq_len: int) -> int:
+    """The most masked positions of an instance of one length; `settings` as in `masking_rule`."""
+    given: int | None = settings["max_predictions"]
+    return given or math.ceil(seq_len * settings["masked_lm_prob"])
 
 
 @dataclass(frozen=True)

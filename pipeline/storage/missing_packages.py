@@ -2,7 +2,7 @@
 
 EXTRA_OF = {
     "apache_beam": "pipeline", "torch": "trainer", "deepspeed": "trainer", "safetensors": "trainer",
-    "tensorboard": "trainer", "isal": "trainer", "google_crc32c": "trainer", "webdataset": "trainer",
+    "tensorboard": "trainer", "isal": "trainer", "google_crc32c": "tfrecord", "webdataset": "trainer",
 }  # fmt: skip
 """Import name of a package -> the extra that brings it."""
 

@@ -33,6 +33,7 @@ ROOMS = {
     "pipeline.inspect": (
         "tokenizer pipeline.storage pipeline.pages pipeline.shards pipeline.tokens pipeline.instances"
     ),
+    "pipeline.export": "pipeline.storage pipeline.shards pipeline.instances",
     "pipeline.jobs": (
         "tokenizer pipeline.machine pipeline.interrupts pipeline.storage pipeline.shards pipeline.documents"
         " pipeline.text pipeline.tokens pipeline.instances"
@@ -43,7 +44,7 @@ ROOMS = {
     ),
     "pipeline.cli": (
         "pipeline.machine pipeline.interrupts pipeline.storage pipeline.command_line pipeline.shards pipeline.tokens"
-        " pipeline.settings pipeline.inspect pipeline.jobs pipeline.stages"
+        " pipeline.settings pipeline.inspect pipeline.export pipeline.jobs pipeline.stages"
     ),
     "pipeline.__main__": "pipeline.interrupts pipeline.cli",
     "trainer.model_settings": "",
@@ -94,17 +95,14 @@ ROOMS = {
 LIBRARIES = {
     "tokenizer": "numpy tokenizers",
     "pipeline": "numpy pyarrow zstandard tqdm",
-    "pipeline.storage": "pyarrow fsspec botocore",
+    "pipeline.storage": "pyarrow fsspec botocore google_crc32c",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard mwparserfromhell fastwarc resiliparse",
     "pipeline.text": "numpy sentencex py3langid",
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",
     "pipeline.stages": "numpy pyarrow tqdm",
-    "trainer": (
-        "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard"
-        " google_crc32c"
-    ),
+    "trainer": "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard",
     "trainer.model": "torch numpy triton",
     "trainer.stream": "torch numpy pyarrow webdataset",
 }

@@ -28,6 +28,7 @@ SMALLER = {
     "-m trainer pretrain": ["--phases", PHASE, "--model.preset", "tiny", "--validation.num_instances", "4"],
     "-m trainer plan": [],
     "-m trainer export": [],
+    "-m pipeline export": [],
 }
 
 
@@ -96,7 +97,7 @@ def workplace(tmp_path_factory):
 def test_the_commands_run_in_order(workplace):
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for line in "".join(blocks).splitlines() if line]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         start = next((start for start in SMALLER if line.startswith(f"python {start} ")), None)
         assert start is not None, f"a page has a command that no test runs: {line}"
@@ -111,3 +112,4 @@ def test_the_commands_run_in_order(workplace):
         assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
     assert (workplace / "hf-model/model.safetensors").exists()
     assert (workplace / "google/manifest.json").exists()
+    assert (workplace / "google-tfrecord/_export.json").exists()

@@ -82,7 +82,7 @@ def test_every_package_has_the_extra_that_pyproject_gives_it():
     """Distributions are spelled with hyphens and dots, what they are imported as with underscores."""
     extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
     for package, its_extra in EXTRA_OF.items():
-        assert [extra for extra in ("pipeline", "trainer") if package in extras[extra]] == [its_extra]
+        assert [extra for extra in ("pipeline", "tfrecord", "trainer") if package in extras[extra]] == [its_extra]
     assert set(CORE) == names(PROJECT["dependencies"])
 
 

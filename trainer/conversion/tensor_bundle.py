@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.storage.tensorflow_bytes import masked_crc32c
+
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # one of compression, four of crc32c
-_MASK_DELTA = 0xA282EAD8
 DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
@@ -193,11 +194,3 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             return value, position
-
-
-def masked_crc32c(data: bytes) -> int:
-    """crc32c, rotated and moved: LevelDB's way of storing one beside what it covers."""
-    import google_crc32c
-
-    crc = int(google_crc32c.value(data))
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF

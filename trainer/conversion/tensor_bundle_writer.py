@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from trainer.conversion.tensor_bundle import DTYPES, FOOTER_BYTES, MAGIC, TRAILER_BYTES, masked_crc32c
+from pipeline.storage.tensorflow_bytes import bytes_field, masked_crc32c, varint
+from trainer.conversion.tensor_bundle import DTYPES, FOOTER_BYTES, MAGIC, TRAILER_BYTES
 
 INDEX_SUFFIX, DATA_SUFFIX = ".index", ".data-00000-of-00001"
 _HEADER = b"\x08\x01\x1a\x02\x08\x01"  # BundleHeaderProto: one file of data, little endian, version 1
@@ -37,19 +38,15 @@ def bundle_files(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
 
 def _entry(dtype: int, shape: tuple[int, ...], offset: int, data: bytes) -> bytes:
     """BundleEntryProto."""
-    dimensions = b"".join(_bytes_field(2, _number_field(1, size)) for size in shape)
-    head = _number_field(1, dtype) + _bytes_field(2, dimensions)
+    dimensions = b"".join(bytes_field(2, _number_field(1, size)) for size in shape)
+    head = _number_field(1, dtype) + bytes_field(2, dimensions)
     place = _number_field(4, offset) + _number_field(5, len(data))
     return head + place + b"\x35" + struct.pack("<I", masked_crc32c(data))  # field 6, of 32 bits
 
 
 def _number_field(number: int, value: int) -> bytes:
     """A field of a protocol buffer, which leaves zeros out."""
-    return _varint(number << 3) + _varint(value) if value else b""
-
-
-def _bytes_field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
+    return varint(number << 3) + varint(value) if value else b""
 
 
 def _table(entries: list[tuple[bytes, bytes]]) -> bytes:
@@ -61,7 +58,7 @@ def _table(entries: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def _handle(start: int, block: bytes) -> bytes:
-    return _varint(start) + _varint(len(block) - TRAILER_BYTES)
+    return varint(start) + varint(len(block) - TRAILER_BYTES)
 
 
 def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -72,7 +69,7 @@ def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
             restarts.append(len(block))
             before = b""
         shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, key, strict=False)))
-        block += _varint(shared) + _varint(len(key) - shared) + _varint(len(value)) + key[shared:] + value
+        block += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         before = key
     restarts = restarts or [0]
     block += struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts)) + b"\0"  # not compressed
@@ -82,11 +79,3 @@ def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
 def _successor(key: bytes) -> bytes:
     """The shortest key not below this one, as LevelDB finds it: a letter for ASCII names."""
     return bytes([key[0] + 1])
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])

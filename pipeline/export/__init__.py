@@ -1,0 +1,1 @@
+"""A dataset's instances in the files that other trainers read."""

@@ -1,0 +1,200 @@
+"""Exports the instances of one split and length: one file a shard, and last the file that says that all are there."""
+
+import errno
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pipeline.export.tfrecord import prepare_tfrecord
+from pipeline.instances.masking import SETTINGS, most_predictions
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import Dataset, read_blocks
+from pipeline.shards.manifest import MANIFEST
+from pipeline.shards.records import Shard, json_bytes
+from pipeline.shards.verify import check_instances
+from pipeline.storage.faults import StorageError
+from pipeline.storage.folder import Folder
+from pipeline.storage.local import find_temporaries
+
+STARTED = "_started.json"
+"""Says what is exported, from the first file on until all are there."""
+FINISHED = "_export.json"
+"""Says the same, and that all files are there. Readers of whole folders pass over names that begin so."""
+_READ_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The instances that are exported: all passes of one split and length.
+
+    Attributes:
+        dataset: Has them.
+        split: Their split.
+        seq_len: Most tokens of one.
+        max_predictions: Most masked positions of one.
+        shards: Their shards, in the order of their names.
+    """
+
+    dataset: Dataset
+    split: str
+    seq_len: int
+    max_predictions: int
+    shards: tuple[Shard, ...]
+
+    @property
+    def num_instances(self) -> int:
+        """Instances of all shards."""
+        return sum(shard.instances for shard in self.shards)
+
+
+WriteFile = Callable[[IO[bytes], Iterator[Block]], None]
+FORMATS: dict[str, Callable[[int, int], WriteFile]] = {"tfrecord": prepare_tfrecord}
+"""Format -> what makes, of the most tokens and masked positions of an instance, what writes a file."""
+
+
+def select_instances(dataset: Dataset, split: str, seq_len: int | None) -> Selection:
+    """The instances of a split and a length.
+
+    Args:
+        dataset: Has them.
+        split: Their split.
+        seq_len: Their length; None where the dataset has one only.
+
+    Raises:
+        ValueError: The dataset has no such instances, or several lengths where none is given; the message shows what
+            there is. Or its settings do not say how many positions of an instance are masked at most.
+    """
+    lengths = sorted({group.seq_len for group in dataset.manifest.groups if group.split == split})
+    if seq_len is None and len(lengths) > 1:
+        raise ValueError(f"{dataset.url} has {split} instances of the lengths {lengths}; give one of them as --seq_len")
+    if not lengths:
+        raise ValueError(f"{dataset.url} has no {split} instances")
+    chosen = seq_len or lengths[0]
+    passes = range(dataset.num_passes(split, chosen))
+    if missing := [name for name in SETTINGS[:2] if name not in dataset.manifest.settings]:
+        raise ValueError(f"{dataset.locate(MANIFEST)}: its settings lack {missing[0]}; build the dataset again")
+    shards = tuple(shard for number in passes for shard in dataset.shards(split, chosen, number))
+    return Selection(dataset, split, chosen, most_predictions(dataset.manifest.settings, chosen), shards)
+
+
+def write_export(selection: Selection, format_name: str, output: Folder) -> dict[str, Any]:
+    """Writes the files that are not there yet, a block in memory at a time.
+
+    Returns:
+        Content of _export.json.
+
+    Raises:
+        ModuleNotFoundError: The format needs a package that is not installed.
+        StorageError: A file cannot be stored.
+        ValueError: The folder holds something else, or a shard is damaged.
+    """
+    write_file = FORMATS[format_name](selection.seq_len, selection.max_predictions)
+    plan = _describe(selection, format_name)
+    found = _claim(output, plan)
+    if FINISHED in found:
+        return plan
+    with tqdm(
+        total=selection.num_instances, desc="export", unit=" instances", unit_scale=True, mininterval=1.0, disable=None
+    ) as progress:
+        for name, shard in zip(plan["files"], selection.shards, strict=True):
+            if name in found:
+                progress.update(shard.instances)
+            else:
+                _write_shard(output, name, write_file, _checked_blocks(selection, shard, progress.update))
+    output.write(FINISHED, json_bytes(plan))
+    output.remove([STARTED])
+    return plan
+
+
+def describe_export(finished: Mapping[str, Any], url: str) -> str:
+    """What was written, and how it is read."""
+    counts = f"{url}: {len(finished['files'])} files, {finished['instances']:,} instances"
+    flags = f"--max_seq_length={finished['seq_len']} --max_predictions_per_seq={finished['max_predictions']}"
+    return f"{counts}\nrun_pretraining.py --input_file='{url}/*.tfrecord' {flags}"
+
+
+def _describe(selection: Selection, format_name: str) -> dict[str, Any]:
+    """What has to be the same for a command to continue an export."""
+    manifest, total = selection.dataset.manifest, len(selection.shards)
+    names = [f"{selection.split}-{number:05d}-of-{total:05d}.{format_name}" for number in range(total)]
+    return {
+        "format": format_name,
+        "root_hash": manifest.root_hash,
+        "settings": manifest.settings,
+        "split": selection.split,
+        "seq_len": selection.seq_len,
+        "max_predictions": selection.max_predictions,
+        "vocab_size": manifest.vocab_size,
+        "instances": selection.num_instances,
+        "files": {name: shard.name for name, shard in zip(names, selection.shards, strict=True)},
+    }
+
+
+def _claim(output: Folder, plan: Mapping[str, Any]) -> dict[str, int]:
+    """The files of this very export that are there; claims a folder where none are."""
+    found = output.list()
+    left = find_temporaries(found)
+    if foreign := sorted(found.keys() - {*plan["files"], STARTED, FINISHED, *left}):
+        raise ValueError(f"{output.locate()} holds {foreign[0]}, which is not of this export; give an empty --output")
+    marker = next((name for name in (FINISHED, STARTED) if name in found), None)
+    if marker is None and found.keys() - {*left}:
+        raise ValueError(f"{output.locate()} holds files without {STARTED} or {FINISHED}; give an empty --output")
+    if marker is None:
+        output.write(STARTED, json_bytes(plan))
+    else:
+        _refuse_other_export(output, marker, plan)
+    if marker == FINISHED and not found.keys() >= plan["files"].keys():  # somebody removed files
+        output.write(STARTED, json_bytes(plan))
+        output.remove([FINISHED])
+        del found[FINISHED]
+    output.remove(left)
+    return found
+
+
+def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -> None:
+    where = output.locate(marker)
+    try:
+        then = json.loads(output.read(marker))
+    except ValueError as error:
+        raise ValueError(f"{where} is damaged: {error}; give an empty --output") from error
+    if differing := [name for name, value in plan.items() if then.get(name) != value]:
+        name = differing[0]
+        raise ValueError(
+            f"{where} is of another export: {name} is {then.get(name)!r}, now {plan[name]!r}; give an empty --output"
+        )
+
+
+def _checked_blocks(selection: Selection, shard: Shard, report: Callable[[int], object]) -> Iterator[Block]:
+    """The blocks of a shard, each held to what the dataset says of itself, and then reported by its instances."""
+    where, vocab_size = selection.dataset.locate(shard.name), selection.dataset.vocab_size
+    for number, block in enumerate(read_blocks(selection.dataset, shard, _READ_AT_ONCE)):
+        check_instances(block, vocab_size, selection.seq_len, f"{where} block {number}")
+        most = int(np.diff(block.masked_offsets).max(initial=0))
+        if most > selection.max_predictions:
+            raise ValueError(
+                f"{where} block {number}: an instance of {most} masked positions, the dataset's settings allow"
+                f" {selection.max_predictions}; restore or rebuild the dataset"
+            )
+        if block.num_instances:
+            yield block
+        report(block.num_instances)
+
+
+def _write_shard(output: Folder, name: str, write_file: WriteFile, blocks: Iterator[Block]) -> None:
+    """Makes a file where TMPDIR says, and stores it whole."""
+    with tempfile.NamedTemporaryFile(prefix="beambert-export-") as file:
+        try:
+            write_file(file, blocks)
+            file.flush()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            where = tempfile.gettempdir()
+            raise StorageError(f"{where}: no room for {name}; let TMPDIR name a folder with more room") from error
+        output.write(name, Path(file.name))

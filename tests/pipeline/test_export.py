@@ -1,0 +1,391 @@
+"""Exports: golden instances are the reference's records; nothing half-written, damaged or foreign passes for one."""
+
+import importlib.util
+import io
+import json
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zstandard
+
+import pipeline.cli as cli
+from pipeline.command_line.program import run_program
+from pipeline.export.tfrecord import encode_examples
+from pipeline.export.write_export import FINISHED, STARTED, select_instances, write_export
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline.storage.folder import Folder
+from tests.datasets import write_dataset
+from tests.loaded_python import run_python
+
+SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking": False}
+GOLDEN = [("L64_P10_dupe1", 64, 10), ("L128_P20_dupe5", 128, 20), ("L512_P76_dupe5", 512, 76)]
+
+
+def make_crc32c_table():
+    """RFC 3720: the polynomial 0x1EDC6F41, its bits turned round."""
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+TABLE = make_crc32c_table()
+
+
+def masked_crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def read_records(data):
+    """The records of a TFRecord file, by its description alone; every checksum is looked at."""
+    position = 0
+    while position < len(data):
+        length = data[position : position + 8]
+        (size,) = struct.unpack("<Q", length)
+        record = data[position + 12 : position + 12 + size]
+        assert struct.unpack_from("<I", data, position + 8)[0] == masked_crc32c(length)
+        assert struct.unpack_from("<I", data, position + 12 + size)[0] == masked_crc32c(record)
+        yield record
+        position += 16 + size
+
+
+def read_varint(data, position):
+    value, shift = 0, 0
+    while True:
+        value |= (data[position] & 0x7F) << shift
+        shift, position = shift + 7, position + 1
+        if data[position - 1] < 0x80:
+            return value, position
+
+
+def read_fields(data):
+    """Fields of a message whose fields are all bytes."""
+    position = 0
+    while position < len(data):
+        key, position = read_varint(data, position)
+        assert key & 7 == 2
+        size, position = read_varint(data, position)
+        yield key >> 3, data[position : position + size]
+        position += size
+
+
+def read_example(record):
+    """The features of a tf.train.Example, all of their values packed."""
+    (features,) = dict(read_fields(record)).values()
+    found = {}
+    for _, entry in read_fields(features):
+        name, feature = (dict(read_fields(entry))[number] for number in (1, 2))
+        ((kind, values),) = read_fields(feature)
+        packed = dict(read_fields(values))[1]
+        if kind == 2:
+            found[name.decode()] = [*struct.unpack(f"<{len(packed) // 4}f", packed)]
+            continue
+        numbers, position = [], 0
+        assert kind == 3
+        while position < len(packed):
+            number, position = read_varint(packed, position)
+            numbers.append(number)
+        found[name.decode()] = numbers
+    return found
+
+
+def reference_features(row, seq_len, max_predictions):
+    """write_instance_to_example_files of create_pretraining_data.py, restated."""
+    input_ids, segment_ids, positions, labels, is_random = row
+    free, unused = seq_len - len(input_ids), max_predictions - len(positions)
+    return {
+        "input_ids": input_ids + [0] * free,
+        "input_mask": [1] * len(input_ids) + [0] * free,
+        "segment_ids": segment_ids + [0] * free,
+        "masked_lm_positions": positions + [0] * unused,
+        "masked_lm_ids": labels + [0] * unused,
+        "masked_lm_weights": [1.0] * len(positions) + [0.0] * unused,
+        "next_sentence_labels": [int(is_random)],
+    }
+
+
+def read_golden(folder, name):
+    with (folder / f"golden/serial_sample_{name}_seed12345.jsonl.zst").open("rb") as file:
+        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8")
+        return [json.loads(line) for line in lines]
+
+
+def block_of(rows):
+    """Rows of input_ids, segment_ids, positions, labels and is_random, as one block."""
+    ids, segments, positions, labels, is_random = zip(*rows, strict=True)
+    ends = [np.cumsum([0, *map(len, column)]).astype(np.int32) for column in (ids, positions)]
+    token = np.uint16 if max(map(max, ids)) < 2**16 else np.uint32
+    return Block(
+        input_ids=np.concatenate(ids).astype(token),
+        offsets=ends[0],
+        segment_a_length=np.array([each.count(0) for each in segments], np.uint16),
+        masked_lm_positions=np.concatenate(positions).astype(np.uint16),
+        masked_lm_ids=np.concatenate(labels).astype(token),
+        masked_offsets=ends[1],
+        is_random_next=np.array(is_random, bool),
+        document_a=np.arange(len(rows), dtype=np.uint64),
+        document_b=np.arange(len(rows), dtype=np.uint64),
+    )
+
+
+def rows_of(dataset, split="train", seq_len=64):
+    """The instances of a dataset in the order of its shards, as rows of golden/ are."""
+    for number in range(dataset.num_passes(split, seq_len)):
+        for shard in dataset.shards(split, seq_len, number):
+            for block in read_blocks(dataset, shard):
+                for row in range(block.num_instances):
+                    one = block.slice(row, row + 1)
+                    first = int(one.segment_a_length[0])
+                    segments = [0] * first + [1] * (one.num_tokens - first)
+                    columns = (one.input_ids, one.masked_lm_positions, one.masked_lm_ids)
+                    ids, positions, labels = (each.tolist() for each in columns)
+                    yield ids, segments, positions, labels, bool(one.is_random_next[0])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, make_block):
+    """2 passes of 2 shards, the first of 2 blocks, at length 64, and one of validation and one of length 128."""
+    shards = {("train", 64, *place): [make_block(40, seed=9 + sum(place))] for place in ((0, 1), (1, 0), (1, 1))}
+    shards["train", 64, 0, 0] = [make_block(1024, seed=1), make_block(30, seed=7)]
+    shards["validation", 64, 0, 0] = [make_block(20, seed=5)]
+    shards["validation", 128, 0, 0] = [make_block(20, seed=6)]
+    return write_dataset(tmp_path_factory.mktemp("export") / "data", shards, 100, SETTINGS)
+
+
+def export(data, output, format_name="tfrecord", split="train", seq_len=64):
+    """Exports from a dataset's folder to a folder or URL; the content of _export.json."""
+    selection = select_instances(open_dataset(str(data)), split, seq_len)
+    return write_export(selection, format_name, Folder(str(output)))
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize(("name", "seq_len", "max_predictions"), GOLDEN)
+def test_golden_instances_are_the_references_records(shared_data, tmp_path, name, seq_len, max_predictions):
+    golden = read_golden(shared_data, name)
+    settings = SETTINGS | {"max_predictions": max_predictions}
+    data = write_dataset(tmp_path / "data", {("train", seq_len, 0, 0): [block_of(golden)]}, 30_522, settings)
+    export(data, tmp_path / "out", seq_len=seq_len)
+    records = read_records((tmp_path / "out/train-00000-of-00001.tfrecord").read_bytes())
+    assert [*map(read_example, records)] == [reference_features(row, seq_len, max_predictions) for row in golden]
+
+
+def test_numbers_of_every_length_are_encoded():
+    ids = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 268_435_455, 268_435_456, 4_294_967_295]
+    row = [ids, [0] * 5 + [1] * 6, [1, 10], [2_097_152, 1], True]
+    (record,) = encode_examples(block_of([row]), 200, 130)
+    assert read_example(record) == reference_features(row, 200, 130)
+
+
+def test_a_file_a_shard_holds_its_instances_in_order(data, tmp_path):
+    said = export(data, tmp_path / "out")
+    names = [f"train-{number:05d}-of-00004.tfrecord" for number in range(4)]
+    assert [*files_of(tmp_path / "out")] == [FINISHED, *names]
+    assert json.loads((tmp_path / "out" / FINISHED).read_bytes()) == said
+    assert said["files"] == dict(
+        zip(names, [f"train/L64/pass-0{p}/shard-0000{s}.tar" for p in (0, 1) for s in (0, 1)], strict=True)
+    )
+    assert (said["instances"], said["max_predictions"]) == (1174, 10)
+    records = [each for name in names for each in read_records((tmp_path / "out" / name).read_bytes())]
+    expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
+    assert [*map(read_example, records)] == expected
+
+
+def test_a_store_takes_the_same_files(data, tmp_path):
+    export(data, tmp_path / "out", split="validation")
+    store = Folder("memory://export-test/out")
+    export(data, store.url, split="validation")
+    assert {name: store.read(name) for name in store.list()} == files_of(tmp_path / "out")
+    store.remove(store.list())
+
+
+def test_what_is_there_is_not_made_again(data, tmp_path):
+    export(data, tmp_path)
+    first = files_of(tmp_path)
+    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    export(data, tmp_path)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    (tmp_path / "train-00002-of-00004.tfrecord").unlink()
+    export(data, tmp_path)
+    assert files_of(tmp_path) == first
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import pipeline.cli
+from pipeline.command_line.program import run_program
+
+renamed, replace = [], Path.replace
+
+def die(path, target):
+    renamed.append(target)
+    if len(renamed) == {number}:
+        os._exit(9)
+    return replace(path, target)
+
+Path.replace = die
+sys.exit(run_program("program", "Tests.", pipeline.cli.COMMANDS, sys.argv[1:]))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [1, 3, 6])
+def test_a_killed_export_does_not_look_whole_and_is_continued(data, tmp_path, number):
+    words = ["export", str(data), "--format", "tfrecord", "--output", str(tmp_path / "out"), "--seq_len", "64"]
+    assert run_python(["-c", KILLED.format(number=number), *words]).returncode == 9
+    left = files_of(tmp_path / "out")
+    whole = export(data, tmp_path / "whole") and files_of(tmp_path / "whole")
+    kept = {name: content for name, content in left.items() if not name.startswith((".", "_"))}
+    assert len(kept) == max(0, number - 2)
+    assert kept.items() <= whole.items()
+    assert FINISHED not in left
+    export(data, tmp_path / "out")
+    assert files_of(tmp_path / "out") == whole
+
+
+def test_a_damaged_shard_is_named_and_not_exported(data, tmp_path):
+    dataset = open_dataset(str(data))
+    shard = dataset.shards("validation", 64, 0)[0]
+    path, table = data / shard.name, dataset.blocks(shard)
+    sound = path.read_bytes()
+    place = int(table.offset[0]) + 100
+    path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+    try:
+        with pytest.raises(ValueError, match=rf"{shard.name} block 0: damaged"):
+            export(data, tmp_path / "out", split="validation")
+    finally:
+        path.write_bytes(sound)
+    assert [*files_of(tmp_path / "out")] == [STARTED]
+
+
+def test_more_masks_than_the_settings_allow_are_refused(tmp_path, make_block):
+    settings = SETTINGS | {"max_predictions": 2}
+    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, settings)
+    with pytest.raises(ValueError, match=r"shard-00000.tar block 0: an instance of \d masked .* settings allow 2; "):
+        export(data, tmp_path / "out")
+
+
+def test_tokens_past_the_vocabulary_are_refused(tmp_path, make_block):
+    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 90, SETTINGS)
+    with pytest.raises(ValueError, match=r"block 0: token id \d+ is past the vocabulary of 90"):
+        export(data, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("split", "seq_len", "said"),
+    [
+        ("validation", None, r"has validation instances of the lengths \[64, 128\]; give one of them as --seq_len"),
+        ("train", 128, "no train instances of seq_len 128; the dataset has train L64, validation L64, validation L128"),
+    ],
+)
+def test_a_length_is_chosen(data, split, seq_len, said):
+    with pytest.raises(ValueError, match=said):
+        select_instances(open_dataset(str(data)), split, seq_len)
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path, make_block):
+    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, SETTINGS)
+    with pytest.raises(ValueError, match="data has no validation instances"):
+        select_instances(open_dataset(str(data)), "validation", None)
+
+
+def test_the_only_length_needs_no_flag(data):
+    assert select_instances(open_dataset(str(data)), "train", None).seq_len == 64
+
+
+def test_a_dataset_that_does_not_say_its_masks_is_refused(tmp_path, make_dataset):
+    data = make_dataset(tmp_path / "data", [[5]])
+    with pytest.raises(ValueError, match=r"manifest.json: its settings lack masked_lm_prob; build"):
+        select_instances(open_dataset(str(data)), "train", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine.txt", "holds mine.txt, which is not of this export; give an empty --output"),
+        ("validation-00000-of-00001.tfrecord", "holds files without _started.json or _export.json"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(data, tmp_path, name, said):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=said):
+        export(data, tmp_path, split="validation")
+    assert files_of(tmp_path) == {name: b"mine"}
+
+
+def test_an_export_of_another_dataset_is_not_continued(data, tmp_path, make_block):
+    other = write_dataset(tmp_path / "data", {("validation", 64, 0, 0): [make_block(9)]}, 100, SETTINGS)
+    export(other, tmp_path / "out", split="validation")
+    before = files_of(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"_export.json is of another export: root_hash is '.*', now '.*'; "):
+        export(data, tmp_path / "out", split="validation")
+    assert files_of(tmp_path / "out") == before
+
+
+def run(*words):
+    return run_program("program", "Tests.", cli.COMMANDS, [*map(str, words)])
+
+
+@pytest.mark.processes
+def test_the_command_says_how_the_files_are_read(data, tmp_path, capsys):
+    assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 0
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/out: 4 files, 1,174 instances\n"
+        f"run_pretraining.py --input_file='{tmp_path}/out/*.tfrecord' --max_seq_length=64"
+        " --max_predictions_per_seq=10\n"
+    )
+
+
+@pytest.mark.processes
+def test_a_missing_package_is_named_before_anything_is_written(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 2
+    assert "the package google_crc32c is not installed" in (said := capsys.readouterr().err)
+    assert said.endswith("pip install -e '.[tfrecord]'\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.processes
+def test_an_unknown_format_is_refused(data, tmp_path, capsys):
+    assert run("export", data, "--format", "csv", "--output", tmp_path / "out") == 2
+    assert "--format: found 'csv', expected one of tfrecord" in capsys.readouterr().err
+
+
+# What run_pretraining.py's input_fn_builder parses records with.
+TENSORFLOW = """
+import json, sys
+import tensorflow as tf
+pattern, seq_len, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ints = {"input_ids": seq_len, "input_mask": seq_len, "segment_ids": seq_len, "masked_lm_positions": most,
+        "masked_lm_ids": most, "next_sentence_labels": 1}
+features = {name: tf.io.FixedLenFeature([size], tf.int64) for name, size in ints.items()}
+features["masked_lm_weights"] = tf.io.FixedLenFeature([most], tf.float32)
+for record in tf.data.TFRecordDataset(sorted(tf.io.gfile.glob(pattern))):
+    example = tf.io.parse_single_example(record, features)
+    print(json.dumps({name: values.numpy().tolist() for name, values in example.items()}))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_tensorflow_reads_the_records(data, tmp_path):
+    export(data, tmp_path)
+    command = [sys.executable, "-c", TENSORFLOW, f"{tmp_path}/*.tfrecord", "64", "10"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
+    assert [json.loads(line) for line in ran.stdout.splitlines()] == expected
