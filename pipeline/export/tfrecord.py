@@ -5,7 +5,7 @@ N instances of a block, L the sequence length, P the most masked positions.
 
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import IO, Any
 
@@ -23,14 +23,14 @@ _BITS = np.arange(0, 35, 7, dtype=np.uint32)
 """The first of the bits that each byte of a number below 2^32 holds."""
 
 
-def prepare_tfrecord(seq_len: int, max_predictions: int) -> Callable[[IO[bytes], Iterable[Block]], None]:
-    """What writes a file with a record for each instance, padded to so many tokens and masked positions.
+def prepare_tfrecord(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block]], None]:
+    """What writes a file with a record for each instance, padded to the plan's tokens and masked positions.
 
     Raises:
         ModuleNotFoundError: The package google_crc32c is not installed.
     """
     masked_crc32c(b"")
-    return partial(_write_records, seq_len=seq_len, max_predictions=max_predictions)
+    return partial(_write_records, seq_len=plan["seq_len"], max_predictions=plan["max_predictions"])
 
 
 def _write_records(file: IO[bytes], blocks: Iterable[Block], seq_len: int, max_predictions: int) -> None:

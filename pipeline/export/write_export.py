@@ -11,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 from tqdm import tqdm
 
+from pipeline.export.parquet import prepare_parquet
 from pipeline.export.tfrecord import prepare_tfrecord
 from pipeline.instances.masking import SETTINGS, most_predictions
 from pipeline.shards.block import Block
@@ -54,8 +55,29 @@ class Selection:
 
 
 WriteFile = Callable[[IO[bytes], Iterator[Block]], None]
-FORMATS: dict[str, Callable[[int, int], WriteFile]] = {"tfrecord": prepare_tfrecord}
-"""Format -> what makes, of the most tokens and masked positions of an instance, what writes a file."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of the files.
+
+    Attributes:
+        prepare: Makes, of what _export.json will hold, what writes a file. It fails where a package is missing.
+        usage: How the files are read, with places for the URL and for what _export.json holds.
+    """
+
+    prepare: Callable[[Mapping[str, Any]], WriteFile]
+    usage: str
+
+
+FORMATS = {
+    "tfrecord": Format(
+        prepare_tfrecord,
+        "run_pretraining.py --input_file='{url}/*.tfrecord' --max_seq_length={seq_len}"
+        " --max_predictions_per_seq={max_predictions}",
+    ),
+    "parquet": Format(prepare_parquet, "datasets.load_dataset('parquet', data_files='{url}/*.parquet')"),
+}
 
 
 def select_instances(dataset: Dataset, split: str, seq_len: int | None) -> Selection:
@@ -94,8 +116,8 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
         StorageError: A file cannot be stored.
         ValueError: The folder holds something else, or a shard is damaged.
     """
-    write_file = FORMATS[format_name](selection.seq_len, selection.max_predictions)
     plan = _describe(selection, format_name)
+    write_file = FORMATS[format_name].prepare(plan)
     found = _claim(output, plan)
     if FINISHED in found:
         return plan
@@ -114,9 +136,8 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
 
 def describe_export(finished: Mapping[str, Any], url: str) -> str:
     """What was written, and how it is read."""
-    counts = f"{url}: {len(finished['files'])} files, {finished['instances']:,} instances"
-    flags = f"--max_seq_length={finished['seq_len']} --max_predictions_per_seq={finished['max_predictions']}"
-    return f"{counts}\nrun_pretraining.py --input_file='{url}/*.tfrecord' {flags}"
+    usage = FORMATS[finished["format"]].usage.format(url=url, **finished)
+    return f"{url}: {len(finished['files'])} files, {finished['instances']:,} instances\n{usage}"
 
 
 def _describe(selection: Selection, format_name: str) -> dict[str, Any]:

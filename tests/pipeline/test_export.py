@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 import pipeline.cli as cli
 from pipeline.command_line.program import run_program
+from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
 from pipeline.export.write_export import FINISHED, STARTED, select_instances, write_export
 from pipeline.shards.block import Block
@@ -362,7 +364,29 @@ def test_a_missing_package_is_named_before_anything_is_written(data, tmp_path, c
 @pytest.mark.processes
 def test_an_unknown_format_is_refused(data, tmp_path, capsys):
     assert run("export", data, "--format", "csv", "--output", tmp_path / "out") == 2
-    assert "--format: found 'csv', expected one of tfrecord" in capsys.readouterr().err
+    assert "--format: found 'csv', expected one of tfrecord, parquet" in capsys.readouterr().err
+
+
+def test_parquet_holds_the_instances_without_padding(data, tmp_path):
+    said = export(data, tmp_path, "parquet")
+    files = sorted(tmp_path.glob("*.parquet"))
+    rows = [row for file in files for row in pq.ParquetFile(file).read(use_threads=False).to_pylist()]
+    assert [[*row.values()] for row in rows] == [[*each[:4], int(each[4])] for each in rows_of(open_dataset(str(data)))]
+    names = ["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"]
+    assert [*rows[0]] == names
+    schema = pq.read_schema(tmp_path / "train-00003-of-00004.parquet")
+    assert [str(field.type) for field in schema] == 4 * ["list<element: int32 not null>"] + ["int32"]
+    assert json.loads(schema.metadata[METADATA]) == {name: value for name, value in said.items() if name != "files"}
+    assert (said["root_hash"], said["settings"]) == (open_dataset(str(data)).manifest.root_hash, SETTINGS)
+
+
+def test_parquet_has_a_row_group_for_many_blocks(tmp_path, make_block):
+    blocks = [*(make_block(1024, seed=seed, max_tokens=9) for seed in range(17)), make_block(5)]
+    data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): blocks}, 100, SETTINGS)
+    export(data, tmp_path / "out", "parquet")
+    metadata = pq.read_metadata(tmp_path / "out/train-00000-of-00001.parquet")
+    assert [metadata.row_group(number).num_rows for number in range(2)] == [16 * 1024, 1029]
+    assert metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 # What run_pretraining.py's input_fn_builder parses records with.
