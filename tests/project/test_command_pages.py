@@ -52,7 +52,7 @@ def test_every_setting_of_a_command_is_on_a_page(program, name):
 def test_flags_and_commands_that_a_page_names_exist(page):
     text = page.read_text()
     keys = {key for program, commands in PROGRAMS.items() for name in commands for key in keys_of(program, name)}
-    of_scripts = {flag for text in SCRIPTS for flag in re.findall(r'add_argument\("--([a-z][\w]*)"', text)}
+    of_scripts = {flag for text in SCRIPTS for flag in re.findall(r'add_argument\(\s*"--([a-z][\w]*)"', text)}
     known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS | OTHER_PROGRAMS.keys()
     flags = {flag.rstrip(".") for flag in re.findall(r"(?<![\w-])--([a-z][\w.]*)", text)}
     assert flags <= known, f"no such flags: {flags - known}"
