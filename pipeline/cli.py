@@ -143,7 +143,8 @@ class ExportSettings:
     Attributes:
         data: Folder or URL of the dataset.
         format: Format of the files: tfrecord is what run_pretraining.py of google-research/bert
-            reads, parquet has a row for each instance, without padding.
+            reads, mds what MosaicML's StreamingDataset reads; parquet has a row for each instance.
+            The last two are without padding.
         output: Folder or URL of the files. It is empty, or holds a part of the same export, which
             is continued.
         split: The split that the instances are from; all of its passes are written.
@@ -153,7 +154,7 @@ class ExportSettings:
     """
 
     data: str
-    format: Literal["tfrecord", "parquet"]
+    format: Literal["tfrecord", "mds", "parquet"]
     output: str
     split: Literal["train", "validation"] = "train"
     seq_len: int | None = None

@@ -24,13 +24,13 @@ SCHEMA = pa.schema(
 )
 
 
-def prepare_parquet(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block]], None]:
+def prepare_parquet(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block], int], None]:
     """What writes a file with a row for each instance; its metadata is the plan without the names of all files."""
     described = {name: value for name, value in plan.items() if name != "files"}
     return partial(_write_rows, schema=SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)}))
 
 
-def _write_rows(file: IO[bytes], blocks: Iterable[Block], schema: pa.Schema) -> None:
+def _write_rows(file: IO[bytes], blocks: Iterable[Block], _num_instances: int, schema: pa.Schema) -> None:
     options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
     with pq.ParquetWriter(file, schema, **options) as writer:
         waiting: list[pa.Table] = []

@@ -23,7 +23,7 @@ _BITS = np.arange(0, 35, 7, dtype=np.uint32)
 """The first of the bits that each byte of a number below 2^32 holds."""
 
 
-def prepare_tfrecord(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block]], None]:
+def prepare_tfrecord(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block], int], None]:
     """What writes a file with a record for each instance, padded to the plan's tokens and masked positions.
 
     Raises:
@@ -33,7 +33,9 @@ def prepare_tfrecord(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[B
     return partial(_write_records, seq_len=plan["seq_len"], max_predictions=plan["max_predictions"])
 
 
-def _write_records(file: IO[bytes], blocks: Iterable[Block], seq_len: int, max_predictions: int) -> None:
+def _write_records(
+    file: IO[bytes], blocks: Iterable[Block], _num_instances: int, seq_len: int, max_predictions: int
+) -> None:
     for block in blocks:
         examples = encode_examples(block, seq_len, max_predictions)
         file.write(b"".join(part for example in examples for part in _frame(example)))

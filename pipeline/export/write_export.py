@@ -3,7 +3,7 @@
 import errno
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 from tqdm import tqdm
 
+from pipeline.export.mds import index_mds, prepare_mds
 from pipeline.export.parquet import prepare_parquet
 from pipeline.export.tfrecord import prepare_tfrecord
 from pipeline.instances.masking import SETTINGS, most_predictions
@@ -54,7 +55,8 @@ class Selection:
         return sum(shard.instances for shard in self.shards)
 
 
-WriteFile = Callable[[IO[bytes], Iterator[Block]], None]
+WriteFile = Callable[[IO[bytes], Iterator[Block], int], None]
+"""Writes a file of some blocks, which have so many instances in all."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,31 @@ class Format:
     """A format of the files.
 
     Attributes:
+        file_name: The name of a file, with places for the split, its number and how many there are.
         prepare: Makes, of what _export.json will hold, what writes a file. It fails where a package is missing.
-        usage: How the files are read, with places for the URL and for what _export.json holds.
+        usage: How the files are read, with places for the URL, its kind and what _export.json holds.
+        index: Makes, of the name, bytes and instances of every file, what is written behind them.
     """
 
+    file_name: str
     prepare: Callable[[Mapping[str, Any]], WriteFile]
     usage: str
+    index: Callable[[Iterable[tuple[str, int, int]]], Mapping[str, bytes]] = lambda _: {}
 
 
 FORMATS = {
     "tfrecord": Format(
+        "{split}-{number:05d}-of-{total:05d}.tfrecord",
         prepare_tfrecord,
         "run_pretraining.py --input_file='{url}/*.tfrecord' --max_seq_length={seq_len}"
         " --max_predictions_per_seq={max_predictions}",
     ),
-    "parquet": Format(prepare_parquet, "datasets.load_dataset('parquet', data_files='{url}/*.parquet')"),
+    "mds": Format("shard.{number:05d}.mds", prepare_mds, "streaming.StreamingDataset({kind}='{url}')", index_mds),
+    "parquet": Format(
+        "{split}-{number:05d}-of-{total:05d}.parquet",
+        prepare_parquet,
+        "datasets.load_dataset('parquet', data_files='{url}/*.parquet')",
+    ),
 }
 
 
@@ -117,8 +129,9 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
         ValueError: The folder holds something else, or a shard is damaged.
     """
     plan = _describe(selection, format_name)
-    write_file = FORMATS[format_name].prepare(plan)
-    found = _claim(output, plan)
+    made = FORMATS[format_name]
+    write_file = made.prepare(plan)
+    found = _claim(output, plan, {*plan["files"], *made.index(())})
     if FINISHED in found:
         return plan
     with tqdm(
@@ -128,7 +141,12 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
             if name in found:
                 progress.update(shard.instances)
             else:
-                _write_shard(output, name, write_file, _checked_blocks(selection, shard, progress.update))
+                blocks = _checked_blocks(selection, shard, progress.update)
+                _write_shard(output, name, write_file, blocks, shard.instances)
+    sizes = output.list()
+    rows = zip(plan["files"], selection.shards, strict=True)
+    for name, data in made.index((name, sizes[name], shard.instances) for name, shard in rows).items():
+        output.write(name, data)
     output.write(FINISHED, json_bytes(plan))
     output.remove([STARTED])
     return plan
@@ -136,14 +154,15 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
 
 def describe_export(finished: Mapping[str, Any], url: str) -> str:
     """What was written, and how it is read."""
-    usage = FORMATS[finished["format"]].usage.format(url=url, **finished)
+    usage = FORMATS[finished["format"]].usage.format(url=url, kind="remote" if "://" in url else "local", **finished)
     return f"{url}: {len(finished['files'])} files, {finished['instances']:,} instances\n{usage}"
 
 
 def _describe(selection: Selection, format_name: str) -> dict[str, Any]:
     """What has to be the same for a command to continue an export."""
     manifest, total = selection.dataset.manifest, len(selection.shards)
-    names = [f"{selection.split}-{number:05d}-of-{total:05d}.{format_name}" for number in range(total)]
+    file_name = FORMATS[format_name].file_name
+    names = [file_name.format(split=selection.split, number=number, total=total) for number in range(total)]
     return {
         "format": format_name,
         "root_hash": manifest.root_hash,
@@ -157,25 +176,24 @@ def _describe(selection: Selection, format_name: str) -> dict[str, Any]:
     }
 
 
-def _claim(output: Folder, plan: Mapping[str, Any]) -> dict[str, int]:
-    """The files of this very export that are there; claims a folder where none are."""
+def _claim(output: Folder, plan: Mapping[str, Any], expected: Set[str]) -> dict[str, int]:
+    """The files of this very export that are there, _export.json only beside all others; claims an empty folder."""
     found = output.list()
     left = find_temporaries(found)
-    if foreign := sorted(found.keys() - {*plan["files"], STARTED, FINISHED, *left}):
+    if foreign := sorted(found.keys() - {*expected, STARTED, FINISHED, *left}):
         raise ValueError(f"{output.locate()} holds {foreign[0]}, which is not of this export; give an empty --output")
     marker = next((name for name in (FINISHED, STARTED) if name in found), None)
-    if marker is None and found.keys() - {*left}:
-        raise ValueError(f"{output.locate()} holds files without {STARTED} or {FINISHED}; give an empty --output")
-    if marker is None:
-        output.write(STARTED, json_bytes(plan))
-    else:
+    if marker is not None:
         _refuse_other_export(output, marker, plan)
-    if marker == FINISHED and not found.keys() >= plan["files"].keys():  # somebody removed files
+    elif found.keys() - {*left}:
+        raise ValueError(f"{output.locate()} holds files without {STARTED} or {FINISHED}; give an empty --output")
+    if marker == FINISHED and expected <= found.keys():
+        left += [STARTED]
+    else:
         output.write(STARTED, json_bytes(plan))
-        output.remove([FINISHED])
-        del found[FINISHED]
-    output.remove(left)
-    return found
+        left += [FINISHED]  # somebody may have removed files
+    output.remove({*left} & found.keys())
+    return {name: size for name, size in found.items() if name not in left}
 
 
 def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -> None:
@@ -194,24 +212,30 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
 def _checked_blocks(selection: Selection, shard: Shard, report: Callable[[int], object]) -> Iterator[Block]:
     """The blocks of a shard, each held to what the dataset says of itself, and then reported by its instances."""
     where, vocab_size = selection.dataset.locate(shard.name), selection.dataset.vocab_size
+    most, found = selection.max_predictions, 0
     for number, block in enumerate(read_blocks(selection.dataset, shard, _READ_AT_ONCE)):
         check_instances(block, vocab_size, selection.seq_len, f"{where} block {number}")
-        most = int(np.diff(block.masked_offsets).max(initial=0))
-        if most > selection.max_predictions:
+        counts = np.diff(block.masked_offsets)
+        if wrong := counts[(counts < 1) | (counts > most)].tolist():
             raise ValueError(
-                f"{where} block {number}: an instance of {most} masked positions, the dataset's settings allow"
-                f" {selection.max_predictions}; restore or rebuild the dataset"
+                f"{where} block {number}: an instance of {wrong[0]} masked positions, the dataset's settings allow 1 to"
+                f" {most}; restore or rebuild the dataset"
             )
         if block.num_instances:
             yield block
+        found += block.num_instances
         report(block.num_instances)
+    if found != shard.instances:
+        raise ValueError(
+            f"{where}: {found} instances, its table says {shard.instances}; restore or rebuild the dataset"
+        )
 
 
-def _write_shard(output: Folder, name: str, write_file: WriteFile, blocks: Iterator[Block]) -> None:
+def _write_shard(output: Folder, name: str, write_file: WriteFile, blocks: Iterator[Block], instances: int) -> None:
     """Makes a file where TMPDIR says, and stores it whole."""
     with tempfile.NamedTemporaryFile(prefix="beambert-export-") as file:
         try:
-            write_file(file, blocks)
+            write_file(file, blocks, instances)
             file.flush()
         except OSError as error:
             if error.errno != errno.ENOSPC:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import itertools
 import json
 import struct
 import subprocess
@@ -277,7 +278,7 @@ def test_a_damaged_shard_is_named_and_not_exported(data, tmp_path):
 def test_more_masks_than_the_settings_allow_are_refused(tmp_path, make_block):
     settings = SETTINGS | {"max_predictions": 2}
     data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, settings)
-    with pytest.raises(ValueError, match=r"shard-00000.tar block 0: an instance of \d masked .* settings allow 2; "):
+    with pytest.raises(ValueError, match=r"shard-00000.tar block 0: an instance of \d masked .* allow 1 to 2; "):
         export(data, tmp_path / "out")
 
 
@@ -364,16 +365,14 @@ def test_a_missing_package_is_named_before_anything_is_written(data, tmp_path, c
 @pytest.mark.processes
 def test_an_unknown_format_is_refused(data, tmp_path, capsys):
     assert run("export", data, "--format", "csv", "--output", tmp_path / "out") == 2
-    assert "--format: found 'csv', expected one of tfrecord, parquet" in capsys.readouterr().err
+    assert "--format: found 'csv', expected one of tfrecord, mds, parquet" in capsys.readouterr().err
 
 
 def test_parquet_holds_the_instances_without_padding(data, tmp_path):
     said = export(data, tmp_path, "parquet")
     files = sorted(tmp_path.glob("*.parquet"))
     rows = [row for file in files for row in pq.ParquetFile(file).read(use_threads=False).to_pylist()]
-    assert [[*row.values()] for row in rows] == [[*each[:4], int(each[4])] for each in rows_of(open_dataset(str(data)))]
-    names = ["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"]
-    assert [*rows[0]] == names
+    assert rows == [as_columns(row) for row in rows_of(open_dataset(str(data)))]
     schema = pq.read_schema(tmp_path / "train-00003-of-00004.parquet")
     assert [str(field.type) for field in schema] == 4 * ["list<element: int32 not null>"] + ["int32"]
     assert json.loads(schema.metadata[METADATA]) == {name: value for name, value in said.items() if name != "files"}
@@ -387,6 +386,70 @@ def test_parquet_has_a_row_group_for_many_blocks(tmp_path, make_block):
     metadata = pq.read_metadata(tmp_path / "out/train-00000-of-00001.parquet")
     assert [metadata.row_group(number).num_rows for number in range(2)] == [16 * 1024, 1029]
     assert metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def read_mds(data, config):
+    """The samples of a shard, by the description of its format alone."""
+    (number,) = struct.unpack_from("<I", data)
+    ends = struct.unpack_from(f"<{number + 1}I", data, 4)
+    assert json.loads(data[4 + 4 * (number + 1) : ends[0]]) == config
+    assert ends[-1] == len(data)
+    for start, stop in itertools.pairwise(ends):
+        sample, sizes = data[start:stop], [*config["column_sizes"]]
+        for column, size in enumerate(sizes):
+            if size is None:
+                (sizes[column],), sample = struct.unpack_from("<I", sample), sample[4:]
+        values = {}
+        for name, encoding, size in zip(config["column_names"], config["column_encodings"], sizes, strict=True):
+            value, sample = sample[:size], sample[size:]
+            if encoding == "int":
+                values[name] = struct.unpack("<q", value)[0]
+                continue
+            assert encoding == "ndarray:int32"
+            assert value[0] >> 2 == 1
+            width = 1 << (value[0] & 3)
+            values[name] = np.frombuffer(value[1 + width :], "<i4").tolist()
+            assert len(values[name]) == int.from_bytes(value[1 : 1 + width], "little")
+        assert sample == b""
+        yield values
+
+
+def as_columns(row):
+    """A row of golden/ as the columns of Parquet and MDS."""
+    names = ["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"]
+    return dict(zip(names, [*row[:4], int(row[4])], strict=True))
+
+
+def test_mds_shards_hold_the_instances_without_padding(data, tmp_path):
+    export(data, tmp_path, "mds")
+    shards = json.loads((tmp_path / "index.json").read_bytes())["shards"]
+    assert [each["raw_data"]["basename"] for each in shards] == [f"shard.{number:05d}.mds" for number in range(4)]
+    assert [each["samples"] for each in shards] == [1054, 40, 40, 40]
+    samples = []
+    for shard in shards:
+        content = (tmp_path / shard["raw_data"]["basename"]).read_bytes()
+        assert len(content) == shard["raw_data"]["bytes"]
+        config = {name: value for name, value in shard.items() if name not in ("samples", "raw_data", "zip_data")}
+        samples += read_mds(content, config)
+    assert samples == [as_columns(row) for row in rows_of(open_dataset(str(data)))]
+
+
+def test_mds_arrays_of_any_length_have_their_shapes(tmp_path):
+    rows = [[[*range(5, 5 + length)], [0] * 3 + [1] * (length - 3), [1], [7], False] for length in (255, 256, 512)]
+    data = write_dataset(tmp_path / "data", {("train", 512, 0, 0): [block_of(rows)]}, 600, SETTINGS)
+    export(data, tmp_path / "out", "mds", seq_len=512)
+    (shard,) = json.loads((tmp_path / "out/index.json").read_bytes())["shards"]
+    config = {name: value for name, value in shard.items() if name not in ("samples", "raw_data", "zip_data")}
+    samples = read_mds((tmp_path / "out/shard.00000.mds").read_bytes(), config)
+    assert [*samples] == [as_columns(row) for row in rows]
+
+
+def test_mds_without_its_index_is_not_whole(data, tmp_path):
+    export(data, tmp_path, "mds")
+    first = files_of(tmp_path)
+    (tmp_path / "index.json").unlink()
+    export(data, tmp_path, "mds")
+    assert files_of(tmp_path) == first
 
 
 # What run_pretraining.py's input_fn_builder parses records with.
@@ -413,3 +476,31 @@ def test_tensorflow_reads_the_records(data, tmp_path):
     assert ran.returncode == 0, ran.stderr
     expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
     assert [json.loads(line) for line in ran.stdout.splitlines()] == expected
+
+
+# Reads the export of one shard, and writes its samples again as that library would.
+STREAMING = """
+import json, sys
+from streaming import MDSWriter, StreamingDataset
+columns = dict.fromkeys(["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"], "ndarray:int32")
+columns["next_sentence_labels"] = "int"
+dataset = StreamingDataset(local=sys.argv[1], batch_size=1)
+with MDSWriter(columns=columns, out=sys.argv[2], size_limit=None) as out:
+    for number in range(len(dataset)):
+        sample = dataset[number]
+        out.write(sample)
+        print(json.dumps({name: getattr(value, "tolist", lambda: value)() for name, value in sample.items()}))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(importlib.util.find_spec("streaming") is None, reason="mosaicml-streaming is not installed")
+def test_mosaicml_streaming_reads_the_shards_and_writes_the_same(data, tmp_path):
+    export(data, tmp_path / "out", "mds", split="validation")
+    command = [sys.executable, "-c", STREAMING, str(tmp_path / "out"), str(tmp_path / "again")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    rows = rows_of(open_dataset(str(data)), "validation")
+    assert [json.loads(line) for line in ran.stdout.splitlines()] == [as_columns(row) for row in rows]
+    ours, theirs = files_of(tmp_path / "out"), files_of(tmp_path / "again")
+    assert {name: ours[name] for name in theirs} == theirs

@@ -97,7 +97,7 @@ def workplace(tmp_path_factory):
 def test_the_commands_run_in_order(workplace):
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for line in "".join(blocks).splitlines() if line]
-    assert len(lines) == 10
+    assert len(lines) == 11
     for line in lines:
         start = next((start for start in SMALLER if line.startswith(f"python {start} ")), None)
         assert start is not None, f"a page has a command that no test runs: {line}"
@@ -114,3 +114,4 @@ def test_the_commands_run_in_order(workplace):
     assert (workplace / "google/manifest.json").exists()
     assert (workplace / "google-tfrecord/_export.json").exists()
     assert (workplace / "hf-parquet/_export.json").exists()
+    assert (workplace / "mosaic-mds/index.json").exists()
