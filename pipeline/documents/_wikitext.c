@@ -1,4 +1,5 @@
-/* pipeline.documents._wikitext: one function, wikitext to paragraphs, as pipeline/documents/wikitext.py defines it.
+/* pipeline.documents._wikitext: wikitext to paragraphs, as pipeline/documents/wikitext.py defines it (and, for dumps, the
+ * text of an XML element).
  *
  * The page is read once, from left to right, into one buffer of half again its size (templates may show more than is
  * written: "{{s-|V}}" is "Ve siècle"). What has been opened and not
@@ -17,6 +18,7 @@
 #include "native/entities.h"
 #include "native/inline_templates.h"
 #include "native/lines.h"
+#include "native/xml_text.h"
 
 #define MAX_DEPTH 100
 #define MAX_TAG_NAME 16
@@ -575,8 +577,10 @@ static void read_page(Reader *reader) {
 static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
     PyObject *text, *hidden, *templates;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(arguments, "UOS", &text, &hidden, &templates)) return NULL;
-    const uint8_t *source = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &size);
+    if (!PyArg_ParseTuple(arguments, "OOS", &text, &hidden, &templates)) return NULL;
+    const uint8_t *source = NULL;
+    if (PyUnicode_Check(text)) source = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &size);
+    else if (PyBytes_AsStringAndSize(text, (char **)&source, &size) < 0) return NULL;
     if (source == NULL) return NULL;
     Reader *reader = calloc(1, sizeof *reader);
     uint8_t *out = malloc((size_t)size + (size_t)size / 2 + 1);
@@ -598,8 +602,24 @@ static PyObject *to_paragraphs(PyObject *Py_UNUSED(self), PyObject *arguments) {
     return result;
 }
 
+static PyObject *resolve_text(PyObject *Py_UNUSED(self), PyObject *arguments) {
+    const char *data;
+    Py_ssize_t size, start, end;
+    if (!PyArg_ParseTuple(arguments, "y#nn", &data, &size, &start, &end)) return NULL;
+    if (start < 0 || start > end || end > size) return PyErr_Format(PyExc_ValueError, "no such bytes");
+    uint8_t *out = malloc((size_t)(end - start) + 1);
+    if (out == NULL) return PyErr_NoMemory();
+    const uint8_t *text = (const uint8_t *)data;
+    uint8_t *last = resolve_references(text + start, text + end, out);
+    PyObject *result = last ? PyBytes_FromStringAndSize((const char *)out, last - out) : Py_NewRef(Py_None);
+    free(out);
+    return result;
+}
+
 static PyMethodDef methods[] = {
-    {"to_paragraphs", to_paragraphs, METH_VARARGS, "Paragraphs of a page, one a line; `hidden` judges prefixes, `templates` are those shown."},
+    {"to_paragraphs", to_paragraphs, METH_VARARGS, "Paragraphs of a page (str, or bytes of UTF-8), one a line; `hidden` judges prefixes, `templates` are those shown."},
+    {"resolve_text", resolve_text, METH_VARARGS,
+     "Bytes of a range as XML text with its references resolved, or None where a parser of XML is to judge it."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -57,5 +57,6 @@ def read_streams(blocks: Iterable[bytes], file_range: FileRange) -> Iterator[tup
             is_inside, rest = not decoder.eof, decoder.unused_data.lstrip(b"\0")
             if decoder.eof:
                 decoder, is_ours = bz2.BZ2Decompressor(), position - len(rest) < end
+                yield b"", is_ours  # before the next is decompressed: what is ours may be complete
     if is_inside:
         raise ValueError(f"{url}: the bzip2 data ends in the middle of a stream; fetch or write the file again")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.documents.files import FileRange, StorageOptions
 from pipeline.documents.records import Line, Record
@@ -28,6 +28,7 @@ class Format:
 
     Attributes:
         parse: The text of a record: of its decoded bytes, the record, its range and the field that holds text.
+        takes_bytes: Whether `parse` decodes the bytes itself.
         detect: Whether a file begins like this; without it, only users choose the format.
         split: Lines to the records that belong to a range; also reads members of archives.
         read: The records that belong to a range, of a layout that is not made of lines.
@@ -37,7 +38,7 @@ class Format:
         has_sentence_lines: Whether every line is a sentence.
     """
 
-    parse: Callable[[str, Record, FileRange, str], str]
+    parse: Callable[[Any, Record, FileRange, str], str]
     detect: Callable[[Beginning], bool] | None = None
     split: Callable[[Iterable[Line], FileRange], Iterator[Record]] | None = None
     read: Callable[[FileRange, str, StorageOptions], Iterator[Record]] | None = None
@@ -45,6 +46,7 @@ class Format:
     may_be_cut: bool = True
     cut_suffix: str = ""
     has_sentence_lines: bool = False
+    takes_bytes: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -54,11 +54,11 @@ _LONE_COMMAS = re.compile(r" *,(?: *,)+| +,")
 _LINE_MARKS = ("*", "#", ":", ";", "=", "{|", "|", "!", "----")
 
 
-def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
+def parse_wikitext(text: str | bytes, hidden_prefixes: Set[str] = frozenset()) -> str:
     """Paragraphs, one a line.
 
     Args:
-        text: The wikitext of a page.
+        text: The wikitext of a page, or its bytes in UTF-8.
         hidden_prefixes: Of links that are not shown, besides the commonest names of files and categories.
 
     Raises:
@@ -67,7 +67,7 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
     hidden = _HIDDEN | hidden_prefixes
     if compiled is not None:
         return str(compiled.to_paragraphs(text, lambda prefix: normalize_prefix(prefix) in hidden, hash_table()))
-    return define_paragraphs(text, hidden)
+    return define_paragraphs(text.decode() if isinstance(text, bytes) else text, hidden)
 
 
 def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:

@@ -49,6 +49,6 @@ def clean_text(raw: bytes | str) -> str:
     return "\n".join(filter(None, (" ".join(filter(None, line.split(" "))) for line in lines)))
 
 
-def document_id(cleaned: str) -> bytes:
-    """The id of a document (16 bytes): equal texts have equal ids, wherever they were read."""
-    return blake2b(cleaned.encode(), digest_size=16).digest()
+def document_id(cleaned: str | bytes) -> bytes:
+    """The id of a document (16 bytes), of its text or this in UTF-8: equal texts have equal ids, wherever they lie."""
+    return blake2b(cleaned.encode() if isinstance(cleaned, str) else cleaned, digest_size=16).digest()

@@ -183,7 +183,8 @@ def split_documents(documents: DocumentList[Document], languages: Sequence[str])
         counters["documents_cut"] += len(pieces) > 1
         for piece in pieces:
             text = document.text if len(pieces) == 1 else "\n".join(piece)
-            split.append(SplitDocument(document_id(text), len(text.encode()), piece, document.where))
+            data = text.encode()
+            split.append(SplitDocument(document_id(data), len(data), piece, document.where))
     return documents.replace(split, counters, empty)
 
 

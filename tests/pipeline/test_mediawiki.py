@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents import Document, records, wikitext
+from pipeline.documents import Document, bzip2_streams, records, wikitext
 from pipeline.documents.files import FileRange
-from pipeline.documents.mediawiki import read_pages
+from pipeline.documents.mediawiki import _read_plain_page, parse_page, read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.wiki_site import hidden_prefixes
-from pipeline.documents.wikitext import parse_wikitext
+from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
+from tests.compiled_paths import taken_path
 
+_DECOMPRESSOR = bz2.BZ2Decompressor
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 
 
@@ -112,6 +114,63 @@ def test_several_streams_are_several_parts():
     assert list(chain(*found)) == texts
 
 
+def test_no_stream_is_decompressed_twice(monkeypatch):
+    texts = [f"Text number {number}." * 200 for number in range(30)]
+    pieces = [HEAD, *(page(number, text) for number, text in enumerate(texts)), "</mediawiki>\n"]
+    packed = b"".join(bz2.compress(piece.encode()) for piece in pieces)
+    fsspec.filesystem("memory").pipe("/dump/m.xml.bz2", packed)
+    parts = plan_parts(find_inputs(["memory://dump/m.xml.bz2"]), "mediawiki", len(packed))
+    with monkeypatch.context() as patched:
+        decompressed = count_decompressed(patched)
+        found = [document.text for part in parts for document in read_part(part)]
+    assert len(parts) == 4
+    assert found == texts
+    heads = len(HEAD) * (len(parts) + 1)  # every part reads the dump's <siteinfo>
+    assert sum(decompressed) <= len("".join(pieces)) + heads + len(parts) * 10_000
+
+
+def count_decompressed(monkeypatch):
+    sizes = []
+
+    class Counting:
+        def __init__(self):
+            self.decoder = _DECOMPRESSOR()
+
+        def __getattr__(self, name):
+            return getattr(self.decoder, name)
+
+        def decompress(self, data):
+            text = self.decoder.decompress(data)
+            sizes.append(len(text))
+            return text
+
+    monkeypatch.setattr(bzip2_streams.bz2, "BZ2Decompressor", Counting)
+    return sizes
+
+
+XML = [*"<>&;\n\r\t \x00]é力😀\ufffe", "&amp;", "&lt;", "&#65;", "&b;", "]]>", "<b/>", "<!-- -->", "<ns>1</ns>", "T"]
+TAGS = ["<title>", "</title>", '<redirect title="A" />', "<minor />", "<model>css</model>", "<comment>é &gt;</comment>"]
+edits = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([*XML, *TAGS])), max_size=3)
+
+
+@given(st.sampled_from(PAGES), edits, st.sampled_from([b"", b"\xff", b"\xed\xa0\x80", b"\xc3"]))
+def test_a_page_that_needs_no_parser_is_read_as_by_one(text, changes, raw):
+    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+        data = text.strip()
+        for at, size, put in changes:
+            data = data[:at] + put + data[at + size :]
+        data = data.encode()
+        data = data[:150] + raw + data[150:]
+        plain = _read_plain_page(data)
+        assert plain is None or plain == parse_page(data)
+
+
+def test_pages_of_one_revision_need_no_parser():
+    with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
+        needs = [_read_plain_page(each.strip().encode()) is None for each in PAGES]
+    assert needs == [False] * 5 + [True, False]
+
+
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize("pack", [bytes, bz2.compress])
 def test_entity_bombs_are_refused(policy, pack):
@@ -204,9 +263,9 @@ def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeyp
     records = [record for file_range in part.ranges for record in read_pages(file_range)]
     texts = [record.data.decode() for record in records if not record.dropped]
     assert len(texts) == 106
-    blanked = [parse_wikitext(text) for text in texts]
+    blanked = [define_paragraphs(text) for text in texts]
     monkeypatch.setattr(wikitext, "_blank_out", lambda text: text)
-    assert blanked == [parse_wikitext(text) for text in texts]
+    assert blanked == [define_paragraphs(text) for text in texts]
 
 
 def test_real_small_dump(shared_data):
