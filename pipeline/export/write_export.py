@@ -57,6 +57,8 @@ class Selection:
 
 WriteFile = Callable[[IO[bytes], Iterator[Block], int], None]
 """Writes a file of some blocks, which have so many instances in all."""
+Index = Callable[[Iterable[tuple[str, int, int]]], Mapping[str, bytes]]
+"""Makes, of the name, bytes and instances of every file, the files that are written behind them."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,13 @@ class Format:
         file_name: The name of a file, with places for the split, its number and how many there are.
         prepare: Makes, of what _export.json will hold, what writes a file. It fails where a package is missing.
         usage: How the files are read, with places for the URL, its kind and what _export.json holds.
-        index: Makes, of the name, bytes and instances of every file, what is written behind them.
+        index: Makes what is written behind the files.
     """
 
     file_name: str
     prepare: Callable[[Mapping[str, Any]], WriteFile]
     usage: str
-    index: Callable[[Iterable[tuple[str, int, int]]], Mapping[str, bytes]] = lambda _: {}
+    index: Index = lambda _: {}
 
 
 FORMATS = {
@@ -132,24 +134,31 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
     made = FORMATS[format_name]
     write_file = made.prepare(plan)
     found = _claim(output, plan, {*plan["files"], *made.index(())})
-    if FINISHED in found:
-        return plan
+    if FINISHED not in found:
+        files = dict(zip(plan["files"], selection.shards, strict=True))
+        missing = {name: shard for name, shard in files.items() if name not in found}
+        _write_files(selection, missing, write_file, output)
+        _finish(output, made.index, files, plan)
+    return plan
+
+
+def _write_files(selection: Selection, missing: Mapping[str, Shard], write_file: WriteFile, output: Folder) -> None:
+    total = selection.num_instances
+    done = total - sum(shard.instances for shard in missing.values())
     with tqdm(
-        total=selection.num_instances, desc="export", unit=" instances", unit_scale=True, mininterval=1.0, disable=None
+        total=total, initial=done, desc="export", unit=" instances", unit_scale=True, mininterval=1, disable=None
     ) as progress:
-        for name, shard in zip(plan["files"], selection.shards, strict=True):
-            if name in found:
-                progress.update(shard.instances)
-            else:
-                blocks = _checked_blocks(selection, shard, progress.update)
-                _write_shard(output, name, write_file, blocks, shard.instances)
+        for name, shard in missing.items():
+            blocks = _checked_blocks(selection, shard, progress.update)
+            _write_shard(output, name, write_file, blocks, shard.instances)
+
+
+def _finish(output: Folder, index: Index, files: Mapping[str, Shard], plan: Mapping[str, Any]) -> None:
     sizes = output.list()
-    rows = zip(plan["files"], selection.shards, strict=True)
-    for name, data in made.index((name, sizes[name], shard.instances) for name, shard in rows).items():
+    for name, data in index((name, sizes[name], shard.instances) for name, shard in files.items()).items():
         output.write(name, data)
     output.write(FINISHED, json_bytes(plan))
     output.remove([STARTED])
-    return plan
 
 
 def describe_export(finished: Mapping[str, Any], url: str) -> str:

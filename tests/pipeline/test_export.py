@@ -1,5 +1,6 @@
 """Exports: golden instances are the reference's records; nothing half-written, damaged or foreign passes for one."""
 
+import errno
 import importlib.util
 import io
 import itertools
@@ -17,9 +18,10 @@ import pipeline.cli as cli
 from pipeline.command_line.program import run_program
 from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
-from pipeline.export.write_export import FINISHED, STARTED, select_instances, write_export
+from pipeline.export.write_export import FINISHED, FORMATS, STARTED, Format, select_instances, write_export
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from tests.loaded_python import run_python
@@ -360,6 +362,29 @@ def test_a_missing_package_is_named_before_anything_is_written(data, tmp_path, c
     assert "the package google_crc32c is not installed" in (said := capsys.readouterr().err)
     assert said.endswith("pip install -e '.[tfrecord]'\n")
     assert not (tmp_path / "out").exists()
+
+
+def failing(error):
+    """A format whose files cannot be written."""
+
+    def write_file(file, blocks, num_instances):
+        raise error
+
+    return Format("{number}", lambda _: write_file, "")
+
+
+@pytest.mark.processes
+def test_ctrl_c_says_that_the_same_command_continues(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(FORMATS, "tfrecord", failing(KeyboardInterrupt()))
+    assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 130
+    assert "interrupted; what is finished is kept, the same command continues" in capsys.readouterr().err
+    assert [*files_of(tmp_path / "out")] == [STARTED]
+
+
+def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(StorageError, match=r"no room for 0; let TMPDIR name a folder with more room"):
+        export(data, tmp_path)
 
 
 @pytest.mark.processes
