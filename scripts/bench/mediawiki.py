@@ -1,11 +1,11 @@
-"""A MediaWiki dump through the tokens stage with one worker and with two, and the cost of its wikitext: one JSON line.
+"""A build from a MediaWiki dump to shards, beside what decompressing the dump takes: one JSON line.
 
-    python -m scripts.bench.mediawiki --input enwiki-pages-articles.xml.bz2 --vocab vocab.txt --copies 8
+    python -m scripts.bench.mediawiki --input enwiki-pages-articles.xml.bz2 --vocab vocab.txt --copies 50
 
 The dump is written anew as a multistream .bz2, PAGES_A_STREAM pages a stream, as often as `--copies` says, each time
-with other titles and another first word in every article, so that none is a duplicate. Builds with one worker and with
-two take turns. Seconds are those of the tokens stage, sampled (scripts/bench/stages.py says what `path_seconds` is); on
-a machine that others use, look at these and at CPU seconds.
+with other titles and another first word in every article, so that none is a duplicate. `bzip2 -dc` and builds with one
+worker and with two take turns. CPU seconds are those of all processes, and of every stage (scripts/bench/stages.py says
+what `path_seconds` is). On cores that share their caches two workers take more of them than one.
 """
 
 import argparse
@@ -13,17 +13,16 @@ import bz2
 import json
 import os
 import re
+import resource
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.documents.mediawiki import read_pages
-from pipeline.documents.parts import find_inputs, plan_parts
-from pipeline.documents.wikitext import parse_wikitext
-from scripts.bench.measured import cpu_seconds, print_result, summarize
-from scripts.bench.stages import run_stages
+from scripts.bench.measured import print_result, summarize
+from scripts.bench.stages import STAGES, run_stages
 
 PAGES_A_STREAM = 25
 _PAGE = re.compile(rb"  <page>.*?</page>\n", re.DOTALL)
@@ -32,39 +31,43 @@ _TEXT = re.compile(rb"(<text[^>/]*>)(?!#)")
 
 
 def main() -> int:
-    """Writes the dump, builds from it, prints."""
+    """Writes the dump, decompresses it, builds from it, prints."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--input", required=True)
     parser.add_argument("--vocab", required=True)
-    parser.add_argument("--copies", type=int, default=8)
+    parser.add_argument("--copies", type=int, default=50)
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=3)
     config = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
+        xml = bz2.decompress(Path(config.input).read_bytes())
         dump = Path(folder, "dump-multistream.xml.bz2")
-        dump.write_bytes(b"".join(write_streams(bz2.decompress(Path(config.input).read_bytes()), config.copies)))
+        dump.write_bytes(b"".join(write_streams(xml, config.copies)))
+        flags = ["--vocab", config.vocab, "--passes", str(config.passes), "--seq_lens", str(config.seq_len)]
+        decompressing: list[float] = []
         runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
         for _ in range(config.repeat):
             for workers, found in runs.items():
-                found.append(measure_build(str(dump), config.vocab, workers, folder))
-        wikitext = measure_wikitext(str(dump), config.repeat)
+                decompressing.append(children_cpu_seconds(lambda: _decompress(dump)))
+                found.append(measure_build(dump, [*flags, "--workers", str(workers)]))
         size = dump.stat().st_size
-    times = {
-        name: {workers: summarize([run[name] for run in found]) for workers, found in runs.items()}
-        for name in ("load", "seconds", "cpu_seconds", "path_seconds")
-    }
     roots = {run["root_hash"] for found in runs.values() for run in found}
     assert len(roots) == 1, f"root hashes differ: {roots}"
+    once = summarize(decompressing)
     print_result(
         "mediawiki",
         vars(config),
-        ("apache-beam", "mwparserfromhell", "numpy"),
+        ("apache-beam", "numpy"),
+        xml_bytes=config.copies * len(xml),
         stored_bytes=size,
-        tokens_stage=times,
-        times_one_worker={
-            name: round(times[name][1]["median"] / times[name][2]["median"], 2) for name in ("seconds", "path_seconds")
+        bzip2_cpu_seconds=once,
+        builds={workers: summarize_builds(found) for workers, found in runs.items()},
+        times_bzip2={
+            workers: round(summarize([run["cpu_seconds"] for run in found])["median"] / once["median"], 2)
+            for workers, found in runs.items()
         },
         root_hash=roots.pop(),
-        wikitext=wikitext,
     )
     return 0
 
@@ -81,36 +84,40 @@ def write_streams(xml: bytes, copies: int) -> Iterator[bytes]:
     yield bz2.compress(xml[last:])
 
 
-def measure_build(dump: str, vocab: str, workers: int, folder: str) -> dict[str, Any]:
-    """What the tokens stage of a build takes, in processes of its own."""
-    with tempfile.TemporaryDirectory(dir=folder) as output:
-        data = f"{output}/data"
-        command = [sys.executable, "-m", "pipeline", "build", "--input", dump, "--vocab", vocab, "--output", data]
-        command += ["--workers", str(workers), "--passes", "1"]
+def children_cpu_seconds(function: Callable[[], object]) -> float:
+    """CPU seconds of the processes that a call starts and waits for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    function()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _decompress(dump: Path) -> None:
+    subprocess.run(["bzip2", "-dc", str(dump)], check=True, stdout=subprocess.DEVNULL)
+
+
+def measure_build(dump: Path, flags: list[str]) -> dict[str, Any]:
+    """What a build and its stages take, in processes of their own."""
+    with tempfile.TemporaryDirectory(dir=dump.parent) as output:
+        data = Path(output, "data")
+        command = [sys.executable, "-m", "pipeline", "build", "--input", str(dump), "--output", str(data), *flags]
         load = os.getloadavg()[0]
-        stages = run_stages(command, Path(data)).stages
-        manifest = json.loads(Path(data, "manifest.json").read_text())
-    return stages["tokens"] | {"load": load, "root_hash": manifest["root_hash"]}
+        found: list[Any] = []
+        seconds = children_cpu_seconds(lambda: found.append(run_stages(command, data)))
+        manifest = json.loads((data / "manifest.json").read_text())
+    (run,) = found
+    measured = {"load": load, "root_hash": manifest["root_hash"], "seconds": run.seconds, "peak_bytes": run.peak_bytes}
+    return measured | {"cpu_seconds": seconds, "stages": run.stages}
 
 
-def measure_wikitext(dump: str, repeat: int) -> dict[str, Any]:
-    """MB per CPU-second of reading the dump, and of turning its first articles' wikitext into paragraphs."""
-    parts = plan_parts(find_inputs([dump]), "auto", 2**20)
-    wikitext: list[str] = []
-
-    def read() -> None:
-        wikitext.clear()
-        records = (record for each in parts[0].ranges for record in read_pages(each))
-        wikitext.extend(record.data.decode() for record in records if not record.dropped and record.error is None)
-
-    reading = [cpu_seconds(read) for _ in range(repeat)]
-    parsing = [cpu_seconds(lambda: [parse_wikitext(text) for text in wikitext]) for _ in range(repeat)]
-    megabytes = sum(len(text.encode()) for text in wikitext) / 1e6
-    return {
-        "megabytes": round(megabytes, 2),
-        "read_mb_per_cpu_second": summarize([megabytes / seconds for seconds in reading]),
-        "parse_mb_per_cpu_second": summarize([megabytes / seconds for seconds in parsing]),
+def summarize_builds(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians and spreads of several builds, and of the CPU seconds of their stages."""
+    found: dict[str, Any] = {
+        name: summarize([run[name] for run in runs]) for name in ("load", "seconds", "cpu_seconds", "peak_bytes")
     }
+    for stage in [*STAGES, "report"]:
+        found[f"{stage}_cpu_seconds"] = summarize([run["stages"][stage]["cpu_seconds"] for run in runs])
+    return found
 
 
 def _change(page: bytes, word: bytes) -> bytes:
