@@ -24,7 +24,7 @@
 #define MAX_TAG_NAME 16
 #define MAX_SCHEME 9
 
-#define NUM_TAGS 90
+#define NUM_TAGS 91
 
 enum { BRACES, LINK, EXTERNAL, TABLE, HTML_TABLE, REFERENCE, ITEM, NUM_KINDS };
 
@@ -65,7 +65,8 @@ static const struct Tag {
     {"dt", LIST_ITEM}, {"em", VANISH}, {"font", VANISH}, {"gallery", RAW_DROPPED}, {"graph", RAW_DROPPED},
     {"h1", VANISH}, {"h2", VANISH}, {"h3", VANISH}, {"h4", VANISH}, {"h5", VANISH},
     {"h6", VANISH}, {"hiero", RAW_DROPPED}, {"hr", VANISH}, {"i", VANISH}, {"imagemap", RAW_DROPPED}, {"img", VANISH},
-    {"includeonly", VANISH}, {"indicator", RAW_DROPPED}, {"inputbox", RAW_DROPPED}, {"ins", VANISH}, {"kbd", VANISH}, {"li", LIST_ITEM}, {"link", VANISH},
+    {"includeonly", VANISH}, {"indicator", RAW_DROPPED}, {"inputbox", RAW_DROPPED}, {"ins", VANISH}, {"kbd", VANISH},
+    {"langconvert", VANISH}, {"li", LIST_ITEM}, {"link", VANISH},
     {"mapframe", RAW_DROPPED}, {"maplink", RAW_DROPPED}, {"mark", VANISH}, {"math", RAW_DROPPED}, {"meta", VANISH}, {"noinclude", VANISH}, {"nowiki", RAW_SHOWN},
     {"ol", VANISH}, {"onlyinclude", VANISH}, {"p", VANISH}, {"poem", VANISH}, {"pre", RAW_SHOWN},
     {"q", VANISH}, {"ref", REF}, {"references", RAW_DROPPED}, {"rp", VANISH}, {"rt", VANISH},

@@ -29,9 +29,9 @@ _DROPPED_TAGS = {
 _WRITTEN_TAGS = {"nowiki", "pre", "ce"}
 _KNOWN_TAGS = (
     "abbr|b|bdi|bdo|big|blockquote|caption|center|cite|code|data|del|dfn|div|dl|em|font|h1|h2|h3|"
-    "h4|h5|h6|hr|i|img|includeonly|ins|kbd|link|mark|meta|noinclude|ol|onlyinclude|p|poem|q|ref|"
-    "rp|rt|ruby|s|samp|section|small|span|strike|strong|sub|sup|table|td|templatestyles|th|time|"
-    "tr|translate|tt|tvar|u|ul|var|wbr"
+    "h4|h5|h6|hr|i|img|includeonly|ins|kbd|langconvert|link|mark|meta|noinclude|ol|onlyinclude|p|"
+    "poem|q|ref|rp|rt|ruby|s|samp|section|small|span|strike|strong|sub|sup|table|td|"
+    "templatestyles|th|time|tr|translate|tt|tvar|u|ul|var|wbr"
 )
 # What was never opened, or never closed.
 _STRAY_TAG = re.compile(rf"</?(?:{_KNOWN_TAGS})(?:\s[^<>]*)?/?>", re.IGNORECASE)
@@ -79,6 +79,7 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
     import mwparserfromhell as parser
 
     try:
+        text = text.replace("&apos;", "&#39;")  # which the parser does not know
         rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden)
     except (parser.parser.ParserError, RecursionError) as error:
         raise BadDocumentError("bad_wikitext", f"found wikitext that cannot be parsed ({error})") from error

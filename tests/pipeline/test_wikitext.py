@@ -1,5 +1,7 @@
 """The two readers of wikitext: hard cases on which both agree, and markup that wants to be slow."""
 
+import html
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents import wikitext
+from pipeline.documents.compression import decompress
 from pipeline.documents.inline_templates import find, show, templates
 from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
 from tests.compiled_paths import taken_path
@@ -105,6 +108,32 @@ def test_what_templates_show_fits_the_reader():
 def test_a_long_call_is_no_part_of_a_sentence(each_path):
     assert parse_wikitext(f"A {{{{nowrap|{'b' * 993}}}}} c.") == f"A {'b' * 993} c."
     assert parse_wikitext(f"A {{{{nowrap|{'b' * 994}}}}} c.") == "A  c."
+
+
+# Tags that only MediaWiki's own tests define.
+TEST_TAGS = re.compile(r"</?(?:dummyanno|ann2|spantag|tag|i18ntag|asidetag|divtag|statictag)\b", re.IGNORECASE)
+MARKUP = re.compile(
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|''+|</?\w[\w-]*[^<>]*>|<!--|-->|^[*#:;=|!]+|__[A-Z]+__|&\w+;", re.MULTILINE
+)
+
+
+def test_parser_cases_leave_no_markup_that_is_not_shown(shared_data, compiled_path):
+    """Of MediaWiki's own cases; wikitext_residue.txt has those that do, each with its reason."""
+    path = shared_data / "data/wikitext_real/mediawiki_parser_tests.jsonl.zst"
+    cases = [json.loads(line) for line in b"".join(decompress([path.read_bytes()], str(path))).splitlines()]
+    assert len(cases) == 2723
+    known = [line for line in Path(__file__).with_name("wikitext_residue.txt").read_text().splitlines() if line]
+    assert {case["name"] for case in cases if find_residue(case)} == {line.partition(" | ")[0] for line in known}
+
+
+def find_residue(case):
+    """Markup that stands in the text more often than in what MediaWiki shows of it."""
+    found = parse_wikitext(case["wikitext"])
+    if case["html"] is None:
+        return set()
+    shown = html.unescape(re.sub("<[^<>]*>", "", case["html"]))
+    left = set(MARKUP.findall(found)) - set(TEST_TAGS.findall(found))
+    return {mark for mark in left if shown.count(mark) < found.count(mark) and not TEST_TAGS.match(mark)}
 
 
 def test_templates_by_hand():
