@@ -26,11 +26,11 @@ def label_column(block: Block) -> Int32:
 
 
 def _column(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> tuple[Int32, Int32]:
-    return values.astype(np.int32), (offsets - offsets[0]).astype(np.int32)
+    return values.astype(np.int32), offsets.astype(np.int32)
 
 
 def _segment_ids(block: Block) -> npt.NDArray[np.bool_]:
     """[T] whether a token is of segment B."""
     lengths = np.diff(block.offsets)
     first_of_b = np.repeat(block.offsets[:-1] + block.segment_a_length, lengths)
-    return np.arange(block.offsets[0], block.offsets[-1]) >= first_of_b
+    return np.arange(block.num_tokens) >= first_of_b

@@ -96,6 +96,5 @@ def _encode_arrays(values: Int32, offsets: Int32) -> Iterator[bytes]:
 
 @lru_cache(maxsize=4096)
 def _shape(length: int) -> bytes:
-    """What stands before the values of an array of one axis: four times its axes plus the width of its length."""
-    width = 0 if length < 2**8 else 1 if length < 2**16 else 2
-    return bytes([4 * 1 + width]) + length.to_bytes(1 << width, "little")
+    """What stands before the values of an array: four times its axes plus the kind of its length, and the length."""
+    return struct.pack("<BB", 4, length) if length < 2**8 else struct.pack("<BH", 5, length)

@@ -65,7 +65,7 @@ def _pad(values: Array, offsets: Array, width: int) -> tuple[Array, Array]:
     """The values of each instance, then zeros; and where they are values."""
     is_value = np.arange(width) < np.diff(offsets)[:, None]
     padded = np.zeros(is_value.shape, np.uint32)
-    padded[is_value] = values[offsets[0] : offsets[-1]]
+    padded[is_value] = values
     return padded, is_value
 
 

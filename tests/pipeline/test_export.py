@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 import pipeline.cli as cli
+import pipeline.export.mds as mds
 from pipeline.command_line.program import run_program
 from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
@@ -71,6 +72,7 @@ def read_varint(data, position):
         value |= (data[position] & 0x7F) << shift
         shift, position = shift + 7, position + 1
         if data[position - 1] < 0x80:
+            assert data[position - 1] or shift == 7  # as few bytes as there can be
             return value, position
 
 
@@ -87,9 +89,10 @@ def read_fields(data):
 
 def read_example(record):
     """The features of a tf.train.Example, all of their values packed."""
-    (features,) = dict(read_fields(record)).values()
+    ((features_number, features),) = read_fields(record)
     found = {}
-    for _, entry in read_fields(features):
+    for entry_number, entry in read_fields(features):
+        assert (features_number, entry_number) == (1, 1)
         name, feature = (dict(read_fields(entry))[number] for number in (1, 2))
         ((kind, values),) = read_fields(feature)
         packed = dict(read_fields(values))[1]
@@ -223,6 +226,9 @@ def test_what_is_there_is_not_made_again(data, tmp_path):
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     export(data, tmp_path)
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    (tmp_path / STARTED).write_bytes(first[FINISHED])  # a kill at the very end leaves both
+    export(data, tmp_path)
+    assert files_of(tmp_path) == first
     (tmp_path / "train-00002-of-00004.tfrecord").unlink()
     export(data, tmp_path)
     assert files_of(tmp_path) == first
@@ -353,6 +359,10 @@ def test_the_command_says_how_the_files_are_read(data, tmp_path, capsys):
         f"run_pretraining.py --input_file='{tmp_path}/out/*.tfrecord' --max_seq_length=64"
         " --max_predictions_per_seq=10\n"
     )
+    assert run("export", data, "--format", "mds", "--output", tmp_path / "mds") == 0
+    assert capsys.readouterr().out.endswith(f"\nstreaming.StreamingDataset(local='{tmp_path}/mds')\n")
+    assert run("export", data, "--format", "mds", "--output", "memory://said") == 0
+    assert capsys.readouterr().out.endswith("\nstreaming.StreamingDataset(remote='memory://said')\n")
 
 
 @pytest.mark.processes
@@ -435,6 +445,7 @@ def read_mds(data, config):
             width = 1 << (value[0] & 3)
             values[name] = np.frombuffer(value[1 + width :], "<i4").tolist()
             assert len(values[name]) == int.from_bytes(value[1 : 1 + width], "little")
+            assert width == (1 if len(values[name]) < 256 else 2)
         assert sample == b""
         yield values
 
@@ -445,9 +456,27 @@ def as_columns(row):
     return dict(zip(names, [*row[:4], int(row[4])], strict=True))
 
 
+LAST_SHARD = {
+    "column_encodings": ["ndarray:int32", "ndarray:int32", "ndarray:int32", "int", "ndarray:int32"],
+    "column_names": ["input_ids", "masked_lm_ids", "masked_lm_positions", "next_sentence_labels", "segment_ids"],
+    "column_sizes": [None, None, None, 8, None],
+    "compression": None,
+    "format": "mds",
+    "hashes": [],
+    "samples": 40,
+    "size_limit": None,
+    "version": 2,
+    "zip_data": None,
+}
+
+
 def test_mds_shards_hold_the_instances_without_padding(data, tmp_path):
     export(data, tmp_path, "mds")
-    shards = json.loads((tmp_path / "index.json").read_bytes())["shards"]
+    index = json.loads((tmp_path / "index.json").read_bytes())
+    shards = index["shards"]
+    num_bytes = (tmp_path / "shard.00003.mds").stat().st_size
+    raw_data = {"basename": "shard.00003.mds", "bytes": num_bytes, "hashes": {}}
+    assert (index["version"], shards[3]) == (2, {**LAST_SHARD, "raw_data": raw_data})
     assert [each["raw_data"]["basename"] for each in shards] == [f"shard.{number:05d}.mds" for number in range(4)]
     assert [each["samples"] for each in shards] == [1054, 40, 40, 40]
     samples = []
@@ -467,6 +496,13 @@ def test_mds_arrays_of_any_length_have_their_shapes(tmp_path):
     config = {name: value for name, value in shard.items() if name not in ("samples", "raw_data", "zip_data")}
     samples = read_mds((tmp_path / "out/shard.00000.mds").read_bytes(), config)
     assert [*samples] == [as_columns(row) for row in rows]
+
+
+def test_an_mds_shard_that_its_offsets_cannot_span_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(mds, "_MOST_BYTES", 9_000)
+    with pytest.raises(ValueError, match=r"an MDS shard of [\d,]+ bytes, of which the format holds 9,000; build with"):
+        export(data, tmp_path, "mds", split="validation")
+    assert [*files_of(tmp_path)] == [STARTED]
 
 
 def test_mds_without_its_index_is_not_whole(data, tmp_path):
