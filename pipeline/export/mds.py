@@ -61,7 +61,7 @@ def _write_samples(file: IO[bytes], blocks: Iterable[Block], num_instances: int)
     """Writes the samples behind the room for where they lie, and then where they lie.
 
     Raises:
-        ValueError: The shard is too large for the format.
+        OverflowError: The shard is too large for the format.
     """
     first = 4 + 4 * (num_instances + 1) + len(_CONFIG_BYTES)
     file.seek(first)
@@ -72,9 +72,7 @@ def _write_samples(file: IO[bytes], blocks: Iterable[Block], num_instances: int)
         file.write(b"".join(samples))
     ends = np.cumsum([first, *sizes], dtype=np.int64)
     if ends[-1] > _MOST_BYTES:
-        raise ValueError(
-            f"{ends[-1]:,} bytes of one shard, MDS has at most {_MOST_BYTES:,}; build with more num_buckets"
-        )
+        raise OverflowError(f"{ends[-1]:,} bytes, an MDS shard has at most {_MOST_BYTES:,}")
     file.seek(0)
     file.write(struct.pack("<I", num_instances) + ends.astype("<u4").tobytes() + _CONFIG_BYTES)
 

@@ -246,6 +246,8 @@ def _write_shard(output: Folder, name: str, write_file: WriteFile, blocks: Itera
         try:
             write_file(file, blocks, instances)
             file.flush()
+        except OverflowError as error:
+            raise ValueError(f"{output.locate(name)}: {error}; build the dataset with more --num_buckets") from error
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

@@ -499,8 +499,8 @@ def test_mds_arrays_of_any_length_have_their_shapes(tmp_path):
 
 
 def test_an_mds_shard_that_its_offsets_cannot_span_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(mds, "_MOST_BYTES", 9_000)
-    with pytest.raises(ValueError, match=r"an MDS shard of [\d,]+ bytes, of which the format holds 9,000; build with"):
+    monkeypatch.setattr(mds, "_MOST_BYTES", 1_000)
+    with pytest.raises(ValueError, match=r"shard.00000.mds: \d,\d+ bytes, an MDS shard has at most 1,000; build"):
         export(data, tmp_path, "mds", split="validation")
     assert [*files_of(tmp_path)] == [STARTED]
 
