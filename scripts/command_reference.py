@@ -25,8 +25,9 @@ Written by `python -m scripts.command_reference` from what `--help` says; a test
 flags, `--` before their name, and keys of the file of `--config`, where a dot is a level; flags win over files.
 
 Where the wheel is installed, `beambert build`, `beambert pretrain` and so on are the same commands. What both programs
-call `report` is `beambert report-data` for a dataset and `beambert report` for runs. `--config bert-large` is the
-recipe of that name in every folder. A file of yours that is called pipeline.py cannot take the program's place.
+call `report` is `beambert report-data` for a dataset and `beambert report` for runs; `export-data` and `export` are so
+too. `--config bert-large` is the recipe of that name in every folder. A file of yours that is called pipeline.py cannot
+take the program's place.
 `eval "$(beambert completion bash)"`, or zsh, completes commands, flags and recipes.
 """
 
