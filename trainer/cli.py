@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pipeline.command_line.command import Command
 from pipeline.command_line.program import run_program
@@ -140,10 +141,20 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         opened.vocab,
         settings.output,
         lower_case=opened.lower_case,
-        provenance=opened.provenance,
+        provenance=opened.provenance | _read_losses(settings.run, opened.provenance["steps"]),
     )
     facts = {"exported": settings.output, "checkpoint": opened.where, "step": opened.provenance["steps"]}
     print(json.dumps(facts))
+
+
+def _read_losses(run: str, last_step: int) -> dict[str, Any]:
+    """Losses up to a step, for the model's card; nothing where the run is at a URL, or has no metrics."""
+    from trainer.inference.open_model import split_step
+    from trainer.report.read import choose_losses, read_runs
+
+    folder = Path(split_step(run)[0])
+    losses = choose_losses(read_runs([str(folder)])[0], last_step) if folder.is_dir() else []
+    return {"losses": losses} if losses else {}
 
 
 def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:

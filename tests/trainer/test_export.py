@@ -8,8 +8,9 @@ import transformers
 
 from tests.trainer.lettered_model import CONFIG, TOKENS, VOCAB
 from trainer.conversion.export import export_hf, load_hf, read_provenance
+from trainer.inference.open_model import open_model
 from trainer.model.bert import build_model
-from trainer.model.packed_inputs import PackedInputs
+from trainer.model.packed_inputs import PackedInputs, pack_sequences
 
 TEXTS = ["The cats sat.", "a [MASK] sat", "", "caf\u00e9 \u4e2d x" + "y" * 150]
 
@@ -95,7 +96,7 @@ def test_auto_tokenizer_equals_ours(model, tmp_path, lower_case, first):
 
 def test_files_and_provenance(model, tmp_path):
     folder = export(model, tmp_path / "deep" / "out")
-    names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    names = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / "vocab.txt").read_bytes() == VOCAB
     assert read_provenance(str(folder)) == {"tokens_seen": 12_345, "steps": 7}
@@ -145,6 +146,16 @@ def test_a_folder_with_other_files_is_refused_and_kept(model, tmp_path):
     with pytest.raises(ValueError, match=r"out: holds README.md, which no export wrote; empty it or name another"):
         export(model, folder)
     assert (folder / "README.md").read_text() == "mine"
+
+
+def test_a_card_that_somebody_edited_is_kept(model, tmp_path):
+    folder = export(model, tmp_path / "out")
+    export(model, folder)
+    with (folder / "README.md").open("a") as card:
+        card.write("Licence: mine.\n")
+    with pytest.raises(ValueError, match=r"out: holds README.md, which no export wrote"):
+        export(model, folder)
+    assert (folder / "README.md").read_text().endswith("Licence: mine.\n")
 
 
 def test_a_model_of_others_is_refused(model, tmp_path):
@@ -298,3 +309,16 @@ def test_load_names_a_damaged_file(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json: not JSON"):
         load_hf(str(tmp_path))
+
+
+def test_sentence_transformers_opens_it_as_means_of_tokens(model, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = export(model, tmp_path / "out")
+    opened = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    texts = [text for text in TEXTS if len(text) < 30]
+    found = torch.from_numpy(opened.encode(texts))
+    ids = [encoding.ids for encoding in open_model(str(folder)).tokenizer().encode_batch(texts)]
+    with torch.inference_mode():
+        hidden, _ = model.eval().bert(pack_sequences(ids, torch.device("cpu")))
+    means = torch.stack([each.mean(0) for each in hidden.split([len(each) for each in ids])])
+    assert torch.allclose(found, means, atol=1e-5)

@@ -128,7 +128,13 @@ def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
     found = read_initial_weights(str(GOOGLE))
     facts = {"lower_case": False, "provenance": {"steps": 3}}
     export_google(found.state, found.config, VOCAB.encode(), str(tmp_path / "out"), **facts)
-    names = ["bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "vocab.txt"]
+    names = [
+        "README.md",
+        "bert_config.json",
+        "bert_model.ckpt.data-00000-of-00001",
+        "bert_model.ckpt.index",
+        "vocab.txt",
+    ]
     assert list(contents(tmp_path / "out")) == names
     theirs, ours = open_bundle(GOOGLE), open_bundle(tmp_path / "out")
     assert theirs.names - ours.names == {"bert/pooler/dense/bias/adam_m", "global_step"}

@@ -21,6 +21,7 @@ from tokenizer.export import tokenizer_config_json, tokenizer_json
 from tokenizer.vocab import Vocabulary, parse_vocab
 from trainer.conversion.google import to_google_config, to_google_tensors
 from trainer.conversion.huggingface import from_hf_config, from_hf_state, to_hf_config, to_hf_state
+from trainer.conversion.model_card import CARD, is_unedited, model_card
 from trainer.conversion.task_huggingface import (
     from_hf_task_state,
     head_of_hf_config,
@@ -47,7 +48,7 @@ def export_hf(
     provenance: Mapping[str, Any],
     head: Head | None = None,
 ) -> None:
-    """Writes config.json, model.safetensors (float32) and the files of the tokenizer.
+    """Writes config.json, model.safetensors (float32), the files of the tokenizer and README.md, the model's card.
 
     The folder appears whole or not at all. An earlier export in its place is replaced, anything
     else is refused.
@@ -58,8 +59,8 @@ def export_hf(
         vocab: Content of vocab.txt.
         folder: Local path or fsspec URL.
         lower_case: Whether the model reads lower-cased text.
-        provenance: JSON values for config.json's key "beambert"; "tokens_seen" and "steps" are the
-            known ones.
+        provenance: JSON values for config.json's key "beambert" and the card; "tokens_seen", "steps"
+            and "training" are some of the known ones.
         head: Head of a fine-tuned model; None for a pretrained one.
 
     Raises:
@@ -77,6 +78,7 @@ def export_hf(
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
         TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, config.max_position_embeddings).encode(),
+        CARD: model_card(config, provenance, lower_case=lower_case, head=head),
         CONFIG: _to_json(settings | {PROVENANCE_KEY: dict(provenance)}),
     }
     write_export(files, folder)
@@ -91,7 +93,7 @@ def export_google(
     lower_case: bool,
     provenance: Mapping[str, Any],
 ) -> None:
-    """Writes bert_config.json, bert_model.ckpt (a TensorFlow checkpoint, float32) and vocab.txt.
+    """Writes bert_config.json, bert_model.ckpt (a TensorFlow checkpoint, float32), vocab.txt and README.md.
 
     As `export_hf`, and with `lower_case` beside the provenance, for Google's format has no place
     for it.
@@ -104,7 +106,8 @@ def export_google(
     settings = to_google_config(config) | {PROVENANCE_KEY: provenance}
     bundle = bundle_files(to_google_tensors(state, config))
     files = {f"{GOOGLE_WEIGHTS}{suffix}": data for suffix, data in bundle.items()}
-    write_export({**files, VOCAB: vocab, GOOGLE_CONFIG: _to_json(settings)}, folder)
+    card = model_card(config, provenance, lower_case=lower_case, is_google=True)
+    write_export({**files, VOCAB: vocab, CARD: card, GOOGLE_CONFIG: _to_json(settings)}, folder)
 
 
 def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
@@ -221,6 +224,8 @@ def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
         raise ValueError(f"{folder.url}: is a file; name a folder to export to")
     found = folder.list()
     foreign = sorted(set(found) - set(names))
+    if CARD in found and not is_unedited(folder.read(CARD)):
+        foreign.append(CARD)
     is_export = names[-1] in found and PROVENANCE_KEY in read_json(folder.url, names[-1])
     if found and (foreign or not is_export):
         what = ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"

@@ -36,6 +36,7 @@ from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 from trainer.runs.run_folder import CONFIG as RUN_CONFIG
 from trainer.runs.run_folder import REMEDY, RUN_FACTS, RunFolder
+from trainer.runs.training_facts import training_facts
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def open_model(name: str) -> OpenedModel:
             is there.
         ValueError: It is damaged, or not a BERT as pretrained here.
     """
-    folder, step = _split_step(name)
+    folder, step = split_step(name)
     if step is not None or Folder(folder).exists(RUN_FACTS):
         return open_run(name)
     return _open_folder(folder)
@@ -130,7 +131,7 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
         FileNotFoundError: There is no run, or it has no committed checkpoint of that step.
         ValueError: It is damaged.
     """
-    folder, step = _split_step(name)
+    folder, step = split_step(name)
     place = Folder(folder, storage_options)
     if place.is_local:
         run = RunFolder(place.local_path())
@@ -139,7 +140,7 @@ def open_run(name: str, storage_options: Mapping[str, Any] | None = None) -> Ope
     return _open_remote_run(CheckpointStore(folder, storage_options), folder, step)
 
 
-def _split_step(name: str) -> tuple[str, int | None]:
+def split_step(name: str) -> tuple[str, int | None]:
     """RUN@600 as RUN and 600; an @ elsewhere in a URL is part of it."""
     folder, _, step = name.rpartition("@")
     return (folder, int(step)) if folder and step.isdecimal() else (name, None)
@@ -164,6 +165,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
             "instances_seen": state["instances"],
             "objective": _read_objective(run),
             "datasets": datasets,
+            "training": training_facts(run.read_config(), facts),
         },
     )
 

@@ -17,6 +17,7 @@ from trainer.runs.metrics import format_steps, missing_steps
 from trainer.runs.run_folder import RunFolder
 
 Row = Mapping[str, Any]
+_MAX_LOSSES = 12
 _NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
 
 
@@ -80,6 +81,20 @@ def number(row: Row, column: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def choose_losses(run: ReadRun, last_step: int) -> list[list[Any]]:
+    """Step, training loss and validation MLM loss of up to `_MAX_LOSSES` measurements (or steps), evenly chosen."""
+    training = {row["step"]: number(row, "loss") for row in run.train}
+    validation = {row["step"]: number(row, "mlm_loss") for row in run.validation}
+    steps = [step for step in sorted(validation) or sorted(training) if step <= last_step]
+    if len(steps) > _MAX_LOSSES:
+        steps = [steps[round(index * (len(steps) - 1) / (_MAX_LOSSES - 1))] for index in range(_MAX_LOSSES)]
+    losses = ([training.get(step), validation.get(step)] for step in steps)
+    return [
+        [step, *(None if loss is None else round(loss, 4) for loss in both)]
+        for step, both in zip(steps, losses, strict=True)
+    ]
 
 
 def flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

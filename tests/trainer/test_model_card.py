@@ -1,0 +1,116 @@
+"""The card of an export: what it says, that it says no more than is known, and whose README.md is replaced."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.conversion.model_card import is_unedited, model_card
+from trainer.model.config import BertConfig
+from trainer.model.task_heads import Head
+from trainer.report.read import ReadRun, choose_losses
+from trainer.runs.training_facts import training_facts
+
+CONFIG = BertConfig(vocab_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256)
+LAUNCH = {
+    "world_size": 8,
+    "hardware": {"machine": "x86_64", "cpus": 64, "gpus": ["NVIDIA H200"] * 8},
+    "python": "3.12.1",
+    "software": {"torch": "2.11.0", "deepspeed": "0.19.8", "wandb": None},
+}
+
+
+RUN_CONFIG = {
+    "optimizer": {"name": "lamb"},
+    "precision": "bf16",
+    "seed": 3,
+    "phases": [{"seq_len": 128, "global_batch": 256, "steps": 100, "peak_lr": None}],
+}
+
+
+def make_run(**changes):
+    rows = [{"step": step, "split": "train", "loss": 9.0 - step / 100} for step in range(1, 101)]
+    measured = [{"step": step, "split": "validation", "mlm_loss": 8.0 - step / 100} for step in range(2, 101, 2)]
+    fields = {"train": rows, "validation": measured} | changes
+    return ReadRun(name="r", path=Path("r"), events=[], facts={}, config={}, problems=[], **fields)
+
+
+def metadata(card):
+    return yaml.safe_load(card.decode().split("---\n")[1])
+
+
+def test_a_card_says_what_the_run_says():
+    provenance = {
+        "steps": 60,
+        "tokens_seen": 1_234_567,
+        "objective": "mlm+nsp",
+        "datasets": [{"name": "wiki | more", "weight": 2.0, "root_hash": "ab" * 8}],
+        "training": json.loads(json.dumps(training_facts(RUN_CONFIG, {"launches": [{}, LAUNCH]}))),
+        "losses": choose_losses(make_run(), 60),
+    }
+    card = model_card(CONFIG, provenance, lower_case=True).decode()
+    assert metadata(card.encode()) == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bert"]}
+    for line in (
+        "| tokens seen | 1,234,567 |",
+        "| hardware | 8 x NVIDIA H200 |",
+        "| software | Python 3.12.1, torch 2.11.0, deepspeed 0.19.8 |",
+        "| phase 1 | length 128, batches of 256, 100 steps |",
+        "| wiki \\| more | 2.0 | `abababababababab` |",
+        "| 2 | 8.98 | 7.98 |",
+        "| 60 | 8.4 | 7.4 |",
+        "AutoModelForMaskedLM.from_pretrained(FOLDER)",
+    ):
+        assert line in card
+    assert len(provenance["losses"]) == 12
+
+
+def test_a_card_says_nothing_that_is_not_known():
+    card = model_card(CONFIG, {}, lower_case=False).decode()
+    assert "None" not in card
+    assert [line for line in card.splitlines() if line.startswith("##")] == ["## Use"]
+    assert training_facts({}, {}) == {}
+    assert choose_losses(make_run(train=[], validation=[]), 9) == []
+
+
+def test_losses_without_measurements_are_those_of_steps():
+    losses = choose_losses(make_run(validation=[]), 5)
+    assert losses == [[step, 9.0 - step / 100, None] for step in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline"),
+    [
+        ("classification", "text-classification"),
+        ("tokens", "token-classification"),
+        ("span", "question-answering"),
+        ("regression", "text-classification"),
+        ("choice", "multiple-choice"),
+    ],
+)
+def test_a_fine_tuned_model_names_its_task(kind, pipeline):
+    finetuned = {"task": "sst-2", "run": "a", "seq_len": 128, "metrics": {"dev.tsv": {"accuracy": 0.91234, "n": 3}}}
+    head = Head(kind, ("no", "yes") if kind in ("classification", "tokens") else ())
+    card = model_card(CONFIG, {"finetuned": finetuned}, lower_case=True, head=head)
+    assert metadata(card)["pipeline_tag"] == pipeline
+    assert b"| accuracy, dev.tsv | 0.9123 |" in card
+
+
+def test_google_s_folder_names_no_other_library():
+    card = model_card(CONFIG, {"steps": 1}, lower_case=True, is_google=True)
+    assert metadata(card) == {"tags": ["bert"]}
+    assert b"transformers" not in card
+
+
+def test_a_card_is_known_again_until_it_is_edited():
+    card = model_card(CONFIG, {"steps": 1}, lower_case=True)
+    assert card == model_card(CONFIG, {"steps": 1}, lower_case=True)
+    assert is_unedited(card)
+    for other in (card.replace(b"bert", b"Bert"), card + b"More.\n", b"# Mine\n", b""):
+        assert not is_unedited(other)
+
+
+def test_hugging_face_reads_its_metadata():
+    hub = pytest.importorskip("huggingface_hub")
+    card = hub.ModelCard(model_card(CONFIG, {"steps": 1}, lower_case=True).decode())
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.tags) == ("transformers", "fill-mask", ["bert"])
