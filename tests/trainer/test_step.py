@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from trainer.stream.order import ShardSize, StreamOrder
 from trainer.stream.packing import (
     DEVICE_DTYPES,
     MicroBatch,
+    balance_micro_batches,
     cut_micro_batches,
     empty_micro_batch,
     pack_micro_batches,
@@ -234,10 +235,9 @@ def test_micro_tokens_bounds_micro_batches_without_changing_what_they_hold(tmp_p
         with StepLoader(small, "train", 64, micro_tokens=micro_tokens, **settings) as steps:
             step = next(steps)
         tokens = [len(batch.input_ids) for batch in step.micro_batches]
-        lengths = [int(batch.cu_seqlens.diff()[0]) for batch in step.micro_batches]
         assert max(tokens) <= micro_tokens
-        # No micro-batch could have taken the next one's first instance too.
-        assert all(n + first > micro_tokens for n, first in zip(tokens, lengths[1:], strict=False))
+        lengths = torch.cat([batch.cu_seqlens.diff() for batch in step.micro_batches])
+        assert len(tokens) == len(cut_micro_batches(torch.tensor([0, *lengths]).cumsum(0).numpy(), micro_tokens))
         shares.append(instances_of(step.micro_batches))
     assert len(step.micro_batches) == 1
     assert shares[0] == shares[1] == shares[2]
@@ -406,6 +406,23 @@ def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
     assert all(sum(lengths[start:stop]) <= micro_tokens for start, stop in cuts)
     assert all(sum(lengths[start : stop + 1]) > micro_tokens for start, stop in cuts[:-1])
+
+
+def fewest_tokens(lengths, num_cuts):
+    """The least maximum of sums over all ways to cut a list into so many pieces: by trying them all."""
+    places = combinations(range(1, len(lengths)), num_cuts - 1)
+    return min(max(sum(lengths[a:b]) for a, b in pairwise((0, *each, len(lengths)))) for each in places)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 10), max_size=12), st.integers(10, 40))
+def test_balanced_cuts_are_as_few_and_the_longest_is_as_short_as_can_be(lengths, micro_tokens):
+    offsets = torch.tensor([7, *lengths]).cumsum(0).numpy()
+    greedy, cuts = (cut(offsets, micro_tokens) for cut in (cut_micro_batches, balance_micro_batches))
+    assert len(cuts) == len(greedy)
+    assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
+    if lengths:
+        assert max(sum(lengths[start:stop]) for start, stop in cuts) == fewest_tokens(lengths, len(cuts))
 
 
 def test_steps_lie_in_memory_that_is_used_again_when_they_are_dropped(dataset, monkeypatch):

@@ -164,6 +164,26 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
     return cuts
 
 
+def balance_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
+    """As few micro-batches as `cut_micro_batches` makes, of as few tokens at most as that allows.
+
+    The last would else be what is left over: a whole turn of launches and reductions for a stub. Ranks of one step wait
+    for the longest of each turn, so that even ones are shorter for all. Arguments as there.
+    """
+    cuts = cut_micro_batches(offsets, micro_tokens)
+    low, high = int(offsets[-1] - offsets[0]) // max(1, len(cuts)), micro_tokens
+    if len(cuts) > 1:
+        low = max(low, int(np.diff(offsets).max()))
+    while len(cuts) > 1 and low < high:
+        limit = (low + high) // 2
+        tried = cut_micro_batches(offsets, limit)
+        if len(tried) > len(cuts):
+            low = limit + 1
+        else:
+            cuts, high = tried, limit
+    return cuts
+
+
 def _split(values: Array, first: int, counts: list[int]) -> Sequence[Tensor]:
     """Views of values[first:], so many each."""
     whole = torch.from_numpy(values[first : first + sum(counts)])

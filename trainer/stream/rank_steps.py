@@ -14,7 +14,7 @@ from pipeline.shards.block import Array, block_instances
 from trainer.stream.fetch import BlockWindow, Group
 from trainer.stream.known import KnownPasses
 from trainer.stream.order import step_positions
-from trainer.stream.packing import MicroBatch, cut_micro_batches, pack_micro_batches
+from trainer.stream.packing import MicroBatch, balance_micro_batches, pack_micro_batches
 from trainer.stream.planned import Steps
 from trainer.stream.read_ahead import ReadCounts
 from trainer.stream.read_settings import ReadSettings
@@ -211,7 +211,7 @@ class RankSteps:
         """What was gathered together, as steps that follow a state."""
         offsets, micro_tokens = group.block.offsets, self._sizes.micro_tokens
         shares = list(pairwise(group.bounds))
-        cuts = [cut_micro_batches(offsets[start : stop + 1], micro_tokens) for start, stop in shares]
+        cuts = [balance_micro_batches(offsets[start : stop + 1], micro_tokens) for start, stop in shares]
         moved = [
             (start + first, start + last) for (start, _), each in zip(shares, cuts, strict=True) for first, last in each
         ]
