@@ -17,6 +17,8 @@ pipeline/documents/inline_templates.py:
   are counted by themselves, and notes are among the others (`--holes` lists them by name, to be read);
 - scars: brackets and commas that stand next to nothing.
 
+`--peers` reads the same pages with wikrs (its parser, and its stripper) and wicket, which cargo builds.
+
 `hostile` is the time for a byte of 10 MB of one opener, in times of the articles' own.
 """
 
@@ -24,7 +26,10 @@ import argparse
 import glob
 import json
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -58,12 +63,14 @@ def main() -> int:
     parser.add_argument(
         "--holes", type=Path, help="file for the names of templates that are not shown, the commonest first"
     )
+    parser.add_argument("--peers", action="store_true", help="measure wikrs and wicket too, built by cargo")
     parser.add_argument("--repeat", type=int, default=5)
     config = parser.parse_args()
     assert wikitext.compiled, "pipeline.documents._wikitext is not built"
     pages = [(title, text) for title, text in read_input(config.input) if text]
     megabytes = sum(len(text.encode()) for _, text in pages) / 1e6
     runs = [cpu_seconds(lambda: [wikitext.parse_wikitext(text) for _, text in pages]) for _ in range(config.repeat)]
+    peers = measure_peers([text for _, text in pages], config.repeat) if config.peers else {}
     defining = time.process_time()
     found = list(compare(pages))
     defining = time.process_time() - defining
@@ -82,6 +89,9 @@ def main() -> int:
         pages=len(pages),
         megabytes=round(megabytes, 2),
         compiled_mb_per_cpu_second=summarize([megabytes / seconds for seconds in runs]),
+        peers_mb_per_cpu_second={
+            name: summarize([megabytes / each for each in seconds]) for name, seconds in peers.items()
+        },
         definition_mb_per_cpu_second=round(megabytes / defining, 2),
         paragraphs=dict(kinds),
         agreeing=round(kinds["agrees"] / max(1, sum(kinds.values())), 5),
@@ -175,6 +185,25 @@ def count_holes(pages: list[tuple[str, str]], show: Callable[[str], str]) -> Hol
                 found.num_sentences += max(1, len(_SENTENCE_END.findall(line)))
             tidied = "\n".join(lines) if without_tidying else wikitext.parse_wikitext(text)
             found.num_scars += len(_SCAR.findall(_MARKED.sub("", tidied)))
+    return found
+
+
+def measure_peers(texts: list[str], repeat: int) -> dict[str, list[float]]:
+    """CPU seconds of other readers for all pages, by their names.
+
+    Raises:
+        AssertionError: One of them fails on a page.
+    """
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
+        pages = Path(folder, "pages")
+        pages.write_bytes(b"".join(len(data).to_bytes(8, "little") + data for data in map(str.encode, texts)))
+        source = shutil.copytree(Path(__file__).with_name("wikitext_peers"), Path(folder, "source"))
+        command = ["cargo", "run", "--release", "--quiet", "--manifest-path", str(source / "Cargo.toml")]
+        result = subprocess.run([*command, "--", str(pages), str(repeat)], check=True, capture_output=True, text=True)
+    for name, seconds, failed in map(str.split, result.stdout.splitlines()):
+        assert failed == "0", f"{name} failed on {failed} pages"
+        found.setdefault(name, []).append(float(seconds))
     return found
 
 
