@@ -41,13 +41,14 @@ def caches(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, caches):
-    """What the last step of each run asked for, by optimizer, stage, most tokens of a micro-batch and graphs."""
+    """What the last step of each run asked for, by what it was run with and its graphs."""
     data = write_tiny_dataset(tmp_path_factory.mktemp("data") / "dataset")
     done = run_on_stand_in("tests/trainer/fake_cuda_runs.py", data, tmp_path_factory.mktemp("runs"), caches=caches)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert all(row["code"] == 0 and row["steps"] == 4 for row in rows)
-    return {(row["optimizer"], row["stage"], row["micro_tokens"], row["graphs"]): row for row in rows}
+    names = ("optimizer", "stage", "micro_tokens", "graphs", "fused_sums")
+    return {tuple(row[name] for name in names): row for row in rows}
 
 
 # Of ours: the norm, the loss and LAMB's ratios. Of DeepSpeed's ZeRO-1 in bf16: a number that it copies to the device,
@@ -55,7 +56,7 @@ def runs(tmp_path_factory, caches):
 @pytest.mark.parametrize(("stage", "waits", "pageable", "launches"), [(0, 2, 0, 230), (1, 5, 1, 390), (2, 3, 0, 940)])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable, launches):
-    step = runs[optimizer, stage, 1_000, 0]
+    step = runs[optimizer, stage, 1_000, 0, False]
     assert step["waits"] == waits + (optimizer == "lamb")
     assert step["pageable_copies"] == pageable
     assert step["launches"] <= launches
@@ -64,7 +65,7 @@ def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable,
 
 
 def test_another_micro_batch_brings_its_columns_and_no_wait(runs):
-    one, two = runs["adamw", 1, 1_000, 0], runs["adamw", 1, 64, 0]
+    one, two = runs["adamw", 1, 1_000, 0, False], runs["adamw", 1, 64, 0, False]
     assert {name for name in one if name in two and one[name] != two[name]} == {
         "micro_tokens",
         "launches",
@@ -76,9 +77,16 @@ def test_another_micro_batch_brings_its_columns_and_no_wait(runs):
 
 def test_a_compiled_model_has_four_graphs_and_starts_fewer_kernels(runs):
     """Triton and ptxas make the kernels for the H200; lengths that differ make no further graphs."""
-    compiled, plain = runs["adamw", 1, 64, 4], runs["adamw", 1, 64, 0]
+    compiled, plain = runs["adamw", 1, 64, 4, False], runs["adamw", 1, 64, 0, False]
     assert compiled["launches"] < plain["launches"]
     assert compiled["waits"] == plain["waits"]
+
+
+def test_sums_in_the_pass_of_their_gradients_are_in_the_same_four_graphs(runs):
+    fused, compiled = runs["adamw", 1, 64, 4, True], runs["adamw", 1, 64, 4, False]
+    assert fused["waits"] == compiled["waits"]
+    assert fused["host_copies"] == compiled["host_copies"]
+    assert fused["launches"] < compiled["launches"] + 2 * 2 * 6, "two layers, two micro-batches"
 
 
 # Compiling takes 20 s of a core and is in the runs above.

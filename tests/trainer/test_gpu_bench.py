@@ -79,7 +79,16 @@ def test_the_sweep_answers_every_goal_and_repeats_nothing():
     assert {case.system for case in cases[2:4]} == {"transformers"}
     ours = [case for case in cases if case.system == "ours"]
     assert {case.seq_len for case in ours} == {128, 512}
-    for field in ("micro_tokens", "optimizer", "zero_stage", "compile", "recompute", "fused_qkv", "padded_vocab"):
+    for field in (
+        "micro_tokens",
+        "optimizer",
+        "zero_stage",
+        "compile",
+        "recompute",
+        "fused_qkv",
+        "padded_vocab",
+        "fused_sums",
+    ):
         assert len({getattr(case, field) for case in ours}) > 1, f"{field} is not swept"
     assert {case.attention for case in cases if case.system == "transformers"} == {"sdpa", "best"}
     assert all(not case.compile for case in cpu_cases([128, 512]))
@@ -152,9 +161,9 @@ def test_a_check_that_fails_to_run_does_not_end_the_others(monkeypatch):
     monkeypatch.setattr(checks, "check_model", broken)
     found = list(checks.check_all(CPU, compiled=True))
     failed = [row for row in found if not row["passed"]]
-    assert [row["error"] for row in failed] == ["AssertionError: a compiler"] * 4
-    assert failed[-1]["name"] == "broken auto is_compiled fused_qkv padded_vocab"
-    assert len(found) == 4 + 8
+    assert [row["error"] for row in failed] == ["AssertionError: a compiler"] * 6
+    assert failed[-2]["name"] == "broken auto is_compiled fused_qkv padded_vocab"
+    assert len(found) == 6 + 8
 
 
 def test_a_check_that_takes_too_long_is_a_check_that_fails(monkeypatch):
@@ -244,7 +253,7 @@ def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
     found = json.loads(output.read_text())
     assert found["complete"]
     assert found["failed_checks"] == []
-    assert len(found["checks"]) == 16
+    assert len(found["checks"]) == 18
     assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert [row["name"] for row in found["cases"]] == [case.name for case in cpu_cases([16, 32])]
     for row in found["cases"]:

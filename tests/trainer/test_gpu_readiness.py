@@ -157,15 +157,16 @@ def test_packed_views_reach_the_kernels_as_they_are(monkeypatch):
     assert model.bert.layers[0].query.weight.grad.shape == (32, 32)
 
 
-def test_one_product_for_three_is_refused_where_weights_come_one_by_one():
+@pytest.mark.parametrize("field", ["fused_qkv", "fused_sums"])
+def test_what_reads_weights_past_their_modules_is_refused_where_they_come_one_by_one(field):
     settings = PretrainSettings(
         data=["x"],
         output="y",
         phases=[Phase(16, 4, 2, 1e-4)],
         zero_stage=3,
-        model=ModelSettings("tiny", {"fused_qkv": True}),
+        model=ModelSettings("tiny", {field: True}),
     )
-    with pytest.raises(ValueError, match=r"fused_qkv does not work with zero_stage 3, .* use zero_stage 0 to 2"):
+    with pytest.raises(ValueError, match=rf"{field} does not work with zero_stage 3, .* use zero_stage 0 to 2"):
         resolve(settings)
 
 

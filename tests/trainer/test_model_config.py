@@ -52,6 +52,7 @@ def test_parameter_counts_with_both_heads(name, num_parameters):
             lambda: BertConfig(attention_backend="fast"),
             "'fast' is unknown; choose one of auto, padded, varlen, flash, triton",
         ),
+        (lambda: BertConfig(fused_sums=True, pre_norm=True), "fused_sums is made for .* fused_sums or pre_norm to fal"),
     ],
 )
 def test_errors_name_the_setting_and_the_choices(build, message):

@@ -58,6 +58,10 @@ class Layer(nn.Module):
         self.is_causal = config.is_causal
         self.pre_norm = config.pre_norm
         self.fused_qkv = config.fused_qkv
+        self.fused_sums = config.fused_sums
+        # Whole numbers: torch.compile takes them as constants, and cannot hand a float to a function of our own.
+        self.dropout_ratio = config.hidden_dropout.as_integer_ratio()
+        self.eps_ratio = config.layer_norm_eps.as_integer_ratio()
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -99,12 +103,30 @@ class Layer(nn.Module):
 
     def finish(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
         """Hidden states [T, H] after this layer: what comes after attention."""
+        if self.fused_sums and hidden_TH.is_cuda and hidden_TH.shape[0] > 0:
+            return self._finish_with_sums(hidden_TH, context_TAD)
         hidden_TH = self.dropout(self.attention_output(context_TAD.flatten(-2))) + hidden_TH
         if not self.pre_norm:
             hidden_TH = self.attention_norm(hidden_TH)
         inputs_TH = self.output_norm(hidden_TH) if self.pre_norm else hidden_TH
         hidden_TH = self.dropout(self.output(F.gelu(self.intermediate(inputs_TH)))) + hidden_TH
         return hidden_TH if self.pre_norm else self.output_norm(hidden_TH)
+
+    def _finish_with_sums(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
+        """The same by kernels that sum gradients of biases and norms as they make those under them."""
+        from trainer.model.fused_sums import GeluOfBiased, NormOfSum  # Triton comes with the CUDA build of torch alone
+
+        def normed_sum(inputs_TC: Tensor, output: nn.Linear, residual_TH: Tensor, norm: nn.LayerNorm) -> Tensor:
+            product_TH = F.linear(inputs_TC, output.weight)
+            arguments = (product_TH, output.bias, residual_TH, norm.weight, norm.bias, dropout_ratio, self.eps_ratio)
+            made_TH: Tensor = NormOfSum.apply(*arguments)  # type: ignore[no-untyped-call]
+            return made_TH
+
+        dropout_ratio = self.dropout_ratio if self.training else (0, 1)
+        hidden_TH = normed_sum(context_TAD.flatten(-2), self.attention_output, hidden_TH, self.attention_norm)
+        product_TC = F.linear(hidden_TH, self.intermediate.weight)
+        inner_TC: Tensor = GeluOfBiased.apply(product_TC, self.intermediate.bias)  # type: ignore[no-untyped-call]
+        return normed_sum(inner_TC, self.output, hidden_TH, self.output_norm)
 
 
 class BertModel(nn.Module):

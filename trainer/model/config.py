@@ -40,11 +40,13 @@ class BertConfig:
     is_causal: bool = False
     """Whether a token attends to itself and those before it only, as in left-to-right models."""
     attention_backend: str = "auto"
-    """One of ATTENTION_BACKENDS. It and the next two change speed, not what the model is."""
+    """One of ATTENTION_BACKENDS. It and the next three change speed, not what the model is."""
     fused_qkv: bool = False
     """Whether queries, keys and values come from one product, their weights put together."""
     padded_vocab: bool = False
     """Whether the decoder computes a multiple of VOCAB_STEP logits, and cuts the rest off."""
+    fused_sums: bool = False
+    """Whether a GPU sums gradients of biases and norms after attention as it makes those under them."""
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -122,6 +124,8 @@ def _check_ranges(config: BertConfig) -> None:
     for name in ("layer_norm_eps", "initializer_range"):
         if getattr(config, name) <= 0.0:
             raise ValueError(f"model setting {name} is {getattr(config, name)}; it must be positive")
+    if config.fused_sums and config.pre_norm:
+        raise ValueError("fused_sums is made for LayerNorm after each sum; set fused_sums or pre_norm to false")
     if config.attention_backend not in ATTENTION_BACKENDS:
         choices = ", ".join(ATTENTION_BACKENDS)
         raise ValueError(f"attention_backend {config.attention_backend!r} is unknown; choose one of {choices}")

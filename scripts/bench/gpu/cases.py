@@ -33,6 +33,7 @@ class Case:
         dropout: Everywhere.
         fused_qkv: Whether query, key and value are one matrix product.
         padded_vocab: Whether the decoder computes a multiple of 64 logits.
+        fused_sums: Whether gradients of biases and norms are summed where those under them are made.
     """
 
     system: str
@@ -47,6 +48,7 @@ class Case:
     dropout: float = 0.1
     fused_qkv: bool = False
     padded_vocab: bool = False
+    fused_sums: bool = False
 
     @property
     def name(self) -> str:
@@ -75,6 +77,7 @@ def gpu_cases(step_tokens: int = 131_072) -> list[Case]:
         replace(short, system="plain"),  # goal: DeepSpeed within 5 % of it
         replace(short, optimizer="lamb"),  # goal: within 5 % of AdamW
         replace(short, attention="triton"),  # stays if it beats flash attention, else is deleted
+        replace(short, fused_sums=True),  # stays if it beats the compiler's own sums, else is deleted
         replace(long, padded_vocab=True),
         replace(long, fused_qkv=True),
         replace(long, micro_tokens=65_536),

@@ -44,7 +44,9 @@ def check_all(device: torch.device, compiled: bool) -> Iterator[dict[str, Any]]:
     checks += [partial(check_model, device, backend, is_compiled=False) for backend in backends_of(device)]
     if compiled:
         checks.append(partial(check_model, device, "auto", is_compiled=True))
+        checks.append(partial(check_model, device, "auto", is_compiled=True, fused_sums=True))
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_qkv=True, padded_vocab=True))
+    checks.append(partial(check_model, device, "auto", is_compiled=False, fused_sums=True))
     for check in checks:
         try:
             with alarm(CHECK_SECONDS):

@@ -70,6 +70,7 @@ def case_config(case: Case, config: BertConfig) -> BertConfig:
         "attention_dropout": case.dropout,
         "fused_qkv": case.fused_qkv,
         "padded_vocab": case.padded_vocab,
+        "fused_sums": case.fused_sums,
         "attention_backend": case.attention if case.system != "transformers" else "auto",
     }
     return BertConfig(**{**vars(config), **changed})
