@@ -11,11 +11,13 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv python3-dev gcc g++ git pdsh openssh-client \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/venv
-WORKDIR /beambert
+WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY pipeline pipeline
 COPY tokenizer tokenizer
 COPY trainer trainer
-COPY configs configs
 # The wheel of torch on PyPI is the one with CUDA; the drivers of the stores are for --data s3:// and gs://.
 RUN pip install --constraint constraints.txt '.[trainer]'
+# Away from the sources: python -m would import them, without their compiled modules, before what was installed.
+WORKDIR /beambert
+COPY configs configs
