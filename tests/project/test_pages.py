@@ -44,7 +44,8 @@ def test_every_link_leads_somewhere(page):
 
 def test_the_index_has_every_page_once():
     linked = sorted(link for link in links(INDEX) if not link.startswith("../"))
-    assert linked == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page != INDEX)
+    notebooks = [f"notebooks/{path.name}" for path in (ROOT / "docs/notebooks").glob("*.ipynb")]
+    assert linked == sorted(notebooks + [page.name for page in (ROOT / "docs").glob("*.md") if page != INDEX])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
