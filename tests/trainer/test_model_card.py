@@ -53,7 +53,7 @@ def test_a_card_says_what_the_run_says():
     assert metadata(card.encode()) == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bert"]}
     for line in (
         "| tokens seen | 1,234,567 |",
-        "| hardware | 8 x NVIDIA H200 |",
+        "| hardware of the last start | 8 rank(s) on NVIDIA H200 |",
         "| software | Python 3.12.1, torch 2.11.0, deepspeed 0.19.8 |",
         "| phase 1 | length 128, batches of 256, 100 steps |",
         "| wiki \\| more | 2.0 | `abababababababab` |",
@@ -70,6 +70,8 @@ def test_a_card_says_nothing_that_is_not_known():
     assert "None" not in card
     assert [line for line in card.splitlines() if line.startswith("##")] == ["## Use"]
     assert training_facts({}, {}) == {}
+    assert training_facts({}, {"launches": [{"world_size": 2}]}) == {}
+    assert training_facts({}, {"launches": [{"python": "3.12"}]}) == {"software": "Python 3.12"}
     assert choose_losses(make_run(train=[], validation=[]), 9) == []
 
 
@@ -94,6 +96,7 @@ def test_a_fine_tuned_model_names_its_task(kind, pipeline):
     card = model_card(CONFIG, {"finetuned": finetuned}, lower_case=True, head=head)
     assert metadata(card)["pipeline_tag"] == pipeline
     assert b"| accuracy, dev.tsv | 0.9123 |" in card
+    assert b"# BERT of 2 layers\n" in card
 
 
 def test_google_s_folder_names_no_other_library():

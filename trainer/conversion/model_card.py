@@ -60,7 +60,10 @@ def model_card(
     if not is_google:
         metadata = {"library_name": "transformers", "pipeline_tag": pipeline} | metadata
     lines = ["---", *(f"{key}: {value}" for key, value in metadata.items()), "---", ""]
-    lines += [f"# BERT of {config.num_layers} layers and {num_parameters(config) / 1e6:,.1f} M parameters", ""]
+    size = (
+        "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
+    )  # those of the pretraining heads too
+    lines += [f"# BERT of {config.num_layers} layers{size}", ""]
     lines += _table(("model", ""), _describe_model(config, lower_case, head))
     lines += _describe_training(provenance)
     lines += _describe_task(provenance.get("finetuned", {}))
@@ -95,7 +98,9 @@ def _describe_training(provenance: Mapping[str, Any]) -> list[str]:
         "steps": _count(provenance.get("steps")),
         "tokens seen": _count(provenance.get("tokens_seen")),
         "instances seen": _count(provenance.get("instances_seen")),
-        **{key: training.get(key) for key in ("optimizer", "precision", "seed", "hardware", "software")},
+        **{key: training.get(key) for key in ("optimizer", "precision", "seed")},
+        "hardware of the last start": training.get("hardware"),
+        "software": training.get("software"),
     }
     facts = [(name, value) for name, value in known.items() if value not in (None, "")]
     facts += [(f"phase {number}", each) for number, each in enumerate(training.get("phases", []), 1)]

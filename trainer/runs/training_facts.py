@@ -31,14 +31,11 @@ def _describe_phase(phase: Mapping[str, Any]) -> str:
 
 
 def _describe_launch(launch: Mapping[str, Any]) -> dict[str, str]:
-    if not launch:
-        return {}
     hardware = launch.get("hardware") or {}
-    gpus = hardware.get("gpus") or []
-    device = gpus[0] if gpus else f"{hardware.get('machine', '')} CPU".strip()
-    software = launch.get("software") or {}
-    named = [f"{name} {software[name]}" for name in ("torch", "deepspeed") if software.get(name)]
-    return {
-        "hardware": f"{launch.get('world_size')} x {device}",
-        "software": ", ".join([f"Python {launch.get('python')}", *named]),
-    }
+    devices = sorted(set(hardware.get("gpus") or [])) or [hardware.get("machine")]
+    software = {"Python": launch.get("python"), **(launch.get("software") or {})}
+    named = [f"{name} {software[name]}" for name in ("Python", "torch", "deepspeed") if software.get(name)]
+    found = {"software": ", ".join(named)}
+    if launch.get("world_size") and all(devices):
+        found["hardware"] = f"{launch['world_size']} rank(s) on {' and '.join(devices)}"
+    return found
