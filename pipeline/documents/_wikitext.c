@@ -1,5 +1,5 @@
-/* pipeline.documents._wikitext: wikitext to paragraphs, as pipeline/documents/wikitext.py defines it (and, for dumps, the
- * text of an XML element).
+/* pipeline.documents._wikitext: wikitext to paragraphs, as pipeline/documents/wikitext.py defines it; and, for dumps,
+ * the text of an XML element.
  *
  * The page is read once, from left to right, into one buffer of half again its size (templates may show more than is
  * written: "{{s-|V}}" is "Ve siècle"). What has been opened and not
@@ -464,9 +464,9 @@ static void open_tag(Reader *reader, const struct Tag *tag) {
         open_frame(reader, HTML_TABLE, 0);
     } else if (tag->kind == LIST_ITEM) {
         if (frame && frame->kind == ITEM) reader->depth--;
-        const uint8_t *before = reader->out + reader->length - sizeof ITEM_MARK;
-        int is_marked = reader->length >= sizeof ITEM_MARK && memcmp(before, ITEM_MARK, sizeof ITEM_MARK) == 0;
-        if (!is_marked) emit(reader, ITEM_MARK, ITEM_MARK + sizeof ITEM_MARK);
+        size_t size = sizeof ITEM_MARK;
+        int is_marked = reader->length >= size && memcmp(reader->out + reader->length - size, ITEM_MARK, size) == 0;
+        if (!is_marked) emit(reader, ITEM_MARK, ITEM_MARK + size);
         open_frame(reader, ITEM, 0);
     }
 }
@@ -618,7 +618,8 @@ static PyObject *resolve_text(PyObject *Py_UNUSED(self), PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {
-    {"to_paragraphs", to_paragraphs, METH_VARARGS, "Paragraphs of a page (str, or bytes of UTF-8), one a line; `hidden` judges prefixes, `templates` are those shown."},
+    {"to_paragraphs", to_paragraphs, METH_VARARGS,
+     "Paragraphs of a page (str, or bytes of UTF-8), one a line; `hidden` judges prefixes, `templates` are those shown."},
     {"resolve_text", resolve_text, METH_VARARGS,
      "Bytes of a range as XML text with its references resolved, or None where a parser of XML is to judge it."},
     {NULL, NULL, 0, NULL},

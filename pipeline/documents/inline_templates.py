@@ -19,8 +19,8 @@ from itertools import product
 
 from pipeline.documents.wiki_site import LANGUAGES
 
-MAX_SHOWN_BYTES = 1000
-"""Of a call: what is longer is a block, no part of a sentence."""
+MAX_CALL_BYTES = 1000
+"""What is longer is a block, no part of a sentence."""
 MAX_PIECES = 12
 """Arguments that are looked at."""
 NUM_SLOTS = 4096
@@ -165,7 +165,7 @@ def show(call: str) -> str:
         call: What stands between its braces, with links and templates in it as they are shown.
     """
     name = find(call)
-    if not name or len(call.encode()) > MAX_SHOWN_BYTES:
+    if not name or len(call.encode()) > MAX_CALL_BYTES:
         return ""
     behind = call.strip()[len(name) :] if name.endswith(":") else call.partition("|")[2]
     positional, named = _read_arguments(behind.split("|")[:MAX_PIECES])

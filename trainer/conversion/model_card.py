@@ -60,9 +60,8 @@ def model_card(
     if not is_google:
         metadata = {"library_name": "transformers", "pipeline_tag": pipeline} | metadata
     lines = ["---", *(f"{key}: {value}" for key, value in metadata.items()), "---", ""]
-    size = (
-        "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
-    )  # those of the pretraining heads too
+    # The pretraining heads are among these parameters, which a fine-tuned model lacks.
+    size = "" if head else f" and {num_parameters(config) / 1e6:,.1f} M parameters"
     lines += [f"# BERT of {config.num_layers} layers{size}", ""]
     lines += _table(("model", ""), _describe_model(config, lower_case, head))
     lines += _describe_training(provenance)
