@@ -1,14 +1,13 @@
-"""The bzip2 streams that start in a range of a file, so that many are read in parallel. Stdlib and ours.
+"""The bzip2 streams that start in a range of a file, so that many are read in parallel.
 
 A stream's header and the mark of its first block are 80 fixed bits on a byte boundary, which compressed data holds by
 chance once in 10^24 bytes.
 """
 
-import bz2
 import re
 from collections.abc import Iterable, Iterator
 
-from pipeline.documents.compression import check_ratio, slices
+from pipeline.documents.compression import check_ratio, feed, make_decoder, slices
 from pipeline.documents.files import FileRange
 
 _START = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
@@ -26,7 +25,7 @@ def read_streams(blocks: Iterable[bytes], file_range: FileRange) -> Iterator[tup
         ValueError: Not bzip2, broken, cut short, or a bomb.
     """
     start, end, url = file_range.start, file_range.end, file_range.url
-    decoder = None if start else bz2.BZ2Decompressor()
+    decoder = None if start else make_decoder(".bz2")
     is_ours, is_inside = True, False
     position, head = start, b""
     num_stored = num_bytes = 0
@@ -40,23 +39,20 @@ def read_streams(blocks: Iterable[bytes], file_range: FileRange) -> Iterator[tup
                 return
             if not found:
                 continue
-            rest, decoder = rest[found.start() :], bz2.BZ2Decompressor()
+            rest, decoder = rest[found.start() :], make_decoder(".bz2")
             is_ours = position - len(rest) < end
         head = b""
         num_stored += len(rest)
         if file_range.meter:
             file_range.meter.num_bytes += len(rest)
         while rest:
-            try:
-                text = decoder.decompress(rest)
-            except OSError as error:
-                raise ValueError(f"{url}: not bzip2 data, or broken ({error}); fetch or write it again") from error
-            num_bytes += len(text)
-            check_ratio(num_bytes, num_stored, url)
-            yield text, is_ours
+            for text in feed(decoder, rest, url):
+                num_bytes += len(text)
+                check_ratio(num_bytes, num_stored, url)
+                yield text, is_ours
             is_inside, rest = not decoder.eof, decoder.unused_data.lstrip(b"\0")
             if decoder.eof:
-                decoder, is_ours = bz2.BZ2Decompressor(), position - len(rest) < end
+                decoder, is_ours = make_decoder(".bz2"), position - len(rest) < end
                 yield b"", is_ours  # before the next is decompressed: what is ours may be complete
     if is_inside:
         raise ValueError(f"{url}: the bzip2 data ends in the middle of a stream; fetch or write the file again")

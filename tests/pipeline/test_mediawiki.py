@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.documents import Document, bzip2_streams, records, wikitext
+from pipeline.documents.compression import feed
 from pipeline.documents.files import FileRange
 from pipeline.documents.mediawiki import _read_plain_page, parse_page, read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
@@ -18,7 +19,6 @@ from pipeline.documents.wiki_site import hidden_prefixes
 from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
 from tests.compiled_paths import taken_path
 
-_DECOMPRESSOR = bz2.BZ2Decompressor
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
 
 
@@ -132,19 +132,12 @@ def test_no_stream_is_decompressed_twice(monkeypatch):
 def count_decompressed(monkeypatch):
     sizes = []
 
-    class Counting:
-        def __init__(self):
-            self.decoder = _DECOMPRESSOR()
-
-        def __getattr__(self, name):
-            return getattr(self.decoder, name)
-
-        def decompress(self, data):
-            text = self.decoder.decompress(data)
+    def counting(decoder, data, url):
+        for text in feed(decoder, data, url):
             sizes.append(len(text))
-            return text
+            yield text
 
-    monkeypatch.setattr(bzip2_streams.bz2, "BZ2Decompressor", Counting)
+    monkeypatch.setattr(bzip2_streams, "feed", counting)
     return sizes
 
 
