@@ -42,34 +42,32 @@ static inline uint8_t *write_character(uint8_t *out, uint32_t code) {
     return out;
 }
 
-/* Writes a text's words with single spaces between them and returns the number of bytes: no character takes more than
- * twice its own. */
+/* Writes a text's words with single spaces between them, and one before the first; returns the number of bytes. No
+ * character takes more than twice its own. */
 static size_t normalize_bytes(const uint8_t *text, const uint8_t *end, const uint32_t *forms, uint8_t *words) {
     uint8_t *out = words;
-    bool waiting = false; /* whether a space belongs before the next word */
+    bool behind_space = true;
+    *out++ = ' ';
     while (text < end) {
         for (; text < end && *text < 0x80; text++) { /* without a jump a letter, since no one foresees a word's end */
             uint32_t form = forms[*text];
-            bool is_kept = form > DROPPED;
-            *out = ' ';
-            out += is_kept & waiting & (out > words);
-            *out = (uint8_t)form;
-            out += is_kept;
-            waiting = (form == SEPARATOR) | (waiting & (form == DROPPED));
+            bool is_separator = form == SEPARATOR, is_dropped = form == DROPPED;
+            *out = (uint8_t)(form + (is_separator << 5));
+            out += !(is_dropped | (is_separator & behind_space));
+            behind_space = is_separator | (is_dropped & behind_space);
         }
         if (text == end) break;
         uint32_t code;
         text = read_character(text, end, &code);
         uint32_t form = code < NUM_CODES ? forms[code] : SEPARATOR;
-        if (form == SEPARATOR) {
-            waiting = true;
-        } else if (form != DROPPED) {
-            if ((waiting || form & ALONE) && out > words) *out++ = ' ';
-            out = write_character(out, form & 0xFFFF);
-            waiting = (form & ALONE) != 0;
-        }
+        if (form == DROPPED) continue;
+        bool is_apart = form == SEPARATOR || form & ALONE;
+        if (is_apart && !behind_space) *out++ = ' ';
+        if (form != SEPARATOR) out = write_character(out, form & 0xFFFF);
+        if (form & ALONE) *out++ = ' ';
+        behind_space = is_apart;
     }
-    return (size_t)(out - words);
+    return (size_t)(out - words) - behind_space;
 }
 
 /* The last words of a normalised text, read one after the other. */
@@ -150,11 +148,10 @@ typedef struct {
     const uint8_t *texts;
     size_t size; /* of the texts, each with a line end behind it */
     uint64_t *slots, mask;
-    uint8_t *filter; /* 16 bits a window or more, one of them set: most words of a document end here */
-    uint64_t bits;
+    uint64_t *filter; /* of the first `least` words of windows and texts: most words of a document end here */
+    uint64_t filter_mask;
     size_t n, least;
     uint64_t power, least_power;
-    size_t num_whole;
 } Table;
 
 /* Whether a slot's words are those at `start`: a window's own bytes, or all of a text of the task files. */
@@ -186,8 +183,13 @@ static uint64_t look_up(
     return NONE;
 }
 
-static inline bool may_hold(const Table *table, uint64_t hash) {
-    return table->filter[(hash & table->bits) >> 3] >> (hash & 7) & 1;
+/* Three bits of one number, of 16 or more a window: one hash in a hundred has them by chance. */
+static inline uint64_t filter_bits(uint64_t hash) {
+    return (uint64_t)1 << (hash & 63) | (uint64_t)1 << (hash >> 6 & 63) | (uint64_t)1 << (hash >> 12 & 63);
+}
+
+static inline bool may_begin(const Table *table, uint64_t hash) {
+    return (~table->filter[hash >> 18 & table->filter_mask] & filter_bits(hash)) == 0;
 }
 
 /* Of copies only the first has a slot; so has none a whole text that begins with an earlier one, found in its place. */
@@ -197,20 +199,26 @@ static void insert(
     uint64_t place;
     if (look_up(table, hash, whole, start, stop, end, &place) != NONE) return;
     table->slots[place] = hash >> 32 << 32 | (uint64_t)(start - table->texts) << 1 | (uint64_t)whole;
-    table->filter[(hash & table->bits) >> 3] |= (uint8_t)(1 << (hash & 7));
-    table->num_whole += (size_t)whole;
+}
+
+/* The hash of the first `least` words from number `first` on. */
+static inline uint64_t hash_beginning(const Table *table, const Words *words, size_t first) {
+    return hash_window(words, first, first + table->least, table->least_power);
 }
 
 static void insert_text(Table *table, const uint8_t *text, const uint8_t *end) {
     Words words;
     begin_words(&words, text, end);
-    size_t first = 0;
-    for (; read_words(&words, first + table->n); first++) {
+    for (size_t first = 0; read_words(&words, first + table->n) || (first == 0 && words.count >= table->least); first++) {
+        uint64_t beginning = hash_beginning(table, &words, first);
+        table->filter[beginning >> 18 & table->filter_mask] |= filter_bits(beginning);
+        if (words.count < table->n) {
+            insert(table, beginning, 1, text, end, end);
+            return;
+        }
         uint64_t hash = hash_window(&words, first, first + table->n, table->power);
         insert(table, hash, 0, words.starts[first % RING], words.stops[(first + table->n - 1) % RING], end);
     }
-    if (first == 0 && words.count >= table->least)
-        insert(table, hash_window(&words, 0, table->least, table->least_power), 1, text, end, end);
 }
 
 static void fill_table(Table *table) {
@@ -230,18 +238,17 @@ static int64_t find_window(const Table *table, const uint8_t *text, const uint8_
     for (size_t first = 0;; first++) {
         bool is_full = read_words(&words, first + table->n);
         if (!is_full && words.count < first + table->least) return -1;
+        uint64_t beginning = hash_beginning(table, &words, first);
+        if (!may_begin(table, beginning)) continue;
         const uint8_t *start = words.starts[first % RING];
         if (is_full) {
             uint64_t hash = hash_window(&words, first, first + table->n, table->power);
             const uint8_t *stop = words.stops[(first + table->n - 1) % RING];
-            if (may_hold(table, hash) && (slot = look_up(table, hash, 0, start, stop, end, &place)) != NONE)
+            if ((slot = look_up(table, hash, 0, start, stop, end, &place)) != NONE)
                 return (int64_t)((slot & UINT32_MAX) >> 1);
         }
-        if (table->num_whole) {
-            uint64_t hash = hash_window(&words, first, first + table->least, table->least_power);
-            if (may_hold(table, hash) && (slot = look_up(table, hash, 1, start, start, end, &place)) != NONE)
-                return (int64_t)((slot & UINT32_MAX) >> 1);
-        }
+        if ((slot = look_up(table, beginning, 1, start, start, end, &place)) != NONE)
+            return (int64_t)((slot & UINT32_MAX) >> 1);
     }
 }
 
@@ -269,9 +276,10 @@ static bool make_table(Table *table, Py_ssize_t n, Py_ssize_t least, const Py_bu
     for (size_t index = 0; index < table->size; index++) most += table->texts[index] <= ' ';
     while (slots < 2 * most) slots *= 2;
     table->mask = slots - 1;
-    table->bits = 8 * slots - 1;
+    uint64_t filters = slots < 8 ? 1 : slots / 8;
+    table->filter_mask = filters - 1;
     table->slots = malloc(slots * sizeof(uint64_t));
-    table->filter = calloc(slots, 1);
+    table->filter = calloc(filters, sizeof(uint64_t));
     if (table->slots == NULL || table->filter == NULL) return false;
     memset(table->slots, 0xFF, slots * sizeof(uint64_t));
     return true;
@@ -304,6 +312,7 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *arguments, PyObject *
     return NULL;
 }
 
+/* The words of a text; behind a space, if there are any. */
 static uint8_t *normalize_text(const Py_buffer *text, const Py_buffer *forms, size_t *length) {
     uint8_t *words = malloc(2 * (size_t)text->len + 8);
     if (words == NULL) {
@@ -326,7 +335,7 @@ static PyObject *windows_find(Windows *self, PyObject *arguments) {
     PyBuffer_Release(&text);
     if (words == NULL) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    found = find_window(&self->table, words, words + length);
+    found = length ? find_window(&self->table, words + 1, words + length) : -1;
     Py_END_ALLOW_THREADS
     free(words);
     return PyLong_FromLongLong(found);
@@ -341,7 +350,8 @@ static PyObject *normalize(PyObject *Py_UNUSED(self), PyObject *arguments) {
         PyErr_SetString(PyExc_ValueError, "expected the forms of 65,536 characters");
     } else {
         uint8_t *words = normalize_text(&text, &forms, &length);
-        if (words != NULL) result = PyBytes_FromStringAndSize((const char *)words, (Py_ssize_t)length);
+        size_t spaces = words != NULL && length > 0;
+        if (words != NULL) result = PyBytes_FromStringAndSize((const char *)words + spaces, (Py_ssize_t)(length - spaces));
         free(words);
     }
     PyBuffer_Release(&text);

@@ -107,7 +107,7 @@ def prepare_texts(texts: Iterable[tuple[str, str]], n: int) -> TaskTexts:
     """
     rows = [(place, normalize(clean_text(text))) for place, text in texts]
     least = min(n, LEAST_WORDS)
-    kept = [(place, words) for place, words in rows if words.count(" ") + 1 >= least]
+    kept = [(place, words) for place, words in rows if words and words.count(" ") + 1 >= least]
     if not kept:
         raise ValueError(f"task_files: found {len(rows)} texts, none of {least} words or more, which are looked for")
     joined = "".join(f"{words}\n" for _, words in kept).encode()

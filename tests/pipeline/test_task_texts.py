@@ -68,6 +68,13 @@ def test_a_shared_window_is_found_with_its_place():
 
 
 @pytest.mark.usefixtures("each_path")
+def test_a_text_without_a_word_is_in_no_document():
+    assert find("...", "---", "word", n=1) is None
+    with pytest.raises(ValueError, match="found 1 texts, none of 1 words or more"):
+        find("...", "---", n=1)
+
+
+@pytest.mark.usefixtures("each_path")
 def test_a_short_text_counts_as_a_whole_and_a_shorter_one_not():
     assert find(f"So {TEN} And more.", TEN).words == normalize(TEN)
     assert find(TEN, TEN).place == "tasks.txt:1"
