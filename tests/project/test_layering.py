@@ -22,7 +22,7 @@ ROOMS = {
     "pipeline.pages": "",
     "pipeline.command_line": "pipeline.interrupts pipeline.storage",
     "pipeline.shards": "pipeline.storage",
-    "pipeline.documents.compression": "",
+    "pipeline.documents.compression": "tokenizer",
     "pipeline.documents": "tokenizer pipeline.seeds pipeline.storage pipeline.documents.compression",
     "pipeline.text": "tokenizer pipeline.seeds pipeline.storage pipeline.documents",
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
