@@ -98,7 +98,8 @@ def decompress(dump: Path, times: int) -> float:
 
     def run() -> None:
         commands = [subprocess.Popen(["bzip2", "-dc", str(dump)], stdout=subprocess.DEVNULL) for _ in range(times)]
-        assert not any([command.wait() for command in commands]), f"bzip2 failed on {dump}"
+        codes = [command.wait() for command in commands]
+        assert not any(codes), f"bzip2 failed on {dump}"
 
     return children_cpu_seconds(run) / times
 
