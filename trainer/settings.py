@@ -302,7 +302,7 @@ def _check_training(settings: PretrainSettings) -> None:
         )
     if settings.zero_stage == 3 and settings.compile:
         raise ValueError("compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2")
-    for name in ("fused_qkv", "fused_sums"):
+    for name in ("fused_qkv", "fused_sums", "fp8"):
         if settings.zero_stage == 3 and settings.model.overrides.get(name):
             raise ValueError(
                 f"model.overrides.{name} does not work with zero_stage 3, which gathers the weights of one projection "

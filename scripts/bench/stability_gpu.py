@@ -7,6 +7,8 @@ recipe takes 10,000: harsher than what it stands for. Every loss finite, no grad
 `precision`: 20 steps of BERT-SMALL without dropout in bf16 on the device and in fp32 on the CPU.
 `resume`: the same run undisturbed, and killed and continued; their losses side by side. Attention on a GPU adds up in
 no fixed order, so that equal bits are noted and not asked for.
+`fp8`, which is made only where --only names it: --steps steps of the small model with products in FP8, and the same in
+bf16, on the device; the mean loss of each tenth of the steps, and of validation, side by side.
 
 DATASET has length 128. Writes stability_gpu_HARDWARE_DATE.json after every part; the exit code is 1 where one failed.
 `--device cpu --preset tiny --small_preset tiny --steps 12` runs the same code on a CPU.
@@ -26,6 +28,7 @@ from scripts.bench.gpu.runs import column, finish, kill_after, rows_of, start, w
 
 LOSS_BOUND = 0.01  # of a loss in bf16, relative to fp32, over 20 steps
 RESUME_BOUND = 0.01
+FP8_BOUND = 0.005  # of the mean loss of a tenth of the steps, relative to bf16
 PRECISION_STEPS = 20
 
 
@@ -39,6 +42,7 @@ def main() -> int:
         "precision": check_precision,
         "resume": check_resume,
         "recipe": check_recipe,
+        "fp8": check_fp8,
     }
     found: dict[str, dict[str, Any]] = {}
     for name in options.only:
@@ -62,11 +66,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--preset", default="large", help="of the recipe's model")
     parser.add_argument("--small_preset", default="small", help="of the model that is compared")
     parser.add_argument("--seq_len", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=300, help="of the recipe")
+    parser.add_argument("--steps", type=int, default=300, help="of the recipe, or in FP8")
     parser.add_argument("--batch", type=int, default=256, help="of the recipe; the others take an eighth")
     parser.add_argument("--minutes", type=float, default=8.0, help="most that one run may take")
     parser.add_argument(
-        "--only", nargs="+", choices=("precision", "resume", "recipe"), default=["precision", "resume", "recipe"]
+        "--only",
+        nargs="+",
+        choices=("precision", "resume", "recipe", "fp8"),
+        default=["precision", "resume", "recipe"],
     )
     parser.add_argument("--output", type=Path, help="file or folder of the result; scripts/bench/results without it")
     return parser.parse_args()
@@ -149,18 +156,46 @@ def check_resume(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def check_fp8(options: argparse.Namespace) -> dict[str, Any]:
+    """The same steps with the layers' products in FP8 and in bf16."""
+    means: dict[bool, list[float]] = {}
+    tenth = max(1, options.steps // 10)
+    for is_fp8 in (False, True):
+        output = options.work / ("fp8" if is_fp8 else "bf16")
+        config = write_small(options, output.name, options.steps, "bf16", dropout=0.1, fp8=is_fp8, peak_lr=1e-3)
+        finish(start(config, output, options.device), output, 60 * options.minutes)
+        losses = column(rows_of(output), "loss")
+        validation = column(rows_of(output, "validation"), "loss")
+        means[is_fp8] = [*(fmean(losses[at : at + tenth]) for at in range(0, len(losses), tenth)), validation[-1]]
+    pairs = [(round(fp8, 4), round(bf16, 4)) for fp8, bf16 in zip(means[True], means[False], strict=True)]
+    worst = max(abs(fp8 - bf16) / bf16 for fp8, bf16 in pairs)
+    return {
+        "passed": worst <= FP8_BOUND,
+        "largest_relative_difference": worst,
+        "bound": FP8_BOUND,
+        "fp8_and_bf16_losses_of_tenths_and_validation": pairs,
+    }
+
+
 def write_small(
-    options: argparse.Namespace, name: str, steps: int, precision: str, dropout: float, **changed: Any
+    options: argparse.Namespace,
+    name: str,
+    steps: int,
+    precision: str,
+    dropout: float,
+    fp8: bool = False,
+    peak_lr: float = 1e-4,
+    **changed: Any,
 ) -> Path:
     """Settings of a run of the small model."""
     phase = {
         "seq_len": options.seq_len,
         "global_batch": max(8, options.batch // 8),
         "steps": steps,
-        "peak_lr": 1e-4,
+        "peak_lr": peak_lr,
         "warmup_steps": max(1, steps // 10),
     }
-    overrides = {"hidden_dropout": dropout, "attention_dropout": dropout}
+    overrides = {"hidden_dropout": dropout, "attention_dropout": dropout, "fp8": fp8}
     return write_config(
         options.work / f"{name}.yaml",
         None,

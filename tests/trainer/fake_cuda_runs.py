@@ -20,17 +20,20 @@ from trainer.pretrain import loop
 from trainer.settings import Phase, PretrainSettings
 
 STEPS = 4
-# Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens), compiled, fused sums.
+# Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens), compiled, and an
+# override of the model.
 RUNS = [
-    ("adamw", "bf16", 1, 1_000, False, False),
-    ("adamw", "bf16", 1, 64, False, False),
-    ("adamw", "bf16", 2, 1_000, False, False),
-    ("lamb", "bf16", 1, 1_000, False, False),
-    ("lamb", "bf16", 2, 1_000, False, False),
-    ("adamw", "fp32", 0, 1_000, False, False),
-    ("lamb", "fp32", 0, 1_000, False, False),
-    ("adamw", "bf16", 1, 64, True, False),
-    ("adamw", "bf16", 1, 64, True, True),
+    ("adamw", "bf16", 1, 1_000, False, ""),
+    ("adamw", "bf16", 1, 64, False, ""),
+    ("adamw", "bf16", 2, 1_000, False, ""),
+    ("lamb", "bf16", 1, 1_000, False, ""),
+    ("lamb", "bf16", 2, 1_000, False, ""),
+    ("adamw", "fp32", 0, 1_000, False, ""),
+    ("lamb", "fp32", 0, 1_000, False, ""),
+    ("adamw", "bf16", 1, 64, True, ""),
+    ("adamw", "bf16", 1, 64, True, "fused_sums"),
+    ("adamw", "bf16", 1, 64, False, "fp8"),
+    ("adamw", "bf16", 1, 64, True, "fp8"),
 ]
 
 
@@ -59,7 +62,7 @@ def train(
     stage: int,
     micro_tokens: int,
     is_compiled: bool,
-    fused_sums: bool,
+    override: str,
 ):
     """`pretrain`, with the counters read after each step."""
     if precision == "fp32":  # padded attention asks the device for the rows' layout, and here gets none
@@ -76,7 +79,7 @@ def train(
         data=[data],
         output=str(output),
         phases=[Phase(16, 8, STEPS, 1e-3)],
-        model=ModelSettings("tiny", {"num_layers": 2, "fused_sums": fused_sums}),
+        model=ModelSettings("tiny", {"num_layers": 2} | ({override: True} if override else {})),
         optimizer=OptimizerSettings(optimizer),
         precision=precision,
         zero_stage=stage,
@@ -88,7 +91,7 @@ def train(
     step = {name: after[name] - before[name] for name in after}
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if is_compiled else 0
     found = {"optimizer": optimizer, "precision": precision, "stage": stage, "micro_tokens": micro_tokens}
-    found["fused_sums"] = fused_sums
+    found["override"] = override
     os.write(1, (json.dumps({**found, "code": code, "steps": len(seen) - 1, "graphs": graphs, **step}) + "\n").encode())
 
 

@@ -47,7 +47,7 @@ def runs(tmp_path_factory, caches):
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert all(row["code"] == 0 and row["steps"] == 4 for row in rows)
-    names = ("optimizer", "stage", "micro_tokens", "graphs", "fused_sums")
+    names = ("optimizer", "stage", "micro_tokens", "graphs", "override")
     return {tuple(row[name] for name in names): row for row in rows}
 
 
@@ -56,7 +56,7 @@ def runs(tmp_path_factory, caches):
 @pytest.mark.parametrize(("stage", "waits", "pageable", "launches"), [(0, 2, 0, 230), (1, 5, 1, 390), (2, 3, 0, 940)])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable, launches):
-    step = runs[optimizer, stage, 1_000, 0, False]
+    step = runs[optimizer, stage, 1_000, 0, ""]
     assert step["waits"] == waits + (optimizer == "lamb")
     assert step["pageable_copies"] == pageable
     assert step["launches"] <= launches
@@ -65,7 +65,7 @@ def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable,
 
 
 def test_another_micro_batch_brings_its_columns_and_no_wait(runs):
-    one, two = runs["adamw", 1, 1_000, 0, False], runs["adamw", 1, 64, 0, False]
+    one, two = runs["adamw", 1, 1_000, 0, ""], runs["adamw", 1, 64, 0, ""]
     assert {name for name in one if name in two and one[name] != two[name]} == {
         "micro_tokens",
         "launches",
@@ -77,16 +77,23 @@ def test_another_micro_batch_brings_its_columns_and_no_wait(runs):
 
 def test_a_compiled_model_has_four_graphs_and_starts_fewer_kernels(runs):
     """Triton and ptxas make the kernels for the H200; lengths that differ make no further graphs."""
-    compiled, plain = runs["adamw", 1, 64, 4, False], runs["adamw", 1, 64, 0, False]
+    compiled, plain = runs["adamw", 1, 64, 4, ""], runs["adamw", 1, 64, 0, ""]
     assert compiled["launches"] < plain["launches"]
     assert compiled["waits"] == plain["waits"]
 
 
 def test_sums_in_the_pass_of_their_gradients_are_in_the_same_four_graphs(runs):
-    fused, compiled = runs["adamw", 1, 64, 4, True], runs["adamw", 1, 64, 4, False]
+    fused, compiled = runs["adamw", 1, 64, 4, "fused_sums"], runs["adamw", 1, 64, 4, ""]
     assert fused["waits"] == compiled["waits"]
     assert fused["host_copies"] == compiled["host_copies"]
     assert fused["launches"] < compiled["launches"] + 2 * 2 * 6, "two layers, two micro-batches"
+
+
+def test_products_in_fp8_are_in_the_same_four_graphs_and_wait_for_nothing_more(runs):
+    small, compiled, plain = (runs["adamw", 1, 64, *each] for each in ((4, "fp8"), (4, ""), (0, "fp8")))
+    assert small["waits"] == plain["waits"] == compiled["waits"]
+    assert small["host_copies"] == compiled["host_copies"]
+    assert compiled["launches"] < small["launches"] < plain["launches"]
 
 
 # Compiling takes 20 s of a core and is in the runs above.

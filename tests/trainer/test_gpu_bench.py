@@ -88,6 +88,7 @@ def test_the_sweep_answers_every_goal_and_repeats_nothing():
         "fused_qkv",
         "padded_vocab",
         "fused_sums",
+        "fp8",
     ):
         assert len({getattr(case, field) for case in ours}) > 1, f"{field} is not swept"
     assert {case.attention for case in cases if case.system == "transformers"} == {"sdpa", "best"}
@@ -113,13 +114,16 @@ def test_goals_compare_cases_that_differ_in_one_thing():
     lamb = dataclasses.replace(long, optimizer="lamb")
     plain = dataclasses.replace(long, system="plain")
     other = dataclasses.replace(peer, seq_len=128)
+    fp8 = dataclasses.replace(long, fp8=True)
     rows = [row_of(long, 200.0), row_of(peer, 90.0), row_of(lamb, 180.0), row_of(plain, 202.0), row_of(other, 1.0)]
+    rows.append(row_of(fp8, 248.0))
     goals = {(each["goal"], each["cases"]): (each["value"], each["met"]) for each in compare(rows)}
     assert goals["ours over transformers", f"{long.name} / {peer.name}"] == (2.2222, True)
     assert goals["ours over the plain loop", f"{long.name} / {plain.name}"] == (0.9901, True)
     assert goals["LAMB over AdamW", f"{lamb.name} / {long.name}"] == (0.9, False)
     assert goals["MFU", long.name] == (0.55, True)
-    assert len(goals) == 3 + 3 * 2, "two of the rows are ours and have three goals of their own each"
+    assert goals["FP8 over bf16", f"{fp8.name} / {long.name}"] == (1.24, False)
+    assert len(goals) == 4 + 3 * 3, "three of the rows are ours and have three goals of their own each"
 
 
 def test_rows_that_were_not_measured_are_no_comparison():
@@ -161,9 +165,9 @@ def test_a_check_that_fails_to_run_does_not_end_the_others(monkeypatch):
     monkeypatch.setattr(checks, "check_model", broken)
     found = list(checks.check_all(CPU, compiled=True))
     failed = [row for row in found if not row["passed"]]
-    assert [row["error"] for row in failed] == ["AssertionError: a compiler"] * 6
+    assert [row["error"] for row in failed] == ["AssertionError: a compiler"] * 8
     assert failed[-2]["name"] == "broken auto is_compiled fused_qkv padded_vocab"
-    assert len(found) == 6 + 8
+    assert len(found) == 8 + 8 + 3
 
 
 def test_a_check_that_takes_too_long_is_a_check_that_fails(monkeypatch):
@@ -171,7 +175,7 @@ def test_a_check_that_takes_too_long_is_a_check_that_fails(monkeypatch):
         signal.raise_signal(signal.SIGALRM)
         yield
 
-    for name in ("check_attention", "check_dropout", "check_model"):
+    for name in ("check_attention", "check_dropout", "check_model", "check_fp8"):
         monkeypatch.setattr(checks, name, hang)
     before = signal.getsignal(signal.SIGALRM)
     errors = {row["error"] for row in checks.check_all(CPU, compiled=False)}
@@ -253,7 +257,7 @@ def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
     found = json.loads(output.read_text())
     assert found["complete"]
     assert found["failed_checks"] == []
-    assert len(found["checks"]) == 18
+    assert len(found["checks"]) == 23
     assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert [row["name"] for row in found["cases"]] == [case.name for case in cpu_cases([16, 32])]
     for row in found["cases"]:

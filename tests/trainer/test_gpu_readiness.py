@@ -157,7 +157,7 @@ def test_packed_views_reach_the_kernels_as_they_are(monkeypatch):
     assert model.bert.layers[0].query.weight.grad.shape == (32, 32)
 
 
-@pytest.mark.parametrize("field", ["fused_qkv", "fused_sums"])
+@pytest.mark.parametrize("field", ["fused_qkv", "fused_sums", "fp8"])
 def test_what_reads_weights_past_their_modules_is_refused_where_they_come_one_by_one(field):
     settings = PretrainSettings(
         data=["x"],

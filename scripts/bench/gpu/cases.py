@@ -34,6 +34,7 @@ class Case:
         fused_qkv: Whether query, key and value are one matrix product.
         padded_vocab: Whether the decoder computes a multiple of 64 logits.
         fused_sums: Whether gradients of biases and norms are summed where those under them are made.
+        fp8: Whether the layers' products are in FP8.
     """
 
     system: str
@@ -49,6 +50,7 @@ class Case:
     fused_qkv: bool = False
     padded_vocab: bool = False
     fused_sums: bool = False
+    fp8: bool = False
 
     @property
     def name(self) -> str:
@@ -78,6 +80,9 @@ def gpu_cases(step_tokens: int = 131_072) -> list[Case]:
         replace(short, optimizer="lamb"),  # goal: within 5 % of AdamW
         replace(short, attention="triton"),  # stays if it beats flash attention, else is deleted
         replace(short, fused_sums=True),  # stays if it beats the compiler's own sums, else is deleted
+        replace(short, fp8=True),  # goal: 1.25 times the tokens; stays if it has a gain
+        replace(short, attention="triton", fused_qkv=True, padded_vocab=True, fused_sums=True, fp8=True),
+        replace(long, fp8=True),
         replace(long, padded_vocab=True),
         replace(long, fused_qkv=True),
         replace(long, micro_tokens=65_536),
@@ -109,6 +114,7 @@ def cpu_cases(seq_lens: Sequence[int]) -> list[Case]:
         replace(base, system="plain"),
         replace(base, optimizer="lamb"),
         replace(base, fused_qkv=True, padded_vocab=True),
+        replace(base, fp8=True),
         replace(base, recompute=True),
         replace(base, attention="padded", dropout=0.0),
         replace(base, zero_stage=2),

@@ -15,13 +15,17 @@ from torch import Tensor
 from trainer.model.attention import PackedSequences, attention, choose_backend
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, preset
+from trainer.model.fp8 import fp8_product, quantize
 from trainer.optim.engine import forward_sums
 from trainer.stream.packing import MicroBatch
 
 CPU = torch.device("cpu")
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ATTENTION_BOUND = 1e-2  # relative to the norm: bf16 has 8 bits, inputs and output are rounded once each
 GRADIENT_BOUND = 2e-2
 MODEL_BOUND = 5e-2  # of gradients after two layers, each rounded several times
+FP8_BOUND = 1e-2  # beside the same rounded operands: what is left is bf16 and the sums on the way
+FP8_MODEL_BOUND = 2e-1  # of gradients whose operands have 3 and 2 bits behind the point
 KEPT_SIGMAS = 5.0
 KEPT_STEP = 1 / 256  # flash attention draws bytes: of 0.9 it keeps 230 of 256, 0.8984
 CHECK_SECONDS = 60  # of one check: compiling for a GPU takes 20 s of a core
@@ -45,6 +49,8 @@ def check_all(device: torch.device, compiled: bool) -> Iterator[dict[str, Any]]:
     if compiled:
         checks.append(partial(check_model, device, "auto", is_compiled=True))
         checks.append(partial(check_model, device, "auto", is_compiled=True, fused_sums=True))
+    checks.append(partial(check_fp8, device))
+    checks += [partial(check_model, device, "auto", is_compiled=each, fp8=True) for each in {False, compiled}]
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_qkv=True, padded_vocab=True))
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_sums=True))
     for check in checks:
@@ -146,7 +152,27 @@ def check_model(device: torch.device, backend: str, is_compiled: bool, **fields:
     how = " ".join([backend, *(["compiled"] if is_compiled else []), *fields])
     (loss, gradient), (expected_loss, expected_gradient) = results
     yield row(f"model {how} loss against fp32", distance(loss, expected_loss), ATTENTION_BOUND)
-    yield row(f"model {how} gradient against fp32", distance(gradient, expected_gradient), MODEL_BOUND)
+    bound = FP8_MODEL_BOUND if "fp8" in fields else MODEL_BOUND
+    yield row(f"model {how} gradient against fp32", distance(gradient, expected_gradient), bound)
+
+
+def check_fp8(device: torch.device) -> Iterator[dict[str, Any]]:
+    """A product in FP8 and its gradients on the device, against fp64 products of the same rounded operands."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((sum(LENGTHS), 256), (384, 256), (sum(LENGTHS), 384))
+    inputs, weight, gradient = (torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes)
+    tensors = [inputs.requires_grad_(), weight.requires_grad_()]
+    made = fp8_product(inputs, weight)
+    found = [made.detach(), *torch.autograd.grad(made, tensors, gradient)]
+    x, w, g = (_rounded(*pair) for pair in ((inputs, E4M3), (weight, E4M3), (gradient, E5M2)))
+    for name, one, expected in zip(("values", "dx", "dw"), found, (x @ w.T, g @ w, g.T @ x), strict=True):
+        yield row(f"FP8 product {name} against fp64", distance(one, expected), FP8_BOUND)
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp64 on the CPU, of the values that FP8 has."""
+    small, scale = quantize(tensor.detach(), dtype)
+    return small.cpu().double() * scale.cpu().double()
 
 
 def sequences_of(lengths: Sequence[int], device: torch.device) -> PackedSequences:

@@ -3,11 +3,14 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from scripts.bench.measured import summarize
 
@@ -36,14 +39,26 @@ def measure_limits(device: torch.device, dtype: torch.dtype, repeats: int = 20, 
             times = min(MOST_HELD, math.ceil(HELD_SECONDS / median(seconds)))
             held = repeat(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device, times)  # type: ignore[misc]
             products[f"{size} held"] = summarize([2 * size**3 / each / 1e12 for each in held[len(held) // 2 :]], 4)
+        if device.type == "cuda":
+            small = [each.to(torch.float8_e4m3fn) for each in (left, right)]
+            scaled = partial(_multiply_fp8, small[0], small[1], torch.ones((), device=device))
+            products[f"{size} fp8"] = summarize(
+                [2 * size**3 / each / 1e12 for each in repeat(scaled, device, repeats)], 4
+            )
     source = torch.randn(COPY_BYTES // smaller_by**3 // 4, device=device)
     target = torch.empty_like(source)
     rates = [2 * source.nbytes / each / 1e12 for each in repeat(lambda: target.copy_(source), device, repeats)]
     return {
-        "matmul_tflops": max(each["median"] for name, each in products.items() if "held" not in name),
+        "matmul_tflops": max(each["median"] for name, each in products.items() if name.isdigit()),
         "matmul_tflops_by_size": products,
         "copy_terabytes_per_second": summarize(rates, 4),
     }
+
+
+def _multiply_fp8(left: Tensor, right: Tensor, one: Tensor) -> Tensor:
+    by_tensor = F.ScalingType.TensorWise
+    product: Tensor = F.scaled_mm(left, right.t(), one, by_tensor, one, by_tensor, use_fast_accum=True)
+    return product
 
 
 def repeat(function: Callable[[], object], device: torch.device, times: int) -> list[float]:

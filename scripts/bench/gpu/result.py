@@ -134,6 +134,8 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 found.append(_goal("ours over the plain loop", base, other, ratio, 0.95, ratio >= 0.95))
             if changed == {"optimizer"} and base["case"]["optimizer"] == "lamb":
                 found.append(_goal("LAMB over AdamW", base, other, ratio, 0.95, ratio >= 0.95))
+            if changed == {"fp8"} and base["case"]["fp8"]:
+                found.append(_goal("FP8 over bf16", base, other, ratio, 1.25, ratio >= 1.25))
         wait, graphs, mfu = base["share_of_step"]["data_wait"], base["compiled_graphs"], base["mfu"]["median"]
         found.append(_goal("data wait", base, None, wait, 0.02, wait < 0.02))
         found.append(_goal("compiled graphs", base, None, graphs, 4, graphs <= 4))

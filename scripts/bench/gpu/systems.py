@@ -71,6 +71,7 @@ def case_config(case: Case, config: BertConfig) -> BertConfig:
         "fused_qkv": case.fused_qkv,
         "padded_vocab": case.padded_vocab,
         "fused_sums": case.fused_sums,
+        "fp8": case.fp8,
         "attention_backend": case.attention if case.system != "transformers" else "auto",
     }
     return BertConfig(**{**vars(config), **changed})
