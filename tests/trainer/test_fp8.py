@@ -8,7 +8,7 @@ from tests.trainer.two_ranks import random_micro_batch
 from trainer.model import fp8
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig
-from trainer.model.fp8 import fp8_product, quantize
+from trainer.model.fp8 import fp8_linear, quantize
 from trainer.optim.engine import forward_sums
 from trainer.stream.packing import empty_micro_batch
 
@@ -39,7 +39,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden():
     for value in (float("nan"), float("inf")):
         inputs = torch.ones(2, 16)
         inputs[1, 3] = value
-        assert not fp8_product(inputs, torch.ones(16, 16)).isfinite().all()
+        assert not fp8_linear(inputs, torch.ones(16, 16)).isfinite().all()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 50])
@@ -50,7 +50,8 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(num_tokens, dt
         normal(48, 32, seed=1).to(dtype).requires_grad_(),
     )
     gradient = (1e-5 * normal(num_tokens, 48, seed=2)).to(dtype)
-    made = fp8_product(inputs, weight)
+    bias = normal(48, seed=3).to(dtype).requires_grad_()
+    made = fp8_linear(inputs, weight, bias)
     made.backward(gradient)
 
     def rounded(tensor, kind):
@@ -59,7 +60,13 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(num_tokens, dt
 
     x, w = rounded(inputs, torch.float8_e4m3fn), rounded(weight, torch.float8_e4m3fn)
     g = rounded(gradient, torch.float8_e5m2)
-    for found, expected in ((made, x @ w.T), (inputs.grad, g @ w), (weight.grad, g.T @ x)):
+    pairs = (
+        (made, x @ w.T + bias),
+        (inputs.grad, g @ w),
+        (weight.grad, g.T @ x),
+        (bias.grad, gradient.double().sum(0)),
+    )
+    for found, expected in pairs:
         assert found.dtype == dtype
         assert (found.double() - expected).norm() <= bound * expected.norm()
     assert 0.005 < (x - inputs).norm() / inputs.norm() < 0.05, "e4m3 has three bits behind the point"

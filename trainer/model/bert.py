@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.seeds import seed_of
 from trainer.model.attention import PackedSequences, attention
 from trainer.model.config import BertConfig
-from trainer.model.fp8 import fp8_product
+from trainer.model.fp8 import fp8_linear
 from trainer.model.heads import MaskedLmHead
 from trainer.model.packed_inputs import PackedInputs
 
@@ -109,10 +109,7 @@ class Layer(nn.Module):
 
     def _multiply(self, inputs_TC: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product of a linear map, and its bias if given."""
-        if not self._is_fp8(inputs_TC):
-            return F.linear(inputs_TC, weight, bias)
-        product = fp8_product(inputs_TC, weight)
-        return product if bias is None else product + bias
+        return (fp8_linear if self._is_fp8(inputs_TC) else F.linear)(inputs_TC, weight, bias)
 
     def _is_fp8(self, inputs_TC: Tensor) -> bool:
         """Whether products are in FP8: in training, which is what they are made faster for."""

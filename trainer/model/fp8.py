@@ -35,31 +35,34 @@ def check_device(device: torch.device) -> None:
 
 @torch.compiler.allow_in_graph  # Dynamo of torch 2.13 fails on a graph's second one, where lengths are symbolic
 class Fp8Product(torch.autograd.Function):
-    """x w^T [T, N], and both gradients, of operands in FP8; results are of the type of x."""
+    """x w^T + b [T, N], and its gradients, by operands in FP8; results are of the type of x."""
 
     @staticmethod
-    def forward(ctx: Any, inputs_TK: Tensor, weight_NK: Tensor) -> Tensor:
+    def forward(ctx: Any, inputs_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
         """The product; its sums may be kept in fewer bits than fp32 on the way, as those of gradients may not."""
         small_TK, inputs_scale = quantize(inputs_TK, torch.float8_e4m3fn)
         small_NK, weight_scale = quantize(weight_NK, torch.float8_e4m3fn)
         ctx.save_for_backward(_turn(small_TK), inputs_scale, small_NK, weight_scale)
-        return _multiply(small_TK, small_NK, inputs_scale, weight_scale, inputs_TK.dtype, use_fast_accum=True)
+        product_TN = _multiply(small_TK, small_NK, inputs_scale, weight_scale, inputs_TK.dtype, bias_N, is_rough=True)
+        ctx.has_bias = bias_N is not None
+        return product_TN
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of inputs and weight."""
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of inputs, weight and bias."""
         small_KT, inputs_scale, small_NK, weight_scale = ctx.saved_tensors
         small_TN, scale = quantize(gradients[0], torch.float8_e5m2)
         dtype = gradients[0].dtype
         return (
             _multiply(small_TN, _turn(small_NK), scale, weight_scale, dtype),
             _multiply(_turn(small_TN), small_KT, scale, inputs_scale, dtype),
+            gradients[0].sum(0) if ctx.has_bias else None,
         )
 
 
-def fp8_product(inputs_TK: Tensor, weight_NK: Tensor) -> Tensor:
-    """The product x w^T [T, N] in FP8, differentiable; T is at least 1, K and N are multiples of FP8_STEP."""
-    product_TN: Tensor = Fp8Product.apply(inputs_TK, weight_NK)  # type: ignore[no-untyped-call]
+def fp8_linear(inputs_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """As F.linear [T, N], differentiable; T is at least 1, K and N are multiples of FP8_STEP."""
+    product_TN: Tensor = Fp8Product.apply(inputs_TK, weight_NK, bias_N)  # type: ignore[no-untyped-call]
     return product_TN
 
 
@@ -76,13 +79,14 @@ def _multiply(
     left_scale: Tensor,
     right_scale: Tensor,
     dtype: torch.dtype,
-    use_fast_accum: bool = False,
+    bias_N: Tensor | None = None,
+    is_rough: bool = False,
 ) -> Tensor:
-    """The product a b^T [M, N]: the kernels read both operands along what is summed over."""
+    """The product a b^T + bias [M, N]: the kernels read both operands along what is summed over."""
     by_tensor = F.ScalingType.TensorWise
     product_MN: Tensor = F.scaled_mm(
         left_MK, right_NK.t(), left_scale, by_tensor, right_scale, by_tensor,
-        output_dtype=dtype, use_fast_accum=use_fast_accum,
+        bias=bias_N, output_dtype=dtype, use_fast_accum=is_rough,
     )  # fmt: skip
     return product_MN
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.model.attention import PackedSequences, attention, choose_backend
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, preset
-from trainer.model.fp8 import fp8_product, quantize
+from trainer.model.fp8 import fp8_linear, quantize
 from trainer.optim.engine import forward_sums
 from trainer.stream.packing import MicroBatch
 
@@ -162,7 +162,7 @@ def check_fp8(device: torch.device) -> Iterator[dict[str, Any]]:
     shapes = ((sum(LENGTHS), 256), (384, 256), (sum(LENGTHS), 384))
     inputs, weight, gradient = (torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes)
     tensors = [inputs.requires_grad_(), weight.requires_grad_()]
-    made = fp8_product(inputs, weight)
+    made = fp8_linear(inputs, weight)
     found = [made.detach(), *torch.autograd.grad(made, tensors, gradient)]
     x, w, g = (_rounded(*pair) for pair in ((inputs, E4M3), (weight, E4M3), (gradient, E5M2)))
     for name, one, expected in zip(("values", "dx", "dw"), found, (x @ w.T, g @ w, g.T @ x), strict=True):
