@@ -6,10 +6,15 @@ TRITON_INTERPRET=1 python tests/trainer/short_attention_runs.py
 import json
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.model import attention
+from trainer.model.bert import build_model
+from trainer.model.config import BertConfig
 from trainer.model.short_attention import ShortAttention
 
-# Lengths, bound of lengths, dropout, causality, whether the three are views of one product.
+# Lengths, bound of lengths, dropout, causality, whether the three are views of one product, which is then also taken
+# whole.
 CASES = [
     ([5, 0, 16, 1], 16, 0.0, False, False),
     ([5, 0, 16, 1], 16, 0.25, False, True),
@@ -23,9 +28,10 @@ NUM_HEADS, HEAD_SIZE = 2, 32
 
 
 def main() -> None:
-    """Runs all cases."""
+    """Runs all cases, and then a layer whose three products are one."""
     for lengths, bound, dropout_p, is_causal, is_fused in CASES:
         print(json.dumps(compare(lengths, bound, dropout_p, is_causal, is_fused)))
+    print(json.dumps(compare_layers()))
 
 
 def compare(lengths, bound, dropout_p, is_causal, is_fused):
@@ -36,14 +42,19 @@ def compare(lengths, bound, dropout_p, is_causal, is_fused):
     inputs = list(qkv.unbind(1)) if is_fused else [each.contiguous() for each in qkv.unbind(1)]
     inputs = [each.requires_grad_() for each in inputs]
     masks = read_masks(lengths, borders, bound, dropout_p)
-    context = run(*inputs, borders, bound, dropout_p, is_causal)
+    context = run(inputs, borders, bound, dropout_p, is_causal)
     expected = written_out(*inputs, lengths, masks, dropout_p, is_causal)
     weights = torch.randn(context.shape, generator=generator)
+    whole = qkv.clone().requires_grad_()
     gradients = torch.autograd.grad((context * weights).sum(), inputs)
     expected_gradients = torch.autograd.grad((expected * weights).sum(), inputs)
+    context_of_whole = run([whole], borders, bound, dropout_p, is_causal)
+    (gradient_of_whole,) = torch.autograd.grad((context_of_whole * weights).sum(), whole)
+    is_same = torch.equal(context_of_whole, context) and torch.equal(gradient_of_whole, torch.stack(gradients, 1))
     kept = torch.cat([each.flatten() for each in masks])
     return {
         "lengths": lengths,
+        "whole_is_same": is_same,
         "context": float((context - expected).detach().abs().max()),
         "gradients": [float((a - b).abs().max()) for a, b in zip(gradients, expected_gradients, strict=True)],
         "dropout_p": dropout_p,
@@ -53,10 +64,42 @@ def compare(lengths, bound, dropout_p, is_causal, is_fused):
     }
 
 
-def run(q, k, v, borders, bound, dropout_p, is_causal):
+def run(products, borders, bound, dropout_p, is_causal):
     """The kernels, with the same draws each time."""
     torch.manual_seed(7)
-    return ShortAttention.apply(q, k, v, borders, bound, dropout_p, is_causal)
+    return ShortAttention.apply(borders, bound, dropout_p, is_causal, *products)
+
+
+class Stackings(TorchDispatchMode):
+    """Counts copies that put tensors together."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket in (torch.ops.aten.stack, torch.ops.aten.cat)
+        return func(*args, **(kwargs or {}))
+
+
+def compare_layers():
+    """Largest differences of a layer's gradients from those with three products, and what backward stacked."""
+    attention._has_flash_kernel = lambda *_: True  # the interpreter runs on the CPU
+    sequences = attention.PackedSequences(torch.tensor([0, 20, 50], dtype=torch.int32), 30)
+    sizes = {"hidden_size": 64, "intermediate_size": 80, "num_heads": 2, "num_layers": 1, "vocab_size": 8}
+    generator = torch.Generator().manual_seed(0)
+    hidden, weights = torch.randn(2, 50, 64, generator=generator).unbind(0)
+    results = []
+    for fused_qkv in (False, True):
+        config = BertConfig(**sizes, hidden_dropout=0.0, attention_backend="triton", fused_qkv=fused_qkv)
+        layer = build_model(config, seed=0).bert.layers[0].train()
+        inputs = hidden.clone().requires_grad_()
+        torch.manual_seed(7)
+        states = layer(inputs, sequences)
+        with Stackings() as stackings:
+            results.append(torch.autograd.grad((states * weights).sum(), [inputs, *layer.parameters()]))
+    return {
+        "layers": [float((a - b).abs().max()) for a, b in zip(*results, strict=True)],
+        "stackings": stackings.count,
+    }
 
 
 def read_masks(lengths, borders, bound, dropout_p):
@@ -66,7 +109,7 @@ def read_masks(lengths, borders, bound, dropout_p):
     parts = []
     for first in range(0, max(lengths), HEAD_SIZE):
         values = (place[:, None] == first + torch.arange(HEAD_SIZE)).float()[:, None].expand_as(zeros).contiguous()
-        parts.append(run(zeros, zeros, values, borders, bound, dropout_p, False))
+        parts.append(run([zeros, zeros, values], borders, bound, dropout_p, False))
     whole = torch.cat(parts, -1).split(lengths)
     return [
         (each[..., :length] * length * (1 - dropout_p)).transpose(0, 1).round(decimals=3)

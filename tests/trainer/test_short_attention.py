@@ -31,12 +31,15 @@ def test_values_gradients_and_masks_equal_attention_written_out():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    *cases, layers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(cases) == 7
+    assert layers["stackings"] == 0, "one product has one gradient"
+    assert max(layers["layers"]) < 1e-5
     for case in cases:
         assert case["context"] < 2e-6, case
         assert max(case["gradients"]) < 1e-5, case
         assert case["strange_values"] == 0, case
+        assert case["whole_is_same"], case
         sigma = (case["dropout_p"] * (1 - case["dropout_p"]) / case["num_draws"]) ** 0.5
         assert abs(case["kept"] - 1 + case["dropout_p"]) <= 5 * sigma, case
 
@@ -52,7 +55,7 @@ def test_kernels_compile_for_an_h200_and_stay_in_registers(
     kernel = getattr(short_attention, f"_{way}_kernel")
     launch = getattr(short_attention, f"{way}_launch")(16, 64, max_seqlen, dropout_p, is_causal=False)
     fixed = {key: value for key, value in launch.items() if key.isupper()}
-    types = {**POINTERS, **NUMBERS, **{f"{each}_stride": "i32" for each in "qkv"}, **dict.fromkeys(fixed, "constexpr")}
+    types = {**POINTERS, **NUMBERS, **{f"{each}_stride": "i32" for each in "qkvd"}, **dict.fromkeys(fixed, "constexpr")}
     signature = {each: types.get(each, "*bf16") for each in kernel.arg_names}
     wide = [place for place, each in enumerate(kernel.arg_names) if signature[each][0] == "*" or "stride" in each]
     source = ASTSource(kernel, signature, fixed, {(place,): [["tt.divisibility", 16]] for place in wide})
@@ -74,4 +77,4 @@ def test_a_head_of_another_size_is_refused():
     with pytest.raises(
         ValueError, match=r"wants a head size of \(16, 32, 64, 128\), found 24; choose another num_heads"
     ):
-        ShortAttention.apply(q, q, q, torch.tensor([0, 3], dtype=torch.int32), 3, 0.1, False)
+        ShortAttention.apply(torch.tensor([0, 3], dtype=torch.int32), 3, 0.1, False, q, q, q)

@@ -12,6 +12,7 @@ buffer.
 | auto     |                        |                   | varlen without dropout, flash with it, padded elsewhere |
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import signature
@@ -128,8 +129,19 @@ def attention(
     if chosen == "flash":
         return _flash_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
     if chosen == "triton":
-        return _triton_attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, is_causal)
+        return _triton_attention(sequences, dropout_p, is_causal, q_TAD, k_TAD, v_TAD)
     return _padded_attention(q_TAD, k_TAD, v_TAD, sequences.padded, dropout_p, is_causal)
+
+
+def attention_of(
+    products: Sequence[Tensor], sequences: PackedSequences, dropout_p: float, backend: str, is_causal: bool = False
+) -> Tensor:
+    """The same of three products [T, A, D], or of one [T, 3, A, D], whose gradient triton makes in one piece, too."""
+    whole, is_whole = products[0], len(products) == 1
+    if is_whole and len(whole) and choose_backend(backend, whole.device, whole.dtype, dropout_p) == "triton":
+        return _triton_attention(sequences, dropout_p, is_causal, whole)
+    q_TAD, k_TAD, v_TAD = whole.unbind(1) if is_whole else products
+    return attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, backend, is_causal)
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropout_p: float) -> str:
@@ -241,12 +253,9 @@ def _flash_attention(
     return context_TAD
 
 
-def _triton_attention(
-    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float, is_causal: bool
-) -> Tensor:
+def _triton_attention(sequences: PackedSequences, dropout_p: float, is_causal: bool, *products: Tensor) -> Tensor:
     from trainer.model.short_attention import ShortAttention  # Triton comes with the CUDA build of torch alone
 
-    borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    arguments = (q_TAD, k_TAD, v_TAD, borders, length, dropout_p, is_causal)
+    arguments = (sequences.cu_seqlens, sequences.max_seqlen, dropout_p, is_causal, *products)
     context_TAD: Tensor = ShortAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return context_TAD

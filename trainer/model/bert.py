@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.seeds import seed_of
-from trainer.model.attention import PackedSequences, attention
+from trainer.model.attention import PackedSequences, attention_of
 from trainer.model.config import BertConfig
 from trainer.model.fp8 import fp8_linear
 from trainer.model.heads import MaskedLmHead
@@ -76,13 +76,13 @@ class Layer(nn.Module):
 
     def forward(self, hidden_TH: Tensor, sequences: PackedSequences) -> Tensor:
         """Hidden states [T, H] after this layer."""
-        q_TAD, k_TAD, v_TAD = self.project(hidden_TH)
+        products = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
-        context_TAD = attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, self.attention_backend, self.is_causal)
+        context_TAD = attention_of(products, sequences, dropout_p, self.attention_backend, self.is_causal)
         return self.finish(hidden_TH, context_TAD)
 
-    def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [T, A, D]: what comes before attention."""
+    def project(self, hidden_TH: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [T, A, D], or all in one [T, 3, A, D]: what comes before attention."""
         inputs_TH = self.attention_norm(hidden_TH) if self.pre_norm else hidden_TH
         if self.fused_qkv or self._is_fp8(inputs_TH):
             return self._project_at_once(inputs_TH)
@@ -92,16 +92,15 @@ class Layer(nn.Module):
         )
         return q_TAD, k_TAD, v_TAD
 
-    def _project_at_once(self, inputs_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three as views of one product, which costs no more than reading the weights twice."""
+    def _project_at_once(self, inputs_TH: Tensor) -> tuple[Tensor, ...]:
+        """One product, which costs no more than reading the weights twice; views of it where attention wants three."""
         projections = (self.query, self.key, self.value)
         weight = torch.cat([each.weight for each in projections])
         bias = torch.cat([each.bias for each in projections])
         num_tokens, hidden_size = inputs_TH.shape
         head_size = hidden_size // self.num_heads
-        qkv_TC = self._multiply(inputs_TH, weight, bias)
-        q_TAD, k_TAD, v_TAD = qkv_TC.view(num_tokens, 3, self.num_heads, head_size).unbind(1)
-        return q_TAD, k_TAD, v_TAD
+        qkv_T3AD = self._multiply(inputs_TH, weight, bias).view(num_tokens, 3, self.num_heads, head_size)
+        return (qkv_T3AD,) if self.attention_backend == "triton" else qkv_T3AD.unbind(1)
 
     def _through(self, linear: nn.Linear, inputs_TC: Tensor) -> Tensor:
         """A linear map; its module is called where it can be, as ZeRO-3 gathers weights there."""

@@ -15,6 +15,7 @@ one thread of the device's products, so that no draw changes threads.
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def,untyped-decorator"
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,50 +29,55 @@ _ROUNDS = tl.constexpr(7)
 
 
 class ShortAttention(torch.autograd.Function):
-    """softmax(q k / sqrt(D)) v in each sequence [T, A, D], the probabilities dropped out."""
+    """softmax(q k / sqrt(D)) v in each sequence [T, A, D], the probabilities dropped out.
+
+    Queries, keys and values are three tensors [T, A, D], or one [T, 3, A, D]: its gradient is made in one piece.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q_TAD: Tensor,
-        k_TAD: Tensor,
-        v_TAD: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        dropout_p: float,
-        is_causal: bool,
+        ctx: Any, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, is_causal: bool, *products: Tensor
     ) -> Tensor:
         """The context; see trainer.model.attention for the arguments."""
-        _, num_heads, head_size = q_TAD.shape
+        num_heads, head_size = products[0].shape[-2:]
         if head_size not in HEAD_SIZES:
             raise ValueError(
                 f"attention_backend triton wants a head size of {HEAD_SIZES}, found {head_size}; choose another "
                 "num_heads, or attention_backend auto"
             )
-        q_TAD, k_TAD, v_TAD = (each if each.stride()[1:] == (head_size, 1) else each.contiguous()
-                               for each in (q_TAD, k_TAD, v_TAD))  # fmt: skip
-        context_TAD = q_TAD.new_empty(q_TAD.shape)
-        log_sums_TA = q_TAD.new_empty(q_TAD.shape[:2], dtype=torch.float32)
+        dense = [each if each.stride()[1:] == (head_size, 1) else each.contiguous() for each in _three(products)]
+        context_TAD = dense[0].new_empty(dense[0].shape)
+        log_sums_TA = context_TAD.new_empty(context_TAD.shape[:2], dtype=torch.float32)
         # Read on the device: the host waits for nothing.
-        seed = torch.randint(-(1 << 31), 1 << 31, (2,), dtype=torch.int32, device=q_TAD.device)
+        seed = torch.randint(-(1 << 31), 1 << 31, (2,), dtype=torch.int32, device=context_TAD.device)
         ctx.settings = (num_heads, head_size, max_seqlen, dropout_p, is_causal)
-        saved = (q_TAD, k_TAD, v_TAD, context_TAD, log_sums_TA, cu_seqlens, seed)
+        ctx.shapes = [each.shape for each in products]
+        saved = (*dense, context_TAD, log_sums_TA, cu_seqlens, seed)
         ctx.save_for_backward(*saved)
         launch = forward_launch(*ctx.settings)
         grid = (triton.cdiv(max_seqlen, launch["TILE_Q"]), num_heads, len(cu_seqlens) - 1)
-        _forward_kernel[grid](*saved, *(each.stride(0) for each in saved[:3]), **launch)
+        _forward_kernel[grid](*saved, *(each.stride(0) for each in dense), **launch)
         return context_TAD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the three."""
+        """Gradients of the products."""
         saved, launch = ctx.saved_tensors, backward_launch(*ctx.settings)
-        made = [each.new_empty(each.shape) for each in saved[:3]]
-        sums = made[1:] if launch["IS_ONE_TILE"] else [torch.empty_like(each, dtype=torch.float32) for each in made[1:]]
-        strides = (each.stride(0) for each in saved[:3])
-        grid = (made[0].shape[1], len(saved[5]) - 1)
+        _, _, _, context_TAD, _, cu_seqlens, _ = saved
+        products = [context_TAD.new_empty(shape) for shape in ctx.shapes]
+        made = _three(products)
+        sums = made[1:]
+        if not launch["IS_ONE_TILE"]:
+            sums = tuple(context_TAD.new_empty((2, *context_TAD.shape), dtype=torch.float32))
+        strides = [each.stride(0) for each in (*saved[:3], made[0])]
+        grid = (context_TAD.shape[1], len(cu_seqlens) - 1)
         _backward_kernel[grid](*saved, *strides, gradients[0].contiguous(), *made, *sums, **launch)
-        return (*made, None, None, None, None)
+        return (None, None, None, None, *products)
+
+
+def _three(products: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Queries, keys and values, or their gradients [T, A, D]."""
+    return products if len(products) == 3 else products[0].unbind(1)
 
 
 def forward_launch(
@@ -150,7 +156,8 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    q, k, v, context, log_sums, borders, seed, q_stride, k_stride, v_stride, d_context, d_q, d_k, d_v, k_sums, v_sums,
+    q, k, v, context, log_sums, borders, seed, q_stride, k_stride, v_stride, d_stride,
+    d_context, d_q, d_k, d_v, k_sums, v_sums,
     scale, counters_of_a_row, threshold, kept_scale,
     HAS_DROPOUT: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_ONE_TILE: tl.constexpr,
     NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
@@ -181,15 +188,15 @@ def _backward_kernel(
                 kept_QK = _kept(seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q, TILE_K)
                 kept_weights_QK = tl.where(kept_QK, weights_QK, 0.0)
             d_v_KD = tl.trans(tl.dot(tl.trans(d_context_QD), kept_weights_QK.to(q_QD.dtype))) * kept_scale
-            _add(d_v, v_sums, d_v_KD, first_query, start, key_K, length, head, stride, HEAD_SIZE, IS_ONE_TILE)
+            _add(d_v, v_sums, d_v_KD, first_query, start, key_K, length, head, d_stride, stride, HEAD_SIZE, IS_ONE_TILE)
             d_weights_QK = tl.dot(d_context_QD, tl.trans(v_KD))
             if HAS_DROPOUT:
                 d_weights_QK = tl.where(kept_QK, d_weights_QK, 0.0)
             d_scores_QK = (weights_QK * (d_weights_QK * kept_scale - mean_Q[:, None])).to(q_QD.dtype)
             d_q_QD += tl.dot(d_scores_QK, k_KD)
             d_k_KD = tl.trans(tl.dot(tl.trans(q_QD), d_scores_QK)) * (scale * _LN2)
-            _add(d_k, k_sums, d_k_KD, first_query, start, key_K, length, head, stride, HEAD_SIZE, IS_ONE_TILE)
-        _store(d_q, d_q_QD * (scale * _LN2), start, query_Q, length, head, stride, HEAD_SIZE)
+            _add(d_k, k_sums, d_k_KD, first_query, start, key_K, length, head, d_stride, stride, HEAD_SIZE, IS_ONE_TILE)
+        _store(d_q, d_q_QD * (scale * _LN2), start, query_Q, length, head, d_stride, HEAD_SIZE)
         if not IS_ONE_TILE:
             tl.debug_barrier()  # the sums that this tile wrote are read by the next
 
@@ -238,11 +245,11 @@ def _store(pointer, rows_ND, start, index_N, length, head, stride, HEAD_SIZE: tl
 
 @triton.jit
 def _add(
-    pointer, sums, rows_ND, first_query, start, index_N, length, head, stride,
+    pointer, sums, rows_ND, first_query, start, index_N, length, head, stride, sums_stride,
     HEAD_SIZE: tl.constexpr, IS_ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Writes rows, with those that the tiles of queries before made; fp32 keeps the sum for the next one."""
     if not IS_ONE_TILE:
-        rows_ND += _load(sums, start, index_N, tl.where(first_query > 0, length, 0), head, stride, HEAD_SIZE)
-        _store(sums, rows_ND, start, index_N, length, head, stride, HEAD_SIZE)
+        rows_ND += _load(sums, start, index_N, tl.where(first_query > 0, length, 0), head, sums_stride, HEAD_SIZE)
+        _store(sums, rows_ND, start, index_N, length, head, sums_stride, HEAD_SIZE)
     _store(pointer, rows_ND, start, index_N, length, head, stride, HEAD_SIZE)

@@ -79,6 +79,7 @@ def gpu_cases(step_tokens: int = 131_072) -> list[Case]:
         replace(short, system="plain"),  # goal: DeepSpeed within 5 % of it
         replace(short, optimizer="lamb"),  # goal: within 5 % of AdamW
         replace(short, attention="triton"),  # stays if it beats flash attention, else is deleted
+        replace(short, attention="triton", fused_qkv=True),
         replace(short, fused_sums=True),  # stays if it beats the compiler's own sums, else is deleted
         replace(short, fp8=True),  # goal: 1.25 times the tokens; stays if it has a gain
         replace(short, attention="triton", fused_qkv=True, padded_vocab=True, fused_sums=True, fp8=True),

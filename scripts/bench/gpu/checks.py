@@ -53,6 +53,8 @@ def check_all(device: torch.device, compiled: bool) -> Iterator[dict[str, Any]]:
     checks += [partial(check_model, device, "auto", is_compiled=each, fp8=True) for each in {False, compiled}]
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_qkv=True, padded_vocab=True))
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_sums=True))
+    if "triton" in backends_of(device):
+        checks.append(partial(check_model, device, "triton", is_compiled=compiled, fused_qkv=True))
     for check in checks:
         try:
             with alarm(CHECK_SECONDS):
