@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from pipeline.shards.block_tables import blocks_table, open_block_tables
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE
+from pipeline.storage import faults
 from pipeline.storage import folder as storage
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.stream import arena, fetch, ranged_read, read_ahead
+from trainer.stream import arena, fetch, pace, ranged_read, read_ahead
 from trainer.stream.fetch import BlockWindow
 from trainer.stream.planned import Steps
 from trainer.stream.ranged_read import Attempts, ShardReadError, call_within, retry
@@ -297,8 +298,12 @@ def test_a_lasting_fault_is_named(folder, fault, cause):
     assert store.shard_reads >= 2
 
 
-def test_patience_with_the_block_table_is_that_with_blocks(folder):
-    """More failures than a file of a store is otherwise asked for."""
+def test_patience_with_the_block_table_is_that_with_blocks(folder, monkeypatch):
+    """More failures than a file of a store is otherwise asked for; a pace of its own slows what fails."""
+    monkeypatch.setattr(pace, "MAX_SECONDS", 0.02)
+    for module in (faults, ranged_read):
+        monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+        monkeypatch.setattr(module, "MAX_DELAY_SECONDS", 0.002)
 
     class Store(MemoryFileSystem):
         cachable, store, pseudo_dirs = False, {}, [""]
