@@ -6,6 +6,7 @@ ARG BEAM_VERSION=2.77.0
 FROM apache/beam_python${PYTHON_VERSION}_sdk:${BEAM_VERSION}
 WORKDIR /beambert
 COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY configs configs
 COPY pipeline pipeline
 COPY tokenizer tokenizer
 COPY trainer trainer

@@ -13,6 +13,7 @@ RUN apt-get update \
     && python3 -m venv /opt/venv
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY configs configs
 COPY pipeline pipeline
 COPY tokenizer tokenizer
 COPY trainer trainer

@@ -1,12 +1,20 @@
-"""The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker and no network is needed.
+"""The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker is needed.
 
-What only reading can check: that COPY finds its sources in git, that pip finds the files, extras and pins it is told
-of, and what Python imports when the image starts. No base image is fetched, and nothing is installed.
+Reading alone checks that COPY finds its sources in git, that pip finds the files, extras and pins it is told of, and
+what Python imports when the image starts. The last two tests run the steps, each from a Python with nothing else, and
+start what the image is for. They install 6 GB from the package index, so that they are run where it is asked for:
+
+    BEAMBERT_REQUIRE_IMAGES=1 python -m pytest tests/project/test_containers.py
+
+Of the steps `apt-get` alone is not run, since it would change this machine.
 """
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -16,14 +24,22 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from pipeline.shards.dataset import open_dataset
+from tests.datasets import write_corpus
+from tests.dockerfiles import Container, ignored_names, steps
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
+RECIPES = "configs"  # pipeline/command_line/recipes is a link to it, which leads nowhere where it is not copied
 ROOMS = {pattern.rstrip("*") for pattern in TOOL["packages"]["find"]["include"]}
 PINS = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-DOCKERFILES = sorted((ROOT / "scripts/docker").glob("*.Dockerfile"))
-each_image = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+WORKER, TRAINER = (ROOT / f"scripts/docker/{name}.Dockerfile" for name in ("beam-worker", "trainer-gpu"))
+each_image = pytest.mark.parametrize("path", [WORKER, TRAINER], ids=lambda path: path.stem)
+asked_for = pytest.mark.skipif(
+    not os.environ.get("BEAMBERT_REQUIRE_IMAGES"), reason="installs 6 GB: BEAMBERT_REQUIRE_IMAGES=1 has it run"
+)
 
 
 class Install(NamedTuple):
@@ -41,37 +57,22 @@ class Install(NamedTuple):
         return re.findall(r"[\w-]+", wanted)
 
 
-def instructions(text):
-    """Pairs of an instruction and its arguments, without comments and with continued lines joined."""
-    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    for line in lines.replace("\\\n", " ").splitlines():
-        if line.strip():
-            name, _, arguments = line.strip().partition(" ")
-            yield name, " ".join(arguments.split())
+class Image(NamedTuple):
+    """The base, the variables, what lies where, every RUN with its folder, and the folder in which the image starts."""
+
+    base: str
+    values: dict[str, str]
+    files: dict[PurePosixPath, str]
+    runs: list[tuple[str, PurePosixPath]]
+    folder: PurePosixPath
 
 
 def image(text):
-    """The base, the variables, what lies where, every RUN with its folder, and the folder in which the image starts."""
-    values, files, runs, base, folder = {}, {}, [], None, PurePosixPath("/")
-    for name, arguments in instructions(text):
-        given = re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], arguments)
-        match name:
-            case "ARG" | "ENV":
-                values.update(word.split("=", 1) for word in shlex.split(given))
-            case "FROM":
-                base = given
-            case "WORKDIR":
-                folder = folder / given
-            case "COPY":
-                *sources, target = given.split()
-                where = folder / target
-                several = target.endswith("/")
-                files.update({(where / Path(each).name if several else where): each for each in sources})
-            case "RUN":
-                runs.append((given, folder))
-            case _:
-                raise AssertionError(f"{name}: an instruction that this test does not read")
-    return base, values, files, runs, folder
+    done = list(steps(text))
+    files = {place: source for step in done if step.name == "COPY" for place, source in step.copied().items()}
+    [base] = [step.arguments for step in done if step.name == "FROM"]
+    runs = [(step.arguments, step.folder) for step in done if step.name == "RUN"]
+    return Image(base, done[-1].values, files, runs, done[-1].folder)
 
 
 def installs(runs):
@@ -123,7 +124,7 @@ def test_commands_are_shell(path):
 def test_pip_finds_all_that_it_packs(path):
     _, _, files, runs, _ = image(path.read_text())
     [install] = installs(runs)
-    packed = {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *ROOMS}
+    packed = {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *ROOMS, RECIPES}
     assert {install.folder / name for name in packed} <= files.keys()
     assert files[install.constraints()] == "constraints.txt"
     assert set(install.extras()) <= EXTRAS.keys()
@@ -144,7 +145,7 @@ def test_python_imports_what_was_installed_where_the_image_starts(path):
 
 
 def test_the_worker_has_versions_that_the_package_takes():
-    base, values, _, runs, _ = image((ROOT / "scripts/docker/beam-worker.Dockerfile").read_text())
+    base, values, _, runs, _ = image(WORKER.read_text())
     python, beam = values["PYTHON_VERSION"], values["BEAM_VERSION"]
     assert base == f"apache/beam_python{python}_sdk:{beam}"
     assert Version(python) in SpecifierSet(PROJECT["requires-python"])
@@ -154,8 +155,80 @@ def test_the_worker_has_versions_that_the_package_takes():
 
 
 def test_the_trainer_starts_in_its_environment_beside_the_recipes():
-    _, values, files, runs, folder = image((ROOT / "scripts/docker/trainer-gpu.Dockerfile").read_text())
+    _, values, files, runs, folder = image(TRAINER.read_text())
     assert values["PATH"].startswith(f"{values['VIRTUAL_ENV']}/bin:")
     assert f"python3 -m venv {values['VIRTUAL_ENV']}" in runs[0][0]
     assert next(installs(runs)).extras() == ["trainer"]
     assert files[folder / "configs"] == "configs"
+
+
+@pytest.mark.processes
+def test_what_a_checkout_makes_for_itself_is_not_copied():
+    """Git ignores it, and of git's files none is left out."""
+    patterns = ignored_names()
+    assert patterns == ["__pycache__", "*.so", "*.pyd"]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    parts = {part for line in listed.stdout.splitlines() for part in PurePosixPath(line).parts}
+    assert [part for part in sorted(parts) if any(PurePosixPath(part).match(pattern) for pattern in patterns)] == []
+
+
+def find_python(version):
+    """A Python of that version that starts, or the test is skipped."""
+    places = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    for place in filter(None, places):
+        if subprocess.run([place, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return place
+    pytest.skip(f"no python{version} here")
+
+
+def build_words(corpus, output):
+    """Of a small dataset's build."""
+    return f"build --input {corpus}/a.jsonl --vocab {corpus}/vocab.txt --seq_lens 32 --passes 1 --output {output}"
+
+
+def build_here(folder):
+    """The dataset that this checkout makes of a corpus, which is written to the folder too."""
+    write_corpus(folder, 60)
+    words = build_words(folder, folder / "here").split()
+    subprocess.run([sys.executable, "-m", "pipeline", *words, "--workers", "1"], cwd=ROOT, check=True)
+    return folder / "here"
+
+
+@asked_for
+@pytest.mark.engines
+def test_the_worker_image_builds_a_dataset(tmp_path):
+    """Its base is an environment with Beam of the version that the image names."""
+    _, values, *_ = image(WORKER.read_text())
+    base = tmp_path / "base"
+    subprocess.run([find_python(values["PYTHON_VERSION"]), "-m", "venv", base], check=True)
+    container = Container(tmp_path / "root", base / "bin")
+    container.run(f"pip install --quiet apache-beam=={values['BEAM_VERSION']}")
+    container.build(WORKER.read_text())
+    assert container.left_out == []
+    assert container.run("pip check") == "No broken requirements found.\n"
+    assert container.run("beambert --version").startswith("beambert 0.")
+    here, there = build_here(tmp_path), tmp_path / "there"
+    container.run(f"python -m pipeline {build_words(tmp_path, there)} --workers 2")
+    assert open_dataset(str(there)).manifest.root_hash == open_dataset(str(here)).manifest.root_hash
+
+
+@asked_for
+@pytest.mark.engines
+def test_the_trainer_image_trains(tmp_path):
+    """Its base is the Python of Ubuntu 24.04, and two ranks are started as the Dockerfile says."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").symlink_to(find_python("3.12"))
+    container = Container(tmp_path / "root", programs)
+    container.build(TRAINER.read_text())
+    assert [command.split()[:2] for command in container.left_out] == [
+        ["apt-get", "update"], ["apt-get", "install"], ["rm", "-rf"]
+    ]  # fmt: skip
+    assert container.run("pip check") == "No broken requirements found.\n"
+    assert container.run("beambert plan --config bert-large --world_size 8").startswith("large: ")
+    run, data = tmp_path / "run", build_here(tmp_path)
+    container.run(
+        "torchrun --nproc_per_node=2 -m trainer pretrain --config configs/pretrain/bert-tiny-demo.yaml"
+        f" --data {data} --output {run} --steps 3"
+    )
+    assert (run / "checkpoints/step-00000003/COMMITTED").is_file()

@@ -1,7 +1,8 @@
 """The package that Dataflow's workers install, made as Beam makes it and tried in an environment with nothing else.
 
-It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow runs it. The steps are
-those of scripts/docker/beam-worker.Dockerfile too.
+It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow runs it. The steps of
+scripts/docker/beam-worker.Dockerfile are run in that environment last; tests/project/test_containers.py runs them in an
+empty one, where it is asked to.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ import fsspec
 import pytest
 
 from pipeline.shards.dataset import open_dataset
+from tests.dockerfiles import Container
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
@@ -85,3 +87,24 @@ def test_a_worker_reads_and_writes_stores_and_every_format(
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert open_dataset(f"{url}/worker-data", options).manifest.root_hash == expected
     assert "documents have no text" not in ran.stdout
+
+
+def installed_files(python):
+    """Paths and hashes of what our package has there, but for compiled modules."""
+    listing = "from importlib.metadata import files; [print(each, each.hash) for each in files('beambert')]"
+    printed = subprocess.run([python, "-c", listing], capture_output=True, text=True, check=True, cwd="/").stdout
+    ours = [line for line in printed.splitlines() if line.startswith(("pipeline/", "tokenizer/", "trainer/"))]
+    return {line for line in ours if ".so " not in line and "__pycache__" not in line}
+
+
+def test_the_worker_image_installs_the_same_package(worker, tmp_path):
+    """Without a compiler, which takes seconds."""
+    by_package = installed_files(worker)
+    subprocess.run([worker, "-m", "pip", "uninstall", "--quiet", "--yes", "beambert"], check=True)
+    container = Container(tmp_path / "root", worker.parent)
+    container.environment["CC"] = "/no/such/compiler"
+    container.build((ROOT / "scripts/docker/beam-worker.Dockerfile").read_text())
+    assert container.left_out == []
+    assert installed_files(worker) == by_package
+    assert any("recipes/pretrain/bert-large.yaml" in line for line in by_package)
+    assert container.run("beambert --version").startswith("beambert 0.")
