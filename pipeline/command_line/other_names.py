@@ -60,6 +60,7 @@ OTHER_PROGRAMS = {
     "num_blocks": "num_buckets",
     "local_n_workers": "workers",
     # Hugging Face's run_mlm.py and Trainer
+    "dataset_name": "input",
     "train_file": "input train",
     "validation_file": "validation",
     "validation_split_percentage": "validation_fraction",
@@ -68,6 +69,7 @@ OTHER_PROGRAMS = {
     "preprocessing_num_workers": "workers",
     "model_name_or_path": "init_from model",
     "config_name": "model.preset",
+    "config_overrides": "model.overrides",
     "per_device_train_batch_size": "global_batch",
     "num_train_epochs": "steps epochs",
     "adam_epsilon": "optimizer.eps",
@@ -101,6 +103,7 @@ NOT_NEEDED = {
     "autoresume": _CONTINUES,
     "overwrite_output_dir": "is not there: give another --output, or remove the folder yourself",
     "bin_size": "is not needed: batches are packed, so they have no padding",
+    "sample_ratio": "is not there: every document is taken",
     "line_by_line": "is not there: an instance is a pair of segments of documents",
     "pad_to_max_length": "is not needed: batches are packed, so they have no padding",
     **dict.fromkeys(("masking", "mlm_prob", "mlm_probability"), _MASKS_ARE_BUILT),
