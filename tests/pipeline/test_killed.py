@@ -1,4 +1,7 @@
-"""A killed worker fails the command at once and clearly, a killed launcher leaves no worker, and both heal."""
+"""A killed worker fails the command at once and clearly, a killed launcher leaves no worker, and both heal.
+
+The builds look for texts of a task file too, which every worker is handed.
+"""
 
 import os
 import signal
@@ -20,8 +23,11 @@ SECONDS = 300  # not a claim: only what hangs takes as long
 
 @pytest.fixture(scope="module")
 def long_corpus(tmp_path_factory):
-    """Enough small parts and shards that a kill comes in the middle."""
-    return write_corpus(tmp_path_factory.mktemp("long"), 1000)
+    """Enough small parts and shards that a kill comes in the middle, and beside it the text of one of its documents."""
+    folder = write_corpus(tmp_path_factory.mktemp("long"), 1000)
+    with (folder / "a.jsonl").open() as file:
+        (folder / "tasks.jsonl").write_text(file.readline())
+    return folder
 
 
 BEAMS_OWN = ("--", "--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -30,6 +36,7 @@ BEAMS_OWN = ("--", "--runner=FnApiRunner", "--direct_running_mode=multi_processi
 def command(corpus, output, *remainder):
     flags = ("--passes", 2, "--seq_lens", 64, "--num_buckets", 16, "--part_bytes", 16384, "--workers", 2)
     inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
+    flags += ("--task_files", corpus / "tasks.jsonl")
     return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags, *remainder))]
 
 
@@ -37,7 +44,13 @@ def command(corpus, output, *remainder):
 def expected(long_corpus, tmp_path_factory):
     output = tmp_path_factory.mktemp("expected") / "data"
     subprocess.run(command(long_corpus, output), cwd=ROOT, check=True, capture_output=True)
-    return open_dataset(str(output)).manifest.root_hash
+    assert open_dataset(str(output)).manifest.counters["dropped_task_text"] == 39
+    return what_was_built(output)
+
+
+def what_was_built(output):
+    """The root hash, and the list of documents that hold text of the task file."""
+    return open_dataset(str(output)).manifest.root_hash, (output / "task_overlaps.parquet").read_bytes()
 
 
 def list_processes():
@@ -106,7 +119,7 @@ def start_until(stage, corpus, output):
 def assert_heals(corpus, output, expected):
     assert not (output / "manifest.json").exists()
     subprocess.run(command(corpus, output), cwd=ROOT, check=True, capture_output=True)
-    assert open_dataset(str(output)).manifest.root_hash == expected
+    assert what_was_built(output) == expected
 
 
 @pytest.mark.parametrize("stage", ["tokens", "shards"])
