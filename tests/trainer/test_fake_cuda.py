@@ -5,6 +5,7 @@ The stand-in computes nothing, so that losses are 0 and checks of numbers fail; 
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,25 +76,33 @@ def test_another_micro_batch_brings_its_columns_and_no_wait(runs):
     assert two["launches"] - one["launches"] <= 300
 
 
-def test_a_compiled_model_has_four_graphs_and_starts_fewer_kernels(runs):
+def test_a_compiled_model_has_five_graphs_and_starts_fewer_kernels(runs):
     """Triton and ptxas make the kernels for the H200; lengths that differ make no further graphs."""
-    compiled, plain = runs["adamw", 1, 64, 4, ""], runs["adamw", 1, 64, 0, ""]
+    compiled, plain = runs["adamw", 1, 64, 5, ""], runs["adamw", 1, 64, 0, ""]
     assert compiled["launches"] < plain["launches"]
     assert compiled["waits"] == plain["waits"]
 
 
-def test_sums_in_the_pass_of_their_gradients_are_in_the_same_four_graphs(runs):
-    fused, compiled = runs["adamw", 1, 64, 4, "fused_sums"], runs["adamw", 1, 64, 4, ""]
+def test_sums_in_the_pass_of_their_gradients_are_in_the_same_five_graphs(runs):
+    fused, compiled = runs["adamw", 1, 64, 5, "fused_sums"], runs["adamw", 1, 64, 5, ""]
     assert fused["waits"] == compiled["waits"]
     assert fused["host_copies"] == compiled["host_copies"]
     assert fused["launches"] < compiled["launches"] + 2 * 2 * 6, "two layers, two micro-batches"
 
 
-def test_products_in_fp8_are_in_the_same_four_graphs_and_wait_for_nothing_more(runs):
-    small, compiled, plain = (runs["adamw", 1, 64, *each] for each in ((4, "fp8"), (4, ""), (0, "fp8")))
+def test_products_in_fp8_are_in_the_same_five_graphs_and_wait_for_nothing_more(runs):
+    small, compiled, plain = (runs["adamw", 1, 64, *each] for each in ((5, "fp8"), (5, ""), (0, "fp8")))
     assert small["waits"] == plain["waits"] == compiled["waits"]
     assert small["host_copies"] == compiled["host_copies"]
     assert compiled["launches"] < small["launches"] < plain["launches"]
+
+
+def test_the_loss_of_a_compiled_model_makes_no_logits_in_fp32(runs, caches):
+    """What it makes in the shape of the logits [M, V], both symbolic, is their gradient in bf16."""
+    codes = [path.read_text() for path in (caches / "inductor").rglob("*.py")]
+    losses = [code for code in codes if "nll_loss" in code and "def call(" in code]
+    types = [re.findall(r"= empty_strided_cuda\(\(s\d+, s\d+\), .*?, torch\.(\w+)\)", code) for code in losses]
+    assert sorted(types) == [[], ["bfloat16"]], "forward, backward"
 
 
 # Compiling takes 20 s of a core and is in the runs above.

@@ -107,7 +107,7 @@ def test_compiled_passes_equal_plain_ones_in_as_many_graphs(monkeypatch):
     for seed, lengths in enumerate(([20, 9], [33, 8, 31, 40], [16, 16])):
         batch = random_micro_batch(lengths, 60, seed)
         torch.testing.assert_close(gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
     torch.compiler.reset()
 

@@ -95,7 +95,7 @@ def test_the_sweep_answers_every_goal_and_repeats_nothing():
     assert all(not case.compile for case in cpu_cases([128, 512]))
 
 
-def row_of(case, tokens_per_second, mfu=0.55, wait=0.01, graphs=4):
+def row_of(case, tokens_per_second, mfu=0.55, wait=0.01, graphs=5):
     shares = dict.fromkeys(SHARES, 0.2) | {"data_wait": wait}
     return {
         "name": case.name,

@@ -287,10 +287,10 @@ def _generator(seed: int, name: str) -> torch.Generator:
 def compile_model(model: BertForPreTraining) -> None:
     """Compiles the model's training passes, in place.
 
-    Passes of validation, and of fewer than 2 tokens, stay eager. Four functions are compiled:
-    embeddings, what a layer does before attention and after it, and the masked-LM head. Their token
-    counts are symbolic and all layers share their graphs, so a run compiles four times however
-    lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays as it
+    Passes of validation, and of fewer than 2 tokens, stay eager. Five functions are compiled:
+    embeddings, what a layer does before attention and after it, the masked-LM head and its loss.
+    Their token counts are symbolic and all layers share their graphs, so a run compiles five times
+    however lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays as it
     is.
     """
     project, finish = _compiled(Layer.project), _compiled(Layer.finish)
@@ -299,6 +299,7 @@ def compile_model(model: BertForPreTraining) -> None:
         _replace(layer, "finish", finish)
     _replace(model.bert.embeddings, "forward", _compiled(Embeddings.forward))
     _replace(model.mlm_head, "forward", _compiled(MaskedLmHead.forward))
+    _replace(model.mlm_head, "sums", _compiled(MaskedLmHead.sums))
 
 
 def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 Shapes: B sequences, M masked positions, H hidden, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,16 @@ class MaskedLmHead(nn.Module):
         weight = F.pad(word_embeddings_VH, (0, 0, 0, self.num_padding))
         return F.linear(features_MH, weight, F.pad(self.bias, (0, self.num_padding)))[:, : len(self.bias)]
 
+    def sums(self, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss sum and hits of its logits: a method, for compile_model to put a graph in its place."""
+        return masked_lm_sums(logits_MV, labels_M)
+
+
+def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of -log p(label) in float32, and of how often the label is the most likely token."""
+    nll = F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
+    return nll, (logits_MV.argmax(dim=-1) == labels_M).sum()
+
 
 @dataclass(frozen=True)
 class PretrainingSums:
@@ -50,7 +61,11 @@ class PretrainingSums:
 
 
 def pretraining_sums(
-    mlm_logits_MV: Tensor, nsp_logits_B2: Tensor, masked_labels_M: Tensor, is_random_next_B: Tensor
+    mlm_logits_MV: Tensor,
+    nsp_logits_B2: Tensor,
+    masked_labels_M: Tensor,
+    is_random_next_B: Tensor,
+    mlm_sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = masked_lm_sums,
 ) -> PretrainingSums:
     """Loss sums and hits of both tasks, in float32 whatever the logits are.
 
@@ -61,10 +76,12 @@ def pretraining_sums(
         nsp_logits_B2: class 0 = B follows A, class 1 = B is random.
         masked_labels_M: int64 token ids that were masked.
         is_random_next_B: int64, 1 = random: the convention of BERT's data and of Hugging Face.
+        mlm_sums: Makes those of masked positions; a compiled head has a graph for it.
     """
+    mlm_nll, num_mlm_correct = mlm_sums(mlm_logits_MV, masked_labels_M)
     return PretrainingSums(
-        mlm_nll=F.cross_entropy(mlm_logits_MV.float(), masked_labels_M, reduction="sum"),
+        mlm_nll=mlm_nll,
         nsp_nll=F.cross_entropy(nsp_logits_B2.float(), is_random_next_B, reduction="sum"),
-        num_mlm_correct=(mlm_logits_MV.argmax(dim=-1) == masked_labels_M).sum(),
+        num_mlm_correct=num_mlm_correct,
         num_nsp_correct=(nsp_logits_B2.argmax(dim=-1) == is_random_next_B).sum(),
     )

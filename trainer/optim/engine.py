@@ -245,11 +245,12 @@ def train_step(
     return totals
 
 
-def forward_sums(module: Module, batch: MicroBatch, device: torch.device) -> PretrainingSums:
-    """Loss sums and hits of one micro-batch."""
+def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> PretrainingSums:
+    """Loss sums and hits of one micro-batch, by a BertForPreTraining or DeepSpeed's engine around it."""
     batch = to_device(batch, device)
     mlm_logits, nsp_logits = module(batch, batch.masked_positions)
-    return pretraining_sums(mlm_logits, nsp_logits, batch.masked_labels, batch.is_random_next)
+    labels = batch.masked_labels, batch.is_random_next
+    return pretraining_sums(mlm_logits, nsp_logits, *labels, module.mlm_head.sums)
 
 
 def stack_sums(sums: PretrainingSums) -> Tensor:

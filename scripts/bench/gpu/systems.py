@@ -119,7 +119,7 @@ class _Marked:
 
     def __init__(self, engine: Any, backward: Any, step: Any) -> None:
         self._engine, self.backward, self.step = engine, backward, step
-        self.basic_optimizer = engine.basic_optimizer
+        self.basic_optimizer, self.mlm_head = engine.basic_optimizer, engine.mlm_head
 
     def __call__(self, *args: Any) -> Any:
         return self._engine(*args)
