@@ -3,35 +3,65 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <sys/mman.h>
 
 #include "native/bzip2.h"
 
+#define HUGE_PAGE ((size_t)1 << 21)
+#define MAX_OUT (1 << 20)
+
+typedef struct {
+    Decoder decoder;
+    uint8_t out[MAX_OUT];
+} Memory;
+
 typedef struct {
     PyObject_HEAD
-    Decoder *decoder;
+    Memory *memory;
     uint8_t *input;       /* what the decoder has not read */
     size_t capacity;
     char needs_input, is_at_end;
 } Decompressor;
 
+/* Streams are short and follow each other: the last one's memory is kept for the next. A text is walked through at
+ * random, so on pages of 4 kB half of the time would go into looking them up. */
+static Memory *spare;
+
+static Memory *take_memory(void) {
+    size_t size = (sizeof *spare + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    Memory *memory = spare;
+    spare = NULL;
+    if (memory == NULL) memory = aligned_alloc(HUGE_PAGE, size);
+    if (memory == NULL) return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(memory, size, MADV_HUGEPAGE);  /* without them it is slower, no more */
+#endif
+    memory->decoder.phase = STREAM_START;
+    memset(&memory->decoder.reader, 0, sizeof memory->decoder.reader);
+    return memory;
+}
+
+static void leave_memory(Memory *memory) {
+    if (spare) free(memory);
+    else spare = memory;
+}
+
 static PyObject *make(PyTypeObject *type, PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(named)) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Decompressor *self = (Decompressor *)allocate(type, 0);
     if (self == NULL) return NULL;
-    self->decoder = malloc(sizeof *self->decoder);
-    if (self->decoder == NULL) {
+    self->memory = take_memory();
+    if (self->memory == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    self->decoder->phase = STREAM_START;
-    memset(&self->decoder->reader, 0, sizeof self->decoder->reader);
     self->needs_input = 1;
     return (PyObject *)self;
 }
 
 static void drop(Decompressor *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    free(self->decoder);
+    leave_memory(self->memory);
     free(self->input);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -40,7 +70,7 @@ static void drop(Decompressor *self) {
 
 /* Puts data behind what has not been read: of the bytes that the decoder took into its bits, it gets whole ones back. */
 static int add_input(Decompressor *self, const uint8_t *data, size_t size) {
-    BitReader *reader = &self->decoder->reader;
+    BitReader *reader = &self->memory->decoder.reader;
     reader->at -= reader->num_bits / 8;
     reader->num_bits %= 8;
     reader->bits &= ~(~0ULL >> reader->num_bits);
@@ -67,23 +97,19 @@ static PyObject *decompress(Decompressor *self, PyObject *arguments) {
         PyErr_SetString(PyExc_EOFError, "the stream has ended");
         return NULL;
     }
-    uint8_t *out = malloc((size_t)max_length);
-    if (out == NULL || !add_input(self, (const uint8_t *)data, (size_t)size)) {
-        free(out);
-        return PyErr_NoMemory();
-    }
-    size_t num_bytes;
+    if (!add_input(self, (const uint8_t *)data, (size_t)size)) return PyErr_NoMemory();
+    Decoder *decoder = &self->memory->decoder;
+    uint8_t *out = self->memory->out;
+    size_t num_bytes, room = max_length < MAX_OUT ? (size_t)max_length : MAX_OUT;
     enum Status status;
     Py_BEGIN_ALLOW_THREADS
-    status = decode(self->decoder, out, (size_t)max_length, &num_bytes);
+    status = decode(decoder, out, room, &num_bytes);
     Py_END_ALLOW_THREADS
     self->needs_input = status == NEEDS_INPUT;
     self->is_at_end = status == AT_END;
-    PyObject *result = NULL;
-    if (status == BROKEN) PyErr_SetString(PyExc_OSError, self->decoder->problem);
-    else result = PyBytes_FromStringAndSize((char *)out, (Py_ssize_t)num_bytes);
-    free(out);
-    return result;
+    if (status != BROKEN) return PyBytes_FromStringAndSize((char *)out, (Py_ssize_t)num_bytes);
+    PyErr_SetString(PyExc_OSError, decoder->problem);
+    return NULL;
 }
 
 static PyObject *get_eof(Decompressor *self, void *Py_UNUSED(closure)) {
@@ -95,14 +121,14 @@ static PyObject *get_needs_input(Decompressor *self, void *Py_UNUSED(closure)) {
 }
 
 static PyObject *get_unused_data(Decompressor *self, void *Py_UNUSED(closure)) {
-    const BitReader *reader = &self->decoder->reader;
+    const BitReader *reader = &self->memory->decoder.reader;
     if (!self->is_at_end) return PyBytes_FromStringAndSize("", 0);
     return PyBytes_FromStringAndSize((const char *)reader->at, reader->end - reader->at);
 }
 
 static PyMethodDef methods[] = {
     {"decompress", (PyCFunction)decompress, METH_VARARGS,
-     "Up to max_length bytes of the text, as far as the data given so far goes."},
+     "Up to max_length bytes of the text, and a MiB, as far as the data given so far goes."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -102,6 +102,30 @@ def test_what_is_broken_is_said(change, message):
         read(bytes(packed))
 
 
+# A stream as far as its first block's codes: bytes 0 and 1 are used, two codes, a group of 50 symbols by the first.
+HEAD = [("425a6839314159265359", 80), ("0", 32), ("0", 25), ("8000", 16), ("c000", 16), ("2", 3), ("1", 15), ("0", 1)]
+
+
+def pack(fields, symbols):
+    bits = "".join(f"{int(value, 16):0{size}b}" for value, size in fields) + symbols
+    bits = bits[: len(bits) // 8 * 8]
+    return int(bits, 2).to_bytes(len(bits) // 8, "big")
+
+
+def test_the_head_of_a_block_has_an_end():
+    up_and_down = pack([*HEAD, ("5", 5)], "1011" * 20_000)
+    with pytest.raises(OSError, match="a code's length that goes up and down"):
+        read(up_and_down)
+
+
+def test_a_broken_stream_stays_broken():
+    codes_of_two_bits = [("2", 5), ("0", 4)] * 2
+    decoder = compression.make_decoder(".bz2")
+    for data in [pack([*HEAD, *codes_of_two_bits], "10" * 400), b"more"]:
+        with pytest.raises(OSError, match="a block without an end"):
+            decoder.decompress(data, 10)
+
+
 def test_a_bomb_gives_no_more_than_was_asked_for():
     decoder = compression.make_decoder(".bz2")
     packed = bz2.compress(b"\0" * 50_000_000)

@@ -42,7 +42,7 @@ typedef struct {
     uint16_t symbols[MAX_SYMBOLS];
 } PrefixCode;
 
-enum Phase { STREAM_START, BLOCK_START, SYMBOLS, TEXT, ENDED };
+enum Phase { STREAM_START, BLOCK_START, SYMBOLS, TEXT, ENDED, FAILED };
 enum Status { NEEDS_INPUT, FULL, AT_END, BROKEN };
 
 typedef struct {
@@ -207,14 +207,17 @@ static int make_code(Decoder *decoder, PrefixCode *code, const uint8_t *lengths,
     return 1;
 }
 
+/* A length is counted from the one before, a bit or two a step. No writer takes more steps than there are lengths; one
+ * that did could make a block's head, which is kept until all of it is there, as long as it liked. */
 static int read_codes(Decoder *decoder, BitReader *reader) {
     int num_symbols = decoder->num_used + 2;
     for (int each = 0; each < decoder->num_codes; each++) {
         uint8_t lengths[MAX_SYMBOLS];
         int length = (int)read_bits(reader, 5);
         for (int symbol = 0; symbol < num_symbols; symbol++) {
-            for (;;) {
+            for (int num_steps = 0;; num_steps++) {
                 if (reader->is_short) return 1;
+                if (num_steps == MAX_CODE_BITS) return fail(decoder, "a code's length that goes up and down");
                 if (length < 1 || length > MAX_CODE_BITS) return fail(decoder, "a code of a wrong length");
                 if (!read_bits(reader, 1)) break;
                 length += read_bits(reader, 1) ? -1 : 1;
@@ -481,7 +484,9 @@ static enum Status decode(Decoder *decoder, uint8_t *out, size_t room, size_t *s
             case SYMBOLS: status = finish_symbols(decoder); break;
             case TEXT: status = finish_text(decoder, out, room, size); break;
             case ENDED: break;
+            case FAILED: status = BROKEN; break;
         }
+        if (status == BROKEN) decoder->phase = FAILED;
         if (status != FULL || (decoder->phase == TEXT && *size == room)) return status;
     }
 }
