@@ -31,11 +31,13 @@ static Memory *take_memory(void) {
     size_t size = (sizeof *spare + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     Memory *memory = spare;
     spare = NULL;
-    if (memory == NULL) memory = aligned_alloc(HUGE_PAGE, size);
-    if (memory == NULL) return NULL;
+    if (memory == NULL) {
+        memory = aligned_alloc(HUGE_PAGE, size);
+        if (memory == NULL) return NULL;
 #ifdef MADV_HUGEPAGE
-    madvise(memory, size, MADV_HUGEPAGE);  /* without them it is slower, no more */
+        madvise(memory, size, MADV_HUGEPAGE);  /* without them it is slower, no more */
 #endif
+    }
     memory->decoder.phase = STREAM_START;
     memset(&memory->decoder.reader, 0, sizeof memory->decoder.reader);
     return memory;
