@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--more", type=int, default=2_000, help="steps that each way goes on")
     parser.add_argument("--peak_lr", type=float, default=1e-3, help="that of going on; the recipe begins with 2e-3")
     parser.add_argument(
-        "--weights", type=int, nargs=2, default=[1, 1], help="shares of the domain's text and of general text in replay"
+        "--weights", type=int, nargs=2, default=[1, 2], help="shares of the domain's text and of general text in replay"
     )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--vocab_size", type=int, default=8_000)
