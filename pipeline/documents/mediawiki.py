@@ -21,6 +21,8 @@ from pipeline.documents.wiki_site import hidden_prefixes, take_head
 
 _ROOT_TAG = b"<mediawiki"
 _ROOT_TAG_BYTES = 1000  # in so many the tag begins
+_ROOT_END = b"</mediawiki>"
+_KEPT_BYTES = 64  # of what is no page: a tag or a declaration may go on in the next block; blanks follow the last tag
 _TAG = re.compile(rb"</?page>")
 _HEAD_BYTES = 64 * 2**10  # read of every range's file for its siteinfo, which takes some 3 kB
 _OPEN, _CLOSE = b"<page>", b"</page>"
@@ -58,10 +60,11 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
     """A record of wikitext a page, lazily; redirects and pages that are no articles are only counted.
 
     Raises:
-        ValueError: The dump declares entities, or is broken.
+        ValueError: The dump declares entities, is broken, or cut short.
     """
     hidden = _read_hidden_prefixes(file_range, storage_options)
-    for offset, data, error in split_pages(_read_range(file_range, storage_options), file_range.url):
+    is_last = file_range.end == file_range.size
+    for offset, data, error in split_pages(_read_range(file_range, storage_options), file_range.url, is_last):
         place = f"page at byte {offset} of the text from byte {file_range.start} on"
         yield Record(1, offset, b"", error, place) if error else make_record(data, offset, place, hidden)
 
@@ -102,8 +105,8 @@ def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
     yield from blocks
 
 
-def split_pages(blocks: Blocks, url: str) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
-    """Offset, bytes and error of every page that starts in blocks that are ours."""
+def split_pages(blocks: Blocks, url: str, is_last: bool) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
+    """Offset, bytes and error of every page that starts in blocks that are ours, the last of the file or not."""
     data, base, scan = bytearray(), 0, 0
     limit: int | None = None
     is_inside = is_too_long = False
@@ -134,15 +137,16 @@ def split_pages(blocks: Blocks, url: str) -> Iterator[tuple[int, bytes, BadDocum
         if not is_inside:
             _refuse_declarations(data, url)
             if limit is not None and base + len(data) - len(_CLOSE) * (b"<" in data) >= limit:
-                return
+                break
         is_too_long = is_too_long or (is_inside and len(data) > records.MAX_DOCUMENT_BYTES)
         if not is_inside or is_too_long:
-            num_dropped = max(0, len(data) - 16)  # a tag or a declaration may go on in the next block
+            num_dropped = max(0, len(data) - _KEPT_BYTES)
             del data[:num_dropped]
             base += num_dropped
             scan = 0 if not (is_inside and num_dropped == 0) else scan
         else:
             scan = max(scan, len(data) - len(_CLOSE))
+    _refuse_cut(data, base, url, is_last)
     if is_inside:
         yield base, bytes(data), _page_error(False, is_too_long)
 
@@ -153,6 +157,18 @@ def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
             "unclosed_page", "found <page> without its </page> before the next one or the file's end"
         )
     return too_long() if is_too_long else None
+
+
+def _refuse_cut(data: bytearray, num_before: int, url: str, is_last: bool) -> None:
+    """A file that was cut between two pages, or two streams, looks whole but for its end.
+
+    The last range may begin within the tag. It has no text where no stream of bzip2 starts in it.
+    """
+    has_end = _ROOT_END in data or (num_before == 0 and _ROOT_END.endswith(bytes(data).rstrip()))
+    if is_last and not has_end:
+        raise ValueError(
+            f"{url}: the dump ends without {_ROOT_END.decode()}, so a part of it is missing; fetch the file again"
+        )
 
 
 def _refuse_declarations(data: bytes | bytearray, url: str) -> None:

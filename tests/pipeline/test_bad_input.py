@@ -93,7 +93,9 @@ def test_files_and_documents_without_text_are_counted_and_named(run, texts, voca
     (news / "blank.txt").write_text(" \n")
     (dumps / "none.xml").write_text("<mediawiki></mediawiki>")
     redirect = "<page><title>A</title><redirect/><revision><text>x</text></revision></page>"
-    (dumps / "some.xml").write_text(f"<mediawiki>{redirect}<page><revision><text>{texts[40]}</text></revision></page>")
+    (dumps / "some.xml").write_text(
+        f"<mediawiki>{redirect}<page><revision><text>{texts[40]}</text></revision></page></mediawiki>"
+    )
     sources = [{"name": name, "input": [str(tmp_path / name)]} for name in ("news", "dumps")]
     (tmp_path / "c.yaml").write_text(json.dumps({"sources": sources, "passes": 1, "workers": 1}))
     flags = ("--config", tmp_path / "c.yaml", "--vocab", vocab_file, "--output", tmp_path / "data")

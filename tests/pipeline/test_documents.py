@@ -190,7 +190,7 @@ def test_one_json_object_over_several_lines_is_refused():
 def test_ranges_without_text_are_noted():
     without_text: list[str] = []
     fsspec.filesystem("memory").pipe(
-        {"/n/a.txt": b" \n", "/n/b.jsonl": b"\n", "/n/c.txt": b"c", "/n/d.xml": b"<mediawiki>"}
+        {"/n/a.txt": b" \n", "/n/b.jsonl": b"\n", "/n/c.txt": b"c", "/n/d.xml": b"<mediawiki></mediawiki>"}
     )
     [part] = plan_parts(find_inputs(["memory://n"]), "auto", 2**20)
     assert [document.text for document in read_part(part, without_text=without_text)] == [" \n", "c"]
