@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.seeds import seed_of
+from trainer.model import fp8
 from trainer.model.attention import PackedSequences, attention_of
 from trainer.model.config import BertConfig
-from trainer.model.fp8 import fp8_linear
 from trainer.model.heads import MaskedLmHead
 from trainer.model.packed_inputs import PackedInputs
 
@@ -108,7 +108,7 @@ class Layer(nn.Module):
 
     def _multiply(self, inputs_TC: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product of a linear map, and its bias if given."""
-        return (fp8_linear if self._is_fp8(inputs_TC) else F.linear)(inputs_TC, weight, bias)
+        return (fp8.fp8_linear if self._is_fp8(inputs_TC) else F.linear)(inputs_TC, weight, bias)
 
     def _is_fp8(self, inputs_TC: Tensor) -> bool:
         """Whether products are in FP8: in training, which is what they are made faster for."""
@@ -293,6 +293,8 @@ def compile_model(model: BertForPreTraining) -> None:
     however lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays as it
     is.
     """
+    if model.config.fp8:
+        fp8.allow_in_graphs()
     project, finish = _compiled(Layer.project), _compiled(Layer.finish)
     for layer in model.bert.layers:
         _replace(layer, "project", project)

@@ -33,7 +33,6 @@ def check_device(device: torch.device) -> None:
         )
 
 
-@torch.compiler.allow_in_graph  # Dynamo of torch 2.13 fails on a graph's second one, where lengths are symbolic
 class Fp8Product(torch.autograd.Function):
     """x w^T + b [T, N], and its gradients, by operands in FP8; results are of the type of x."""
 
@@ -58,6 +57,14 @@ class Fp8Product(torch.autograd.Function):
             _multiply(_turn(small_TN), small_KT, scale, inputs_scale, dtype),
             gradients[0].sum(0) if ctx.has_bias else None,
         )
+
+
+def allow_in_graphs() -> None:
+    """Has torch.compile take the product as it is; imports the compiler.
+
+    Dynamo of torch 2.13 fails on the second one of a graph, where lengths are symbolic.
+    """
+    torch.compiler.allow_in_graph(Fp8Product)  # type: ignore[no-untyped-call]
 
 
 def fp8_linear(inputs_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
