@@ -106,7 +106,16 @@ def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
 
 
 def split_pages(blocks: Blocks, url: str, is_last: bool) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
-    """Offset, bytes and error of every page that starts in blocks that are ours, the last of the file or not."""
+    """Offset, bytes and error of every page that starts in blocks that are ours.
+
+    Args:
+        blocks: Text, and whether it belongs to the range.
+        url: Of the file, for messages.
+        is_last: Whether the range ends with the file.
+
+    Raises:
+        ValueError: The dump declares entities, or is cut short.
+    """
     data, base, scan = bytearray(), 0, 0
     limit: int | None = None
     is_inside = is_too_long = False

@@ -21,11 +21,8 @@ MODULE = "pipeline.documents._bzip2"
 WORDS = [b"the", b"of", b"and", b"\n", b"&lt;ref name=", b"[[", b"]]", b"aaaa", b"0", bytes(range(256))]
 STREAMS_A_ROUND = 200
 HEAD_BYTES = 60
-REFUSED = (
-    "bzip2 0.9.0",
-    "a code with more symbols",
-    "goes up and down",
-)  # and read by bz2, where nothing needs what is wrong
+# And read by bz2, where nothing needs what is wrong.
+REFUSED = ("bzip2 0.9.0", "a code with more symbols", "goes up and down")
 MAX_TEXT_BYTES = 10_000  # a call
 
 

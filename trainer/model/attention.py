@@ -136,7 +136,7 @@ def attention(
 def attention_of(
     products: Sequence[Tensor], sequences: PackedSequences, dropout_p: float, backend: str, is_causal: bool = False
 ) -> Tensor:
-    """The same of three products [T, A, D], or of one [T, 3, A, D], whose gradient triton makes in one piece, too."""
+    """Attention of three products [T, A, D], or of one [T, 3, A, D], whose gradient triton makes in one piece."""
     whole, is_whole = products[0], len(products) == 1
     if is_whole and len(whole) and choose_backend(backend, whole.device, whole.dtype, dropout_p) == "triton":
         return _triton_attention(sequences, dropout_p, is_causal, whole)
