@@ -201,7 +201,9 @@ def _continuing() -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt as error:
-        raise Interrupted(f"{INTERRUPTED}; what is finished is kept, the same command continues") from error
+        raise Interrupted(
+            f"{INTERRUPTED}; what is finished is kept, the same command continues"
+        ) from error
 
 
 def verify(settings: VerifySettings, _: Sequence[str]) -> int:
@@ -220,7 +222,10 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(dataset.all_shards), 2 * largest)
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True) as bar:
         findings = verify_dataset(
-            dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda _shard, _block: ())
+            dataset,
+            threads,
+            lambda shard: bar.update(shard.num_bytes),
+            check or (lambda _shard, _block: ()),
         )
     for line in check.describe() if check else ():
         print(line)
@@ -228,7 +233,9 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     for finding in findings:
         print(finding)
     if findings:
-        print(f"{settings.data}: {len(findings)} finding(s); restore the files named or rebuild the dataset")
+        print(
+            f"{settings.data}: {len(findings)} finding(s); restore the files named or rebuild the dataset"
+        )
         return 2
     instances = sum(shard.instances for shard in dataset.all_shards)
     print(f"{settings.data}: sound, {len(dataset.all_shards)} shards, {instances:,} instances")
@@ -248,7 +255,9 @@ def inspect(settings: InspectSettings, _: Sequence[str]) -> None:
     if settings.dropped:
         _print_dropped(dataset)
         return
-    tokens = find_tokens(dataset, tokens_url(dataset), parse_storage_options(settings.storage_options))
+    tokens = find_tokens(
+        dataset, tokens_url(dataset), parse_storage_options(settings.storage_options)
+    )
     if settings.documents:
         if tokens is None:
             raise FileNotFoundError(f"{settings.data}: {_NO_PLACES}; build again to find out")
@@ -299,7 +308,9 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
         print(describe_export(write_export(selection, settings.format, output), settings.output))
 
 
-def _open(settings: VerifySettings | InspectSettings | ReportSettings | ExportSettings) -> "Dataset":
+def _open(
+    settings: VerifySettings | InspectSettings | ReportSettings | ExportSettings,
+) -> "Dataset":
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
 
@@ -309,7 +320,9 @@ def _open(settings: VerifySettings | InspectSettings | ReportSettings | ExportSe
 def main() -> int:
     """Runs the command that the process's arguments name."""
     leave_out_beams_client()
-    return run_program("python -m pipeline", "Raw text to shards of BERT pretraining instances.", COMMANDS)
+    return run_program(
+        "python -m pipeline", "Raw text to shards of BERT pretraining instances.", COMMANDS
+    )
 
 
 def leave_out_beams_client() -> None:

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM end a command with one line and exit code 128 + the signal's number, never with a traceback.
 
-Python runs a signal's handler only when its main thread is back from C, where it may import or wait for others for
-minutes. So signals are also heard by a thread, which can end the process whatever the main thread does.
+Python runs a signal's handler only when its main thread is back from C, where it may import or wait
+for others for minutes. So signals are also heard by a thread, which can end the process whatever
+the main thread does.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ class Interruption:
     """Whether a command was told to end, and how it does.
 
     Attributes:
-        unwinds: Whether the command ends in order, by a KeyboardInterrupt in its main thread. Otherwise, and when it is
-            told again, the process ends at once.
+        unwinds: Whether the command ends in order, by a KeyboardInterrupt in its main thread.
+            Otherwise, and when it is told again, the process ends at once.
         number: The signal that came, 0 for none.
     """
 
@@ -85,8 +86,8 @@ class Interruption:
 def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler) -> Iterator[None]:
     """While this holds, each of these signals that comes is told to a thread and then handled in the main thread.
 
-    Those that the process was started to ignore, as nohup and shells' background jobs do, stay ignored. Outside the
-    main thread nothing happens.
+    Those that the process was started to ignore, as nohup and shells' background jobs do, stay
+    ignored. Outside the main thread nothing happens.
 
     Args:
         numbers: The signals' numbers.
@@ -121,7 +122,9 @@ def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler)
 
 def leave_interrupted(number: int, *_: object) -> None:
     """Ends the process at once with a line from rank 0."""
-    say_from_rank_0(f"\n{INTERRUPTED}" if sys.stderr.isatty() else INTERRUPTED)  # after a terminal's ^C
+    say_from_rank_0(
+        f"\n{INTERRUPTED}" if sys.stderr.isatty() else INTERRUPTED
+    )  # after a terminal's ^C
     os._exit(128 + number)
 
 

@@ -1,6 +1,7 @@
 """What this process may use of its machine, and how many workers that carries. Stdlib only.
 
-A container has fewer cores and less memory than its machine: its control groups say how much, of version 1 or 2.
+A container has fewer cores and less memory than its machine: its control groups say how much, of
+version 1 or 2.
 """
 
 import math
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKERS_PER_CORE = 4  # more than one is of use where workers wait for a slow store
-WORKER_BYTES = 600 * 2**20  # the largest process of a build whose buckets are full (docs/performance.md)
+WORKER_BYTES = (
+    600 * 2**20
+)  # the largest process of a build whose buckets are full (docs/performance.md)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class Machine:
         """
         limits = [
             (num_tasks, f"there are {num_tasks:,} task(s)"),
-            (WORKERS_PER_CORE * self.cores, f"{WORKERS_PER_CORE} a core are the most, of {self.cores} core(s)"),
+            (
+                WORKERS_PER_CORE * self.cores,
+                f"{WORKERS_PER_CORE} a core are the most, of {self.cores} core(s)",
+            ),
         ]
         if self.free_bytes is not None:
             room = f"{self.free_bytes / 1e9:.1f} GB of memory are free, and each may take {task_bytes / 1e9:.1f} GB"
@@ -57,7 +63,9 @@ def this_machine(root: Path = Path("/")) -> Machine:
 
 def num_cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: by its affinity and the quotas of its control groups."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min([allowed, *(math.ceil(each) for each in _quotas(root))]))
 
 
@@ -73,14 +81,21 @@ def _quotas(root: Path) -> Iterator[float]:
 def _free_of_groups(root: Path) -> Iterator[int]:
     for folder in _groups(root, "memory"):
         for limit_name, used_name in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
-            limit, used = _read(folder / f"memory.{limit_name}"), _read(folder / f"memory.{used_name}")
+            limit, used = (
+                _read(folder / f"memory.{limit_name}"),
+                _read(folder / f"memory.{used_name}"),
+            )
             if limit.isdigit() and used.isdigit():
                 yield int(limit) - int(used) + _cached(folder)
 
 
 def _cached(folder: Path) -> int:
     """Bytes of files among a group's memory, which the system takes back when it needs them."""
-    rows = dict(line.split() for line in _read(folder / "memory.stat").splitlines() if len(line.split()) == 2)
+    rows = dict(
+        line.split()
+        for line in _read(folder / "memory.stat").splitlines()
+        if len(line.split()) == 2
+    )
     return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
 
 

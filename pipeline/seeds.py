@@ -1,7 +1,7 @@
 """Keyed randomness: every draw comes from a generator seeded by what it decides, never by order or worker.
 
-Production draws by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``, ``shuffle`` and
-numpy's generators may change with a version and would change the dataset with it.
+Production draws by ``getrandbits`` and ``random`` only, whose streams do not change: ``randint``,
+``shuffle`` and numpy's generators may change with a version and would change the dataset with it.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,8 @@ def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
 def random_words(num_words: int, rng: Random) -> npt.NDArray[np.uint64]:
     """[num_words] uniform 64-bit integers: SplitMix64 (Steele, Lea and Flood, 2014) from 64 bits of `rng`.
 
-    Five times as fast as drawing every bit from `rng`, and nothing but integer arithmetic, so equal everywhere.
+    Five times as fast as drawing every bit from `rng`, and nothing but integer arithmetic, so equal
+    everywhere.
     """
     words = np.arange(1, num_words + 1, dtype=np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)

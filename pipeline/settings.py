@@ -61,7 +61,11 @@ class Prices:
     @property
     def core_and_its_share(self) -> float:
         """Dollars for an hour of a core with its memory and disk."""
-        return self.core_hour + self.memory_gb_hour * self.core_memory_gb + self.disk_gb_hour * self.core_disk_gb
+        return (
+            self.core_hour
+            + self.memory_gb_hour * self.core_memory_gb
+            + self.disk_gb_hour * self.core_disk_gb
+        )
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,8 @@ class BuildSettings:
             and write nothing.
         training_instances: Instances that training will read of each of seq_lens, which is steps x
             global_batch. --plan then says which passes it never reaches.
-        prices: What machines and stores cost, by which --plan says what the build would. Give one of
-            configs/prices as a second --config, or your own.
+        prices: What machines and stores cost, by which --plan says what the build would. Give one
+            of configs/prices as a second --config, or your own.
 
     Running:
         output: Folder or URL of the dataset. The same command again continues a build that was
@@ -212,8 +216,12 @@ class BuildSettings:
         self._check_sources()
 
     def _check_ranges(self) -> None:
-        holds_lengths = all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0
-        most_characters = self.max_characters is None or self.max_characters >= max(1, self.min_characters)
+        holds_lengths = (
+            all(8 <= length <= 65_535 for length in self.seq_lens) and len(self.seq_lens) > 0
+        )
+        most_characters = self.max_characters is None or self.max_characters >= max(
+            1, self.min_characters
+        )
         checks = {
             "seq_lens": (holds_lengths, "one or more lengths, each 8 to 65535"),
             "passes": (1 <= self.passes <= 100, "1 to 100"),
@@ -246,7 +254,9 @@ class BuildSettings:
 
     def _check_sources(self) -> None:
         if self.vocab and self.extend:
-            raise ValueError("both vocab and extend are given; vocab takes a vocabulary as it is, extend adds to one")
+            raise ValueError(
+                "both vocab and extend are given; vocab takes a vocabulary as it is, extend adds to one"
+            )
         if not self.sources:
             return
         if self.input:
@@ -255,8 +265,12 @@ class BuildSettings:
                 f"both input ({', '.join(self.input)}) and sources ({names}) are given; give --input for a single"
                 " source, or make it one of the sources in the --config file"
             )
-        if others := [name for name in OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)]:
-            raise ValueError(f"{', '.join(others)}: with sources this belongs to each of them; write it there")
+        if others := [
+            name for name in OF_A_SOURCE if getattr(self, name) != getattr(BuildSettings, name)
+        ]:
+            raise ValueError(
+                f"{', '.join(others)}: with sources this belongs to each of them; write it there"
+            )
         check_sources(self.sources)
 
     @property
@@ -320,7 +334,9 @@ class BuildSettings:
         content |= {"sentence_rules": RULES} | self.filter_rule.content()
         if len(self.corpus) == 1:
             return content | self.corpus[0].reading()
-        return content | {"sources": [{"name": source.name} | source.reading() for source in self.corpus]}
+        return content | {
+            "sources": [{"name": source.name} | source.reading() for source in self.corpus]
+        }
 
     def content(
         self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any] | None = None
@@ -332,13 +348,22 @@ class BuildSettings:
         Args:
             vocab_sha256: The sha256 of vocab.txt.
             documents_hash: The hash of the documents that are kept.
-            choice: What decides which are left out because of others (`pipeline.stages.choose_documents`).
+            choice: What decides which are left out because of others
+                (`pipeline.stages.choose_documents`).
         """
         held_out = {"validation_rules": VALIDATION_RULES} if self.validation_fraction > 0 else {}
-        mixture: dict[str, Any] = {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
+        mixture: dict[str, Any] = (
+            {} if self.nsp_balance == "reference" else {"nsp_balance": self.nsp_balance}
+        )
         if len(self.corpus) > 1 or self.weights:
-            shown = ({"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus)
-            mixture |= {"sources": [row | each.reading() for row, each in zip(shown, self.corpus, strict=True)]}
+            shown = (
+                {"name": source.name, "weight": source.millionths / UNIT} for source in self.corpus
+            )
+            mixture |= {
+                "sources": [
+                    row | each.reading() for row, each in zip(shown, self.corpus, strict=True)
+                ]
+            }
         return (
             self.tokens_content(vocab_sha256)
             | mixture

@@ -1,6 +1,7 @@
 """Writes docs/commands.md: every command with its settings, defaults and meanings, from the classes behind --help.
 
-python scripts/command_reference.py           # after a setting has changed; a test holds the page to the program
+python scripts/command_reference.py           # after a setting has changed; a test holds the page
+to the program
 """
 
 import dataclasses
@@ -12,7 +13,13 @@ from typing import Any
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.command import Command
-from pipeline.command_line.help import ANY_FLAGS, describe_class, field_default, field_groups, field_help
+from pipeline.command_line.help import (
+    ANY_FLAGS,
+    describe_class,
+    field_default,
+    field_groups,
+    field_help,
+)
 from pipeline.command_line.values import is_needed
 from pipeline.machine import num_cores
 from trainer.cli import COMMANDS as TRAINER
@@ -39,7 +46,9 @@ def render() -> str:
     for program, commands in (("pipeline", PIPELINE), ("trainer", TRAINER)):
         for name, command in commands.items():
             title = f"python -m {program} {name}"
-            sections.append("\n".join([f"## {title}", "", *_describe(title, command, described)]) + "\n")
+            sections.append(
+                "\n".join([f"## {title}", "", *_describe(title, command, described)]) + "\n"
+            )
     return "\n".join(sections)
 
 

@@ -1,8 +1,8 @@
 """English prose that is on every machine with Python: the docstrings of installed modules, one document a module.
 
-Files are parsed with `ast` and never imported: first the standard library, then the installed packages, in the order
-of their names, until the text reaches the limit. Paragraphs are unwrapped; doctests, tables and lists of parameters
-are left out.
+Files are parsed with `ast` and never imported: first the standard library, then the installed
+packages, in the order of their names, until the text reaches the limit. Paragraphs are unwrapped;
+doctests, tables and lists of parameters are left out.
 
     python scripts/docstring_corpus.py OUTPUT.jsonl --max_bytes 8000000
 """
@@ -63,7 +63,9 @@ def extract_prose(docstring: str) -> Iterator[str]:
         text = " ".join(paragraph.split())
         letters = sum(character.isalpha() or character == " " for character in text)
         is_long = len(text) >= MIN_PARAGRAPH_CHARACTERS and letters >= MIN_LETTER_SHARE * len(text)
-        is_sentence = text.isascii() and text.endswith(_SENTENCE_END) and not _NOT_PROSE.search(paragraph)
+        is_sentence = (
+            text.isascii() and text.endswith(_SENTENCE_END) and not _NOT_PROSE.search(paragraph)
+        )
         if is_long and is_sentence:
             yield text
 
@@ -97,7 +99,9 @@ def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
 
 def main() -> int:
     """Parses the arguments and writes the corpus."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("--max_bytes", type=int, default=8_000_000)
     arguments = parser.parse_args()

@@ -24,7 +24,9 @@ _HOVER = re.compile(r'<rect class="hover".*?</rect>', re.DOTALL)
 def main() -> None:
     """Writes loss.svg and report.png into the second folder."""
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("demo", type=Path)
     parser.add_argument("output", type=Path)
@@ -41,9 +43,7 @@ def draw_loss(run: Path) -> str:
     found = re.search(r"<svg.*?</svg>", card, re.DOTALL)
     assert found, f"{run}: the report has no chart of the loss"
     head, _, body = _HOVER.sub("", found[0]).partition(">")
-    return (
-        f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif"><style>{PAGE_STYLE}{STYLE}</style>{body}\n'
-    )
+    return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif"><style>{PAGE_STYLE}{STYLE}</style>{body}\n'
 
 
 def photograph(page: Path, size: str = "1180,720", colours: int = 32) -> bytes:
@@ -53,8 +53,14 @@ def photograph(page: Path, size: str = "1180,720", colours: int = 32) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder) / "page.png"
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        command += [f"--user-data-dir={folder}/profile", f"--window-size={size}", f"--screenshot={picture}"]
-        subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
+        command += [
+            f"--user-data-dir={folder}/profile",
+            f"--window-size={size}",
+            f"--screenshot={picture}",
+        ]
+        subprocess.run(
+            [*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=120
+        )
         packed = io.BytesIO()
         Image.open(picture).convert("RGB").quantize(colours).save(packed, "PNG", optimize=True)
     return packed.getvalue()
@@ -62,7 +68,9 @@ def photograph(page: Path, size: str = "1180,720", colours: int = 32) -> bytes:
 
 def write(path: Path, content: bytes) -> None:
     """Writes a picture that is small enough to be part of the repository."""
-    assert len(content) <= MOST_BYTES, f"{path} has {len(content):,} bytes, over {MOST_BYTES:,}; show less of the page"
+    assert len(content) <= MOST_BYTES, (
+        f"{path} has {len(content):,} bytes, over {MOST_BYTES:,}; show less of the page"
+    )
     path.write_bytes(content)
     print(f"{path}: {len(content):,} bytes")
 

@@ -17,10 +17,13 @@ from tests.datasets import write_dataset
 if TYPE_CHECKING:
     from trainer.process.ranks import Ranks
 
-# A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts and
+# interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("beambert", deadline=None)  # a busy machine takes longer over a correct example
+settings.register_profile(
+    "beambert", deadline=None
+)  # a busy machine takes longer over a correct example
 settings.load_profile("beambert")
 
 
@@ -63,7 +66,10 @@ def shared_data() -> Path:
 @pytest.fixture(scope="module")
 def ranks() -> "Iterator[Ranks]":
     """The one rank of a job without a launcher; its process group is there until the module's last test."""
-    from trainer.process.ranks import start_ranks, stop_ranks  # torch is not needed by most of the tests
+    from trainer.process.ranks import (
+        start_ranks,
+        stop_ranks,
+    )  # torch is not needed by most of the tests
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -91,13 +97,16 @@ def make_block() -> Callable[..., Block]:
 def make_dataset() -> Callable[..., Path]:
     """make_dataset(folder, train, validation=(), seq_len=8192, max_tokens=40, seed=0) writes a finished dataset.
 
-    `train` has the instances of every shard of every pass: ((20, 30), (10, 40)) is 2 passes of 2 shards. Blocks hold
-    65,536 // seq_len instances: 8 at 8,192. Instance n of shard s of pass p has document_a = 10^8 p + 10^5 s + n.
+    `train` has the instances of every shard of every pass: ((20, 30), (10, 40)) is 2 passes of 2
+    shards. Blocks hold 65,536 // seq_len instances: 8 at 8,192. Instance n of shard s of pass p has
+    document_a = 10^8 p + 10^5 s + n.
     """
     return _make_dataset
 
 
-def _make_block(num_instances: int, first_id: int = 0, max_tokens: int = 40, seed: int = 0) -> Block:
+def _make_block(
+    num_instances: int, first_id: int = 0, max_tokens: int = 40, seed: int = 0
+) -> Block:
     rng = np.random.default_rng([seed, first_id])
     lengths = rng.integers(min(8, max_tokens), max_tokens + 1, num_instances)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -105,11 +114,21 @@ def _make_block(num_instances: int, first_id: int = 0, max_tokens: int = 40, see
     input_ids = rng.integers(5, VOCAB_SIZE, offsets[-1]).astype(np.uint16)
     input_ids[offsets[:-1]] = 2
     input_ids[offsets[:-1] + segment_a - 1] = input_ids[offsets[1:] - 1] = 3
-    ordinary = [np.setdiff1d(np.arange(1, n - 1), [a - 1]) for n, a in zip(lengths, segment_a, strict=True)]
-    positions = [np.sort(rng.choice(choices, max(1, len(choices) * 15 // 100), replace=False)) for choices in ordinary]
-    masked_offsets = np.concatenate([[0], np.cumsum([len(chosen) for chosen in positions])]).astype(np.int32)
+    ordinary = [
+        np.setdiff1d(np.arange(1, n - 1), [a - 1]) for n, a in zip(lengths, segment_a, strict=True)
+    ]
+    positions = [
+        np.sort(rng.choice(choices, max(1, len(choices) * 15 // 100), replace=False))
+        for choices in ordinary
+    ]
+    masked_offsets = np.concatenate([[0], np.cumsum([len(chosen) for chosen in positions])]).astype(
+        np.int32
+    )
     flat = np.concatenate(
-        [np.zeros(0, int), *(chosen + start for chosen, start in zip(positions, offsets[:-1], strict=True))]
+        [
+            np.zeros(0, int),
+            *(chosen + start for chosen, start in zip(positions, offsets[:-1], strict=True)),
+        ]
     )
     labels = input_ids[flat]
     input_ids[flat] = 4
@@ -142,6 +161,11 @@ def _make_dataset(
     for (split, pass_index), sizes in passes.items():
         for index, size in enumerate(sizes):
             first_id = 10**8 * pass_index + 10**5 * index
-            blocks = [_make_block(min(full, size - n), first_id + n, max_tokens, seed) for n in range(0, size, full)]
+            blocks = [
+                _make_block(min(full, size - n), first_id + n, max_tokens, seed)
+                for n in range(0, size, full)
+            ]
             shards[split, seq_len, pass_index, index] = blocks
-    return write_dataset(folder, shards, VOCAB_SIZE, {"lower_case": True, "seed": seed, "seq_lens": [seq_len]})
+    return write_dataset(
+        folder, shards, VOCAB_SIZE, {"lower_case": True, "seed": seed, "seq_lens": [seq_len]}
+    )

@@ -34,7 +34,9 @@ def _counted(kind):
     def request(self, path, *arguments, **options):
         if getattr(self._inside, "is_asked", False):
             return getattr(MemoryFileSystem, kind)(self, path, *arguments, **options)
-        self.requests.append((kind, options.get("rpath", arguments[0] if kind == "put_file" else path)))
+        self.requests.append(
+            (kind, options.get("rpath", arguments[0] if kind == "put_file" else path))
+        )
         self._inside.is_asked = True
         try:
             return getattr(MemoryFileSystem, kind)(self, path, *arguments, **options)

@@ -37,11 +37,16 @@ TINY = Block(
 
 def write_corpus(folder: Path, num_documents: int) -> Path:
     """a.jsonl, documents of 12 sentences of 50 made-up words, and their vocab.txt; the folder."""
-    words = [f"{first}{last}" for first in "bcdfgklmnp" for last in ("ana", "elo", "iri", "otu", "uma")]
+    words = [
+        f"{first}{last}" for first in "bcdfgklmnp" for last in ("ana", "elo", "iri", "otu", "uma")
+    ]
     with (folder / "a.jsonl").open("w") as file:
         for number in range(num_documents):
             sentences = [
-                " ".join(words[(number * 7 + row * 3 + step * (1 + number % 11)) % 50] for step in range(12))
+                " ".join(
+                    words[(number * 7 + row * 3 + step * (1 + number % 11)) % 50]
+                    for step in range(12)
+                )
                 for row in range(12)
             ]
             file.write(json.dumps({"text": ". ".join(sentences) + f" {number}."}) + "\n")
@@ -66,10 +71,16 @@ def deal_seals(places: Iterable[Place], corpus: Seal) -> dict[Place, Seal]:
     seals = {place: Seal(10, 900 + place[-1], f"{1 + place[-1]:032x}") for place in places}
     for last in {place[:3]: place for place in sorted(seals) if place[0] == "train"}.values():
         shared = [each for each in seals if each[1] == last[1] and each[0] != "train"]
-        others = [seals[each] for each in (*shared, *(each for each in seals if each[:3] == last[:3])) if each != last]
+        others = [
+            seals[each]
+            for each in (*shared, *(each for each in seals if each[:3] == last[:3]))
+            if each != last
+        ]
         taken = add_seals(others)
         ids_xor = (taken + corpus).ids_xor  # what is there twice goes out of an exclusive or
-        seals[last] = Seal(corpus.documents - taken.documents, corpus.tokens - taken.tokens, ids_xor)
+        seals[last] = Seal(
+            corpus.documents - taken.documents, corpus.tokens - taken.tokens, ids_xor
+        )
     return seals
 
 
@@ -91,7 +102,9 @@ def write_dataset(
         (folder / name).write_bytes(tar)
         packed.append((shard, table))
     rows = [shard for shard, _ in packed]
-    vocabulary = Vocabulary((*SPECIALS, *(f"w{number}" for number in range(vocab_size - len(SPECIALS)))))
+    vocabulary = Vocabulary(
+        (*SPECIALS, *(f"w{number}" for number in range(vocab_size - len(SPECIALS))))
+    )
     finished = Manifest(
         format_version=tables.FORMAT_VERSION,
         software={},
@@ -107,25 +120,35 @@ def write_dataset(
         seal=corpus,
     )
     for place in {(shard.split, shard.seq_len, shard.pass_index) for shard in rows}:
-        members = [shard for shard in rows if (shard.split, shard.seq_len, shard.pass_index) == place]
+        members = [
+            shard for shard in rows if (shard.split, shard.seq_len, shard.pass_index) == place
+        ]
         (folder / tables.pass_folder(*place) / "pass.json").write_bytes(
             tables.pass_json(members, finished.settings_hash)
         )
     (folder / "vocab.txt").write_text(vocabulary.to_text())
     (folder / "tokenizer.json").write_text(tokenizer_json(vocabulary, True))
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
-    (folder / tables.BLOCKS_TABLE).write_bytes(block_tables.blocks_table([table for _, table in packed]))
+    (folder / tables.BLOCKS_TABLE).write_bytes(
+        block_tables.blocks_table([table for _, table in packed])
+    )
     (folder / tables.MANIFEST).write_bytes(finished.to_json())
     edit_manifest(folder)
     return folder
 
 
-def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object] = lambda _: None, **changes: Any) -> None:
+def edit_manifest(
+    folder: Path, edit: Callable[[dict[str, Any]], object] = lambda _: None, **changes: Any
+) -> None:
     """Changes manifest.json; the hashes in it are then those of the tables that are there and of its other fields."""
     path = folder / tables.MANIFEST
     fields = json.loads(path.read_bytes())
-    files = {name: (folder / name).read_bytes() for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE)}
-    fields["tables_sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    files = {
+        name: (folder / name).read_bytes() for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE)
+    }
+    fields["tables_sha256"] = {
+        name: hashlib.sha256(data).hexdigest() for name, data in files.items()
+    }
     fields |= changes
     edit(fields)
     path.write_bytes(with_own_hash(fields))

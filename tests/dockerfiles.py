@@ -1,7 +1,8 @@
 """Dockerfiles, read instruction by instruction as Docker would run them, and run without it in a folder.
 
-A folder stands for the root of an image. COPY lays files of git there, links as links, and RUN is given to a shell with
-the image's variables. What needs the base image itself is left out, and told to whoever asked.
+A folder stands for the root of an image. COPY lays files of git there, links as links, and RUN is
+given to a shell with the image's variables. What needs the base image itself is left out, and told
+to whoever asked.
 """
 
 import os
@@ -29,7 +30,9 @@ class Step(NamedTuple):
         """Places in the image, each with what of the checkout COPY puts there."""
         *sources, target = self.arguments.split()
         where = self.folder / target
-        return {where / Path(each).name if target.endswith("/") else where: each for each in sources}
+        return {
+            where / Path(each).name if target.endswith("/") else where: each for each in sources
+        }
 
     def commands(self) -> list[str]:
         """The commands that RUN joins by &&."""
@@ -46,7 +49,9 @@ def steps(text: str) -> Iterator[Step]:
     folder = PurePosixPath("/")
     for name, arguments in _instructions(text):
         given = re.sub(r"\$\{(\w+)\}", lambda found, known=values: known[found[1]], arguments)
-        assert name in ("ARG", "COPY", "ENV", "FROM", "RUN", "WORKDIR"), f"{name}: an instruction that is not read here"
+        assert name in ("ARG", "COPY", "ENV", "FROM", "RUN", "WORKDIR"), (
+            f"{name}: an instruction that is not read here"
+        )
         if name in ("ARG", "ENV"):
             values |= dict(word.split("=", 1) for word in shlex.split(given))
         if name == "WORKDIR":
@@ -77,7 +82,9 @@ class Container:
         root.mkdir()
         self._root, self.folder, self.left_out = root, root, list[str]()
         ours = ("PYTHON", "VIRTUAL", "BEAMBERT", "OMP")
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(ours)
+        }
         self.environment["PATH"] = f"{base_programs}:/usr/local/bin:/usr/bin:/bin"
 
     def build(self, text: str) -> None:
@@ -105,7 +112,13 @@ class Container:
             AssertionError: It failed; with what it said.
         """
         ran = subprocess.run(
-            command, shell=True, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+            command,
+            shell=True,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
         return ran.stdout
@@ -119,7 +132,9 @@ class Container:
     def _set(self, step: Step) -> None:
         for word in shlex.split(step.arguments):
             name, value = word.split("=", 1)
-            self.environment[name] = self._moved(value, step).replace("$PATH", self.environment["PATH"])
+            self.environment[name] = self._moved(value, step).replace(
+                "$PATH", self.environment["PATH"]
+            )
 
     def _moved(self, text: str, step: Step) -> str:
         """Text in which the image's virtual environment lies below the folder that is the root."""

@@ -1,8 +1,9 @@
 """A Python that has torch and DeepSpeed loaded: programs begin as forks of it, without 5 seconds of imports.
 
-Run as a program, this file is that Python. It has one thread, forks whatever it is asked for and ends with the
-process that started it. A fork runs what `python ARGUMENTS` would run: a module, a file or code. It has output,
-environment, folder and session of its own, and leaves as every interpreter does.
+Run as a program, this file is that Python. It has one thread, forks whatever it is asked for and
+ends with the process that started it. A fork runs what `python ARGUMENTS` would run: a module, a
+file or code. It has output, environment, folder and session of its own, and leaves as every
+interpreter does.
 """
 
 import atexit
@@ -44,7 +45,9 @@ class Program:
         self._code: int | None = None
         self._held = contextlib.ExitStack()
         self._files = [self._held.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
-        self._news, theirs = map(self._held.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self._news, theirs = map(
+            self._held.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        )
         environment = {**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1", **variables}
         request = {"arguments": self.args[1:], "cwd": str(cwd), "environment": environment}
         files = [theirs.fileno(), *(file.fileno() for file in self._files)]
@@ -87,7 +90,9 @@ class Program:
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
-def run_python(arguments: Sequence[object], cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    arguments: Sequence[object], cwd: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS` as a fork: how it ended, and what it printed."""
     with Program(arguments, cwd, **variables) as program:
         return program.wait()

@@ -10,7 +10,11 @@ MEGABYTE = 2**20
 
 def peak_megabytes() -> float:
     """Most memory that this program has had, or has had since `reset_peak`."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024 / MEGABYTE
+    return (
+        int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+        * 1024
+        / MEGABYTE
+    )
 
 
 def reset_peak() -> None:

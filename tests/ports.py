@@ -15,8 +15,9 @@ _HELD: list[TextIO] = []
 def free_port() -> int:
     """A port that nothing listens at and no other test will be given before this process ends.
 
-    It is below those that the system itself gives away meanwhile. A lock on a file of its name tells processes of
-    tests apart, for a port is bound only later, by the program that is told of it.
+    It is below those that the system itself gives away meanwhile. A lock on a file of its name
+    tells processes of tests apart, for a port is bound only later, by the program that is told of
+    it.
     """
     folder = Path(tempfile.gettempdir(), f"beambert-test-ports-{os.getuid()}")
     folder.mkdir(exist_ok=True)

@@ -1,9 +1,11 @@
 """Which of two equal paths is used: the compiled modules, if this installation has them, or plain Python.
 
-The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install` compiles the modules
-where there is a C compiler; in a checkout BUILD_COMMAND does. The environment variable BEAMBERT_COMPILED says what to
-do: 0 leaves them alone, 1 refuses to go on without them, and unset, they are used if they are there and not older than
-any C source of their room (several modules may share one, so all are compiled anew).
+The Python path is the definition: a compiled module gives the same bytes, sooner. `pip install`
+compiles the modules where there is a C compiler; in a checkout BUILD_COMMAND does. The environment
+variable BEAMBERT_COMPILED says what to
+do: 0 leaves them alone, 1 refuses to go on without them, and unset, they are used if they are there
+and not older than any C source of their room (several modules may share one, so all are compiled
+anew).
 """
 
 import importlib
@@ -21,11 +23,14 @@ def load(name: str) -> ModuleType | None:
 
     Raises:
         ValueError: The environment variable is neither 0, 1 nor unset.
-        ImportError: It is 1, and the module is missing or older than its C source; or the module is there but broken.
+        ImportError: It is 1, and the module is missing or older than its C source; or the module is
+            there but broken.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
-        raise ValueError(f"{VARIABLE}={wanted}: expected 0 (plain Python), 1 (compiled modules are required) or unset")
+        raise ValueError(
+            f"{VARIABLE}={wanted}: expected 0 (plain Python), 1 (compiled modules are required) or unset"
+        )
     if wanted == "0":
         return None
     problem = _find_problem(name)

@@ -5,9 +5,11 @@ How it goes:
    (its form) is asked of the library, whose Unicode tables are the standard here, and told to the
    matcher: "é" is "e", "中" is " 中 ", a space on each side since it is a word of its own.
 2. `Matcher.encode` takes each sentence byte by byte: ASCII by a table, other characters by their
-   forms, words by a trie with failure links (LinMaxMatch), in one go and without the interpreter's lock.
+   forms, words by a trie with failure links (LinMaxMatch), in one go and without the interpreter's
+   lock.
 3. A chunk (what stands between ASCII spaces and punctuation) may hold a character that has no form
-   of its own, since its neighbours decide. It comes back with its place, and the library encodes it.
+   of its own, since its neighbours decide. It comes back with its place, and the library encodes
+   it.
 """
 
 import string
@@ -31,13 +33,16 @@ _SPACE, _MARK, _DROPPED, _PART = range(4)  # as in native/sentences.h
 class CompiledEncoder:
     """Encodes sentences with one vocabulary."""
 
-    def __init__(self, module: ModuleType, vocab: Vocabulary, lower_case: bool, encode_others: Encode) -> None:
+    def __init__(
+        self, module: ModuleType, vocab: Vocabulary, lower_case: bool, encode_others: Encode
+    ) -> None:
         """Builds the trie.
 
         Args:
             module: `tokenizer._matcher`.
             vocab: The vocabulary.
-            lower_case: Whether text becomes lower case and loses accents (`tokenizer.encode.Encoder`).
+            lower_case: Whether text becomes lower case and loses accents
+                (`tokenizer.encode.Encoder`).
             encode_others: Encodes the chunks that the matcher leaves.
 
         Raises:
@@ -61,7 +66,10 @@ class CompiledEncoder:
         if new := self._matcher.find_new(sentences):
             self._matcher.learn(new, self._find_forms(new))
         id_bytes, length_bytes, left = self._matcher.encode(sentences, self._vocab.dtype.itemsize)
-        ids, lengths = np.frombuffer(id_bytes, self._vocab.dtype), np.frombuffer(length_bytes, np.uint32)
+        ids, lengths = (
+            np.frombuffer(id_bytes, self._vocab.dtype),
+            np.frombuffer(length_bytes, np.uint32),
+        )
         return self._insert(ids, lengths, left) if left else (ids, lengths)
 
     def _find_forms(self, characters: str) -> list[bytes | None]:
@@ -78,8 +86,8 @@ class CompiledEncoder:
     def _is_contextual(self, character: str, form: str) -> bool:
         """Whether canonical ordering may move what is left of a character, or this Python cannot know.
 
-        Once a character is assigned its decomposition and its combining class never change, so of an assigned one
-        this Python's tables say what those of the library say.
+        Once a character is assigned its decomposition and its combining class never change, so of
+        an assigned one this Python's tables say what those of the library say.
         """
         if not self._lower_case:
             return False

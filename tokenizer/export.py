@@ -17,7 +17,8 @@ from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
     """BERT's tokenizer as users run it: "[MASK]" in a text is the mask token, [CLS] A [SEP] B [SEP] is added.
 
-    The limit on a word's length is written as the 200 characters of google-research/bert, not the library's 100.
+    The limit on a word's length is written as the 200 characters of google-research/bert, not the
+    library's 100.
     """
     model = WordPiece(
         dict(vocab.ids),
@@ -34,13 +35,17 @@ def build_tokenizer(vocab: Vocabulary, lower_case: bool) -> Tokenizer:
         special_tokens=[(CLS, vocab.cls_id), (SEP, vocab.sep_id)],
     )
     tokenizer.decoder = WordPieceDecoder(prefix=CONTINUATION)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS]
+    )
     return tokenizer
 
 
 def build_normalizer(lower_case: bool) -> BertNormalizer:
     """Cleans text and puts spaces around CJK; if `lower_case`, case and accents (strip_accents=None) go together."""
-    return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
+    return BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
+    )
 
 
 def build_pre_tokenizer() -> BertPreTokenizer:
@@ -57,8 +62,9 @@ def tokenizer_json(vocab: Vocabulary, lower_case: bool) -> str:
 def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) -> str:
     """Content of tokenizer_config.json for `transformers.AutoTokenizer`.
 
-    Its class is the one that runs tokenizer.json as it stands: `BertTokenizer` of transformers 5 builds a tokenizer
-    of its own from the vocabulary, with the library's limit of 100 characters a word.
+    Its class is the one that runs tokenizer.json as it stands: `BertTokenizer` of transformers 5
+    builds a tokenizer of its own from the vocabulary, with the library's limit of 100 characters a
+    word.
 
     Args:
         vocab: The vocabulary next to it in vocab.txt.
@@ -66,7 +72,9 @@ def tokenizer_config_json(vocab: Vocabulary, lower_case: bool, max_length: int) 
         max_length: Longest sequence of the model, in tokens.
     """
     config = {
-        "added_tokens_decoder": {str(vocab.ids[token]): _added_token(token) for token in SPECIAL_TOKENS},
+        "added_tokens_decoder": {
+            str(vocab.ids[token]): _added_token(token) for token in SPECIAL_TOKENS
+        },
         "clean_up_tokenization_spaces": False,
         "cls_token": CLS,
         "do_lower_case": lower_case,

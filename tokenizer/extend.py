@@ -1,10 +1,12 @@
 """Extends a released model's vocabulary by the pieces that save most tokens of a domain's text.
 
-1. Words are cut by the old vocabulary, characters that it lacks each a piece, and byte-pair merges go on from there to
-   half as many pieces again as there is room for.
-2. The words are cut by old and new pieces together, as encoders will do it. A new piece saves, at each of its uses, the
-   pieces that it stands for less one; a character that the old vocabulary lacks saves one, as its word was [UNK].
-3. Those that save most take the places of [unusedN], in order, and then follow the last line. No old piece moves.
+1. Words are cut by the old vocabulary, characters that it lacks each a piece, and byte-pair merges
+   go on from there to half as many pieces again as there is room for.
+2. The words are cut by old and new pieces together, as encoders will do it. A new piece saves, at
+   each of its uses, the pieces that it stands for less one; a character that the old vocabulary
+   lacks saves one, as its word was [UNK].
+3. Those that save most take the places of [unusedN], in order, and then follow the last line. No
+   old piece moves.
 """
 
 import math
@@ -37,8 +39,8 @@ def extend_vocabulary(
 
     Args:
         old: Every piece of it but the replaced [unusedN] keeps its id.
-        words: Distinct words of the text as the normaliser and the pre-tokeniser yield them, in any order. One longer
-            than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
+        words: Distinct words of the text as the normaliser and the pre-tokeniser yield them, in any
+            order. One longer than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
         counts: How often each occurs, 1 or more.
         vocab_size: Number of tokens to grow to; a longer old vocabulary stays as long as it is.
         num_unused: Number of [unusedN] that stay, the last ones.
@@ -49,7 +51,9 @@ def extend_vocabulary(
     room = len(places) + max(0, vocab_size - len(old))
     is_kept = [len(word) <= MAX_WORD_CHARACTERS for word in words]
     kept = [word for word, keep in zip(words, is_kept, strict=True) if keep]
-    new = _choose_pieces(old, kept, np.asarray(counts, np.int64)[np.array(is_kept, bool)], room, lower_case)
+    new = _choose_pieces(
+        old, kept, np.asarray(counts, np.int64)[np.array(is_kept, bool)], room, lower_case
+    )
     tokens = list(old.tokens)
     for place, piece in zip(places, new, strict=False):
         tokens[place] = piece
@@ -61,7 +65,9 @@ def is_unused(token: str) -> bool:
     return token.startswith("[unused") and token.endswith("]")
 
 
-def tokens_a_word(vocabulary: Vocabulary, words: Sequence[str], counts: Sequence[int], lower_case: bool) -> float:
+def tokens_a_word(
+    vocabulary: Vocabulary, words: Sequence[str], counts: Sequence[int], lower_case: bool
+) -> float:
     """Mean tokens of a word of the text; an [UNK] is one."""
     _, lengths = Encoder(vocabulary, lower_case).encode_sentences(words)
     return float(np.average(lengths, weights=np.asarray(counts)))
@@ -81,12 +87,19 @@ def _choose_pieces(
         target = math.ceil(_CANDIDATES * target)
         merger.merge_until(len(spelling) + target)
         can_merge = len(merger.pieces) == len(spelling) + target
-        saved = _find_saved(Vocabulary(tuple(merger.pieces)), old, spelling, words, counts_W, lower_case)
+        saved = _find_saved(
+            Vocabulary(tuple(merger.pieces)), old, spelling, words, counts_W, lower_case
+        )
     return sorted(saved, key=lambda piece: (-saved[piece], piece))[:num_pieces]
 
 
 def _find_saved(
-    pieces: Vocabulary, old: Vocabulary, spelling: Vocabulary, words: Sequence[str], counts_W: Array, lower_case: bool
+    pieces: Vocabulary,
+    old: Vocabulary,
+    spelling: Vocabulary,
+    words: Sequence[str],
+    counts_W: Array,
+    lower_case: bool,
 ) -> dict[str, int]:
     """What each new piece saves at all its uses; a piece that only leads to longer ones has none and is left out."""
     ids, lengths_W = Encoder(pieces, lower_case).encode_sentences(words)
@@ -94,7 +107,8 @@ def _find_saved(
     uses = np.bincount(ids, np.repeat(counts_W, lengths_W), len(pieces)).astype(np.int64).tolist()
     new = [index for index in range(len(old), len(pieces)) if uses[index]]
     return {
-        pieces.tokens[index]: uses[index] * max(1, len(split_piece(pieces.tokens[index], spelling)) - 1)
+        pieces.tokens[index]: uses[index]
+        * max(1, len(split_piece(pieces.tokens[index], spelling)) - 1)
         for index in new
     }
 
@@ -110,10 +124,13 @@ def _missing_characters(old: Vocabulary, words: Sequence[str], lower_case: bool)
     return sorted(needed - old.ids.keys())
 
 
-def _start_merging(spelling: Vocabulary, words: Sequence[str], counts_W: Array, lower_case: bool) -> PairMerger:
+def _start_merging(
+    spelling: Vocabulary, words: Sequence[str], counts_W: Array, lower_case: bool
+) -> PairMerger:
     """The words as pieces of a vocabulary, a boundary before, between and after them."""
     ids, lengths_W = Encoder(spelling, lower_case).encode_sentences(words)
-    # The place of each piece is moved by the boundaries before it, one more than there are words before its own.
+    # The place of each piece is moved by the boundaries before it, one more than there are words
+    # before its own.
     places = np.arange(len(ids)) + np.repeat(np.arange(1, len(words) + 1), lengths_W)
     symbols_P = np.full(len(ids) + len(words) + 1, BOUNDARY, np.int32)
     weights_P = np.zeros(len(symbols_P), np.int64)

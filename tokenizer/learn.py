@@ -28,20 +28,24 @@ def learn_vocabulary(
 ) -> Vocabulary:
     """Vocabulary of `vocab_size` tokens in the order of BERT's: [PAD], [unused0]..., [UNK] [CLS] [SEP] [MASK], pieces.
 
-    Pieces are the alphabet by code point; the characters that continue words, with "##", by code point; then what
-    byte-pair merges make, in order: the commonest pair of neighbouring pieces becomes one wherever it stands, again and
-    again. Of equally common pairs the first by code points of the left piece, then of the right one, is taken.
+    Pieces are the alphabet by code point; the characters that continue words, with "##", by code
+    point; then what byte-pair merges make, in order: the commonest pair of neighbouring pieces
+    becomes one wherever it stands, again and again. Of equally common pairs the first by code
+    points of the left piece, then of the right one, is taken.
 
     Args:
-        words: Distinct words as the normaliser and the pre-tokeniser yield them, in any order. One longer than
-            MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
+        words: Distinct words as the normaliser and the pre-tokeniser yield them, in any order. One
+            longer than MAX_WORD_CHARACTERS is [UNK] to every encoder, and left out.
         counts: How often each occurs, 1 or more.
-        vocab_size: Number of tokens; words that hold fewer distinct pieces give fewer: look at `len`.
-        num_unused: Number of [unusedN] tokens to set aside (BERT's published vocabularies have 99 there).
+        vocab_size: Number of tokens; words that hold fewer distinct pieces give fewer: look at
+            `len`.
+        num_unused: Number of [unusedN] tokens to set aside (BERT's published vocabularies have 99
+            there).
         alphabet_size: Characters kept at most.
 
     Raises:
-        ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words' alphabet.
+        ValueError: `vocab_size` does not hold the special tokens, the unused ones and the words'
+            alphabet.
     """
     specials = [PAD, *(f"[unused{n}]" for n in range(num_unused)), UNK, CLS, SEP, MASK]
     merger = _start_merging(words, np.asarray(counts, np.int64), alphabet_size)
@@ -60,7 +64,9 @@ def _start_merging(words: Sequence[str], counts: Array, alphabet_size: int) -> P
     """The words as single characters; P positions: a boundary, then every word and a boundary after it."""
     codes_P, weights_P = _lay_out(words, counts)
     alphabet, characters_P = _choose_alphabet(codes_P, weights_P, alphabet_size)
-    codes_P, weights_P, characters_P = _keep_words(characters_P == _OTHER, codes_P, weights_P, characters_P)
+    codes_P, weights_P, characters_P = _keep_words(
+        characters_P == _OTHER, codes_P, weights_P, characters_P
+    )
     is_boundary_P = codes_P == _NEWLINE
     continues_P = ~is_boundary_P
     continues_P[1:] &= continues_P[:-1]
@@ -89,7 +95,9 @@ def _lay_out(words: Sequence[str], counts: Array) -> tuple[Array, Array]:
     return codes_P, weights_P
 
 
-def _choose_alphabet(codes_P: Array, weights_P: Array, alphabet_size: int) -> tuple[list[str], Array]:
+def _choose_alphabet(
+    codes_P: Array, weights_P: Array, alphabet_size: int
+) -> tuple[list[str], Array]:
     """The commonest characters by code point; [P] each position's place among them, or _OTHER."""
     is_character_P = codes_P != _NEWLINE
     codes, inverse = np.unique(codes_P[is_character_P], return_inverse=True)

@@ -1,15 +1,17 @@
 """Byte-pair merges over counted words, exact and in one fixed order: the inner loop of `tokenizer.learn`.
 
-1. All words lie end to end in one array of symbols (ids of pieces), a boundary around each; links to the next and the
-   previous symbol let a merge take symbols out without moving any.
-2. A dict holds the count of every pair of neighbours. A heap holds those worth looking at: pairs at or above a
-   threshold, which is lowered and the heap rebuilt when it is empty. An entry may be older than its pair's count, and
-   is then put back with the present one.
-3. The commonest pair is merged wherever it stands, by numpy: its neighbours' pairs lose its weight, the pairs with the
-   new symbol gain it. Where the new pairs stand is kept as one `_Places` a merge; places are looked up when a pair is
-   merged, and those that an earlier merge has changed are left out then.
+1. All words lie end to end in one array of symbols (ids of pieces), a boundary around each; links
+   to the next and the previous symbol let a merge take symbols out without moving any.
+2. A dict holds the count of every pair of neighbours. A heap holds those worth looking at: pairs at
+   or above a threshold, which is lowered and the heap rebuilt when it is empty. An entry may be
+   older than its pair's count, and is then put back with the present one.
+3. The commonest pair is merged wherever it stands, by numpy: its neighbours' pairs lose its weight,
+   the pairs with the new symbol gain it. Where the new pairs stand is kept as one `_Places` a
+   merge; places are looked up when a pair is merged, and those that an earlier merge has changed
+   are left out then.
 
-Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not follow another directly.
+Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not
+follow another directly.
 """
 
 import heapq
@@ -49,15 +51,16 @@ class _Places:
 class PairMerger:
     """Words as symbols, and the counts of their pairs.
 
-    Pairs are merged by count, the highest first; of equal counts the one whose left piece, then whose right piece, is
-    first by code points, the "##" included.
+    Pairs are merged by count, the highest first; of equal counts the one whose left piece, then
+    whose right piece, is first by code points, the "##" included.
     """
 
     def __init__(self, symbols_P: Array, weights_P: Array, pieces: Sequence[str]) -> None:
         """Counts the pairs.
 
         Args:
-            symbols_P: int32 indices of `pieces`; BOUNDARY first, last and between words. Changed by merging.
+            symbols_P: int32 indices of `pieces`; BOUNDARY first, last and between words. Changed by
+                merging.
             weights_P: int64, how often the symbol's word occurs.
             pieces: The symbols' strings, each once; all but a word's first begin with "##".
         """
@@ -98,7 +101,9 @@ class PairMerger:
             return False
         self._threshold = max(1, max(self._pair_counts.values()) // _HOT_SHARE)
         self._heap = [
-            (-count, *self._strings(key)) for key, count in self._pair_counts.items() if count >= self._threshold
+            (-count, *self._strings(key))
+            for key, count in self._pair_counts.items()
+            if count >= self._threshold
         ]
         heapq.heapify(self._heap)
         return True
@@ -109,7 +114,8 @@ class PairMerger:
         second_K = self._next_P[at_K]
         after_K = self._next_P[second_K]
         self._is_merging_P[at_K] = self._is_merging_P[second_K] = True
-        # Between two occurrences that touch lies one pair, not two: it is counted as the first one's right pair.
+        # Between two occurrences that touch lies one pair, not two: it is counted as the first
+        # one's right pair.
         is_first_K = ~self._is_merging_P[self._previous_P[at_K]]
         self._is_merging_P[at_K] = self._is_merging_P[second_K] = False
         first_F = at_K[is_first_K]
@@ -136,7 +142,9 @@ class PairMerger:
         kept = [self._first_places, *self._places.get(left, ())]
         kept += self._places.get(right, ()) if right != left else ()
         at_K = np.concatenate([places.of(key) for places in kept])
-        at_K = at_K[(self._symbols_P[at_K] == left) & (self._symbols_P[self._next_P[at_K]] == right)]
+        at_K = at_K[
+            (self._symbols_P[at_K] == left) & (self._symbols_P[self._next_P[at_K]] == right)
+        ]
         return self._drop_overlaps(np.sort(at_K)) if left == right else at_K
 
     def _drop_overlaps(self, at_K: Array) -> Array:
@@ -155,7 +163,10 @@ class PairMerger:
         before_symbols, after_symbols = self._symbols_P[before_F], self._symbols_P[after_K]
         has_before_F, has_after_K = before_symbols >= 0, after_symbols >= 0
         keys = np.concatenate(
-            [_pair_keys(before_symbols[has_before_F], left), _pair_keys(right, after_symbols[has_after_K])]
+            [
+                _pair_keys(before_symbols[has_before_F], left),
+                _pair_keys(right, after_symbols[has_after_K]),
+            ]
         )
         positions = np.concatenate([before_F[has_before_F], at_K[has_after_K]])
         weights = self._weights_P[np.concatenate([first_F[has_before_F], at_K[has_after_K]])]

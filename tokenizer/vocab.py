@@ -87,7 +87,9 @@ def parse_vocab(data: bytes, where: str) -> Vocabulary:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{where}: line {line} is not UTF-8 ({error.reason}); save the vocabulary as UTF-8") from error
+        raise ValueError(
+            f"{where}: line {line} is not UTF-8 ({error.reason}); save the vocabulary as UTF-8"
+        ) from error
     tokens = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
     _check_tokens(tokens, where)
     return Vocabulary(tokens)
@@ -99,9 +101,13 @@ def _check_tokens(tokens: tuple[str, ...], where: str) -> None:
     first_line: dict[str, int] = {}
     for line, token in enumerate(tokens, start=1):
         if not token:
-            raise ValueError(f"{where}: line {line} is empty; a token's id is its line number, so every line needs one")
+            raise ValueError(
+                f"{where}: line {line} is empty; a token's id is its line number, so every line needs one"
+            )
         if token in first_line:
-            raise ValueError(f"{where}: token {token!r} is on lines {first_line[token]} and {line}; keep one of them")
+            raise ValueError(
+                f"{where}: token {token!r} is on lines {first_line[token]} and {line}; keep one of them"
+            )
         first_line[token] = line
     missing = [token for token in SPECIAL_TOKENS if token not in first_line]
     if missing:

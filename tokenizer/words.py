@@ -1,7 +1,8 @@
 """Counts the words of texts, as BERT's normaliser and pre-tokeniser yield them.
 
-The normaliser looks at one character at a time and the pre-tokeniser ends words at white space, so what stands between
-two spaces is a chunk whose words depend on nothing around it: chunks are counted, and each distinct one is cut once.
+The normaliser looks at one character at a time and the pre-tokeniser ends words at white space, so
+what stands between two spaces is a chunk whose words depend on nothing around it: chunks are
+counted, and each distinct one is cut once.
 """
 
 import re

@@ -59,9 +59,14 @@ def completion(settings: CompletionSettings, _: Sequence[str]) -> None:
     from pipeline.command_line.flags import flag_keys
     from pipeline.command_line.recipes import recipe_names
 
-    flags = {name: " ".join(f"--{key}" for key in flag_keys(load(each.settings))) for name, each in COMMANDS.items()}
+    flags = {
+        name: " ".join(f"--{key}" for key in flag_keys(load(each.settings)))
+        for name, each in COMMANDS.items()
+    }
     cases = "\n".join(f'    {name}) words="{words} --help";;' for name, words in flags.items())
-    script = _SCRIPT.format(cases=cases, commands=" ".join(COMMANDS), recipes=" ".join(recipe_names()))
+    script = _SCRIPT.format(
+        cases=cases, commands=" ".join(COMMANDS), recipes=" ".join(recipe_names())
+    )
     print(_ZSH + script if settings.shell == "zsh" else script, end="")
 
 

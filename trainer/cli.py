@@ -143,7 +143,11 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
         lower_case=opened.lower_case,
         provenance=opened.provenance | _read_losses(settings.run, opened.provenance["steps"]),
     )
-    facts = {"exported": settings.output, "checkpoint": opened.where, "step": opened.provenance["steps"]}
+    facts = {
+        "exported": settings.output,
+        "checkpoint": opened.where,
+        "step": opened.provenance["steps"],
+    }
     print(json.dumps(facts))
 
 
@@ -171,7 +175,9 @@ def next_sentence(settings: NextSentenceSettings, _remainder: object = None) -> 
     """`python -m trainer nsp --model DIR "It rains." "The street is wet."`."""
     from trainer.inference.next_sentence import follow_probabilities, open_judge
 
-    [probability] = follow_probabilities(open_judge(settings.model), [(settings.first, settings.second)])
+    [probability] = follow_probabilities(
+        open_judge(settings.model), [(settings.first, settings.second)]
+    )
     print(f"the second text follows the first with probability {probability:.4f}")
 
 
@@ -206,8 +212,15 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
         micro_tokens=settings.micro_tokens,
         device=device,
     )
-    facts = {"model": opened.where, "data": dataset.url, "split": settings.split, "seq_len": seq_len}
+    facts = {
+        "model": opened.where,
+        "data": dataset.url,
+        "split": settings.split,
+        "seq_len": seq_len,
+    }
     if settings.output:
         folder, name = Folder.of_file(settings.output)
         folder.write(name, to_json(facts | found.as_json()))
-    print(f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}")
+    print(
+        f"{opened.where} on {dataset.url}, {settings.split}, {seq_len} tokens\n{format_evaluation(found)}"
+    )

@@ -28,7 +28,9 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         for name in ("interval", "keep", "keep_every"):
             if getattr(self, name) < 0:
-                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}; it must be at least 0")
+                raise ValueError(
+                    f"checkpoint.{name} is {getattr(self, name)}; it must be at least 0"
+                )
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class SafetySettings:
 
     def __post_init__(self) -> None:
         if self.spike_factor and self.spike_factor <= 1:
-            raise ValueError(f"safety.spike_factor is {self.spike_factor}; it must be above 1, or 0 for none")
+            raise ValueError(
+                f"safety.spike_factor is {self.spike_factor}; it must be above 1, or 0 for none"
+            )
         for name in ("weights_interval", "watchdog_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"safety.{name} is {getattr(self, name)}; it must be at least 0")

@@ -55,7 +55,9 @@ class Phase:
     def __post_init__(self) -> None:
         for name in ("seq_len", "global_batch", "steps"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} of a phase is {getattr(self, name)}; it must be at least 1")
+                raise ValueError(
+                    f"{name} of a phase is {getattr(self, name)}; it must be at least 1"
+                )
         if self.warmup_fraction is not None and self.warmup_steps is not None:
             raise ValueError("a phase has both warmup_fraction and warmup_steps; give one of them")
         if not 0 <= self.num_warmup_steps <= self.steps:
@@ -64,7 +66,9 @@ class Phase:
                 f"{self.steps}, or warmup_fraction of 0 to 1"
             )
         if self.peak_lr <= 0 or not 0 <= self.end_lr <= self.peak_lr:
-            raise ValueError(f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr} in 0 to peak_lr")
+            raise ValueError(
+                f"peak_lr {self.peak_lr} must be above 0 and end_lr {self.end_lr} in 0 to peak_lr"
+            )
 
     @property
     def num_warmup_steps(self) -> int:
@@ -75,7 +79,9 @@ class Phase:
     def schedule(self) -> Schedule:
         """The learning rate of each step of the phase."""
         start = self.num_warmup_steps if self.decay_from == "warmup" else 0
-        return Schedule(self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power, start)
+        return Schedule(
+            self.steps, self.num_warmup_steps, self.peak_lr, self.end_lr, self.decay_power, start
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,9 @@ class ValidationSettings:
     def __post_init__(self) -> None:
         for name in ("interval", "num_instances"):
             if getattr(self, name) < 0:
-                raise ValueError(f"validation.{name} is {getattr(self, name)}; it must be at least 0")
+                raise ValueError(
+                    f"validation.{name} is {getattr(self, name)}; it must be at least 0"
+                )
 
 
 @dataclass(frozen=True)
@@ -228,7 +236,12 @@ class PretrainSettings:
         """A phase's share of the time budget; None where steps decide."""
         if self.budget_hours is None:
             return None
-        return 3_600 * self.budget_hours * self.phases[phase].steps / sum(each.steps for each in self.phases)
+        return (
+            3_600
+            * self.budget_hours
+            * self.phases[phase].steps
+            / sum(each.steps for each in self.phases)
+        )
 
     def model_config(self, vocab_size: int) -> BertConfig:
         """The model, with the dataset's vocabulary.
@@ -236,11 +249,16 @@ class PretrainSettings:
         Raises:
             ValueError: An override that is decided elsewhere, or sizes that do not fit each other.
         """
-        for name, decider in (("vocab_size", "the dataset's vocabulary"), ("is_causal", "objective")):
+        for name, decider in (
+            ("vocab_size", "the dataset's vocabulary"),
+            ("is_causal", "objective"),
+        ):
             if name in self.model.overrides:
                 raise ValueError(f"model.overrides sets {name}; {decider} decides it, leave it out")
         is_causal = self.objective == "left-to-right"
-        return preset(self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides)
+        return preset(
+            self.model.preset, vocab_size=vocab_size, is_causal=is_causal, **self.model.overrides
+        )
 
     def phases_of(self, seq_len: int) -> list[int]:
         """Indices of the phases of one length, which go on in one stream."""
@@ -255,7 +273,9 @@ class PretrainSettings:
         matches = {entry: re.fullmatch(r"(\d+):(\d+)-(\d+)", entry) for entry in self.skip}
         for entry, match in matches.items():
             if match is None or int(match[1]) >= len(self.phases) or int(match[2]) >= int(match[3]):
-                raise ValueError(f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}")
+                raise ValueError(
+                    f"skip: {entry!r} is not PHASE:START-STOP with a phase below {len(self.phases)}"
+                )
         rows = [tuple(map(int, match.groups())) for match in matches.values() if match]
         return [(start, stop) for index, start, stop in rows if index in phases]
 
@@ -271,7 +291,9 @@ def resolve(settings: PretrainSettings) -> PretrainSettings:
     phases = [_change_phase(settings, index) for index in range(len(settings.phases))]
     longest = max(phase.seq_len for phase in phases)
     if settings.micro_tokens < longest:
-        raise ValueError(f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens")
+        raise ValueError(
+            f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens"
+        )
     settings.skipped()
     _check_training(settings)
     none_given: dict[str, Any] = {name: [] for name in OF_PHASES}
@@ -285,7 +307,9 @@ def _change_phase(settings: PretrainSettings, index: int) -> Phase:
         values, phases = getattr(settings, name), len(settings.phases)
         if len(values) not in (0, 1, phases):
             there = "there is 1 phase" if phases == 1 else f"there are {phases} phases"
-            raise ValueError(f"--{name} has {len(values)} values and {there}; give one for all, or {phases}")
+            raise ValueError(
+                f"--{name} has {len(values)} values and {there}; give one for all, or {phases}"
+            )
         if values:
             changed[name] = values[index if len(values) > 1 else 0]
     if changed.keys() & {"warmup_fraction", "warmup_steps"}:
@@ -301,7 +325,9 @@ def _check_training(settings: PretrainSettings) -> None:
             "partitions of ZeRO-1 and 2 only; use zero_stage 1 or 2, or optimizer adamw"
         )
     if settings.zero_stage == 3 and settings.compile:
-        raise ValueError("compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2")
+        raise ValueError(
+            "compile does not work with zero_stage 3, whose hooks gather weights; use zero_stage 0 to 2"
+        )
     for name in ("fused_qkv", "fused_sums", "fp8"):
         if settings.zero_stage == 3 and settings.model.overrides.get(name):
             raise ValueError(
@@ -309,7 +335,11 @@ def _check_training(settings: PretrainSettings) -> None:
                 "at a time; use zero_stage 0 to 2"
             )
     if settings.budget_hours is not None and settings.budget_hours <= 0:
-        raise ValueError(f"budget_hours is {settings.budget_hours}; it must be above 0, or null to train by steps")
+        raise ValueError(
+            f"budget_hours is {settings.budget_hours}; it must be above 0, or null to train by steps"
+        )
     target = settings.validation.stop_at_mlm_accuracy
     if target is not None and not 0 < target <= 1:
-        raise ValueError(f"validation.stop_at_mlm_accuracy is {target}; an accuracy is above 0 and at most 1")
+        raise ValueError(
+            f"validation.stop_at_mlm_accuracy is {target}; an accuracy is above 0 and at most 1"
+        )

@@ -155,7 +155,9 @@ class PlanSettings(PretrainSettings):
     data: list[str] = field(default_factory=list)
     output: str = ""
     world_size: int = 8
-    gpu: Literal["v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"] = "h200"
+    gpu: Literal[
+        "v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"
+    ] = "h200"
     mfu: float = 0.4
     epochs: float | None = None
 

@@ -31,7 +31,9 @@ MAX_FILE_CHARACTERS = 2**20
 """The longest file of --config. YAML takes seconds to parse so many, and minutes for what is given by mistake."""
 
 
-def parse_words(program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]) -> Any:
+def parse_words(
+    program: str, settings_class: Any, positionals: Sequence[str], words: Sequence[str]
+) -> Any:
     """The settings that the words and the files that they name give; flags win over files wherever they stand.
 
     Raises:
@@ -67,7 +69,9 @@ def _read_file(name: str, settings_class: Any, program: str) -> Tree:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: found bytes that are not UTF-8 text, expected YAML") from error
     if len(text) > MAX_FILE_CHARACTERS:
-        raise ValueError(f"{path}: found more than {MAX_FILE_CHARACTERS:,} characters, expected a file of settings")
+        raise ValueError(
+            f"{path}: found more than {MAX_FILE_CHARACTERS:,} characters, expected a file of settings"
+        )
     return read_section(parse_yaml(text, path, is_file=True), settings_class, program=program)
 
 
@@ -96,7 +100,9 @@ class _Words:
             else:
                 hint = self._hint_of(name)
                 if key in flags and item_of(hint):
-                    raise ValueError(f"{name} is given twice; give all its values after one: {name} A B")
+                    raise ValueError(
+                        f"{name} is given twice; give all its values after one: {name} A B"
+                    )
                 flags[key] = self._node(name, hint, [value] if has_value else None)
         return files, flags, loose
 
@@ -110,9 +116,15 @@ class _Words:
         inner = item_of(hint)
         if inner and not section_of(inner):
             values = values or [self._next(name, describe_type(inner)), *self._until_flag()]
-            return yaml.SequenceNode("tag:yaml.org,2002:seq", [word_node(value) for value in values])
+            return yaml.SequenceNode(
+                "tag:yaml.org,2002:seq", [word_node(value) for value in values]
+            )
         is_boolean = hint is bool or hint == bool | None
-        if is_boolean and not values and not (self.rest and self.rest[0].lower() in {*BOOLEANS, "null"}):
+        if (
+            is_boolean
+            and not values
+            and not (self.rest and self.rest[0].lower() in {*BOOLEANS, "null"})
+        ):
             return word_node("true")
         [value] = values or [self._next(name, describe_type(hint))]
         is_composed = inner or section_of(hint) or hint is Any or typing.get_origin(hint) is dict
@@ -133,7 +145,9 @@ class _Words:
     def _help_with(self, name: str) -> str:
         """What stands after an unknown flag: the nearest, the list whose items have that key, or where all are."""
         flags = flag_keys(self.settings_class)
-        of_items = suggest(name, (key for key in known_keys(self.settings_class) if key not in flags))
+        of_items = suggest(
+            name, (key for key in known_keys(self.settings_class) if key not in flags)
+        )
         nearest = suggest(name, flags)
         is_flag_there = any(key.endswith(f".{name}") for key in nearest)
         if of_items and (not nearest or (of_items[0].endswith(f".{name}") and not is_flag_there)):
@@ -153,7 +167,11 @@ def flag_keys(settings_class: Any) -> list[str]:
     """Every key that is a flag: those of the items of lists are not."""
     hints = typing.get_type_hints(settings_class)
     lists = [name for name, hint in hints.items() if section_of(item_of(hint))]
-    return ["config", *lists, *(key for key in known_keys(settings_class) if key.partition(".")[0] not in lists)]
+    return [
+        "config",
+        *lists,
+        *(key for key in known_keys(settings_class) if key.partition(".")[0] not in lists),
+    ]
 
 
 def _branch(key: str, node: yaml.Node, tree: Tree, settings_class: Any, program: str) -> Tree:
@@ -163,7 +181,9 @@ def _branch(key: str, node: yaml.Node, tree: Tree, settings_class: Any, program:
     section = section_of(hint)
     if rest and section:
         inner = tree.get(name, {})
-        return {name: _branch(rest, node, inner if isinstance(inner, dict) else {}, section, program)}
+        return {
+            name: _branch(rest, node, inner if isinstance(inner, dict) else {}, section, program)
+        }
     if rest:
         return {name: _put(name, rest, node, tree.get(name), settings_class)}
     return {name: read_section(node, section, f"{key}.", program) if section else node}
@@ -179,7 +199,9 @@ def _put(name: str, rest: str, node: yaml.Node, old: Any, settings_class: Any) -
         by_flag = f"give --{rest} A B: one value for all, or one for each"
         way = by_flag if has_list else f"write {rest} in each of {name} in the --config file"
         raise ValueError(f"--{name}.{rest} names one of {name}, and there are {len(items)}; {way}")
-    return yaml.SequenceNode(old.tag, [_with_value(items[0], rest, node)], old.start_mark, old.end_mark)
+    return yaml.SequenceNode(
+        old.tag, [_with_value(items[0], rest, node)], old.start_mark, old.end_mark
+    )
 
 
 def _with_value(old: Any, name: str, node: yaml.Node) -> yaml.MappingNode:
@@ -197,7 +219,10 @@ def _take_positionals(
     for name in positionals:
         is_list = item_of(typing.get_type_hints(settings_class)[name])
         if rest and is_list:
-            yield name, yaml.SequenceNode("tag:yaml.org,2002:seq", [word_node(word) for word in rest])
+            yield (
+                name,
+                yaml.SequenceNode("tag:yaml.org,2002:seq", [word_node(word) for word in rest]),
+            )
             rest = []
         elif rest:
             yield name, word_node(rest.pop(0))

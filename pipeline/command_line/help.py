@@ -21,7 +21,9 @@ _FIELD = re.compile(r"^ {8}(\w+): ", re.MULTILINE)
 ANY_FLAGS = "Attributes"
 """Heading of the only group of a class, which has no name."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_CONFIG = "YAML file of settings that differ from the defaults, or a recipe's name. Flags win over it."
+_CONFIG = (
+    "YAML file of settings that differ from the defaults, or a recipe's name. Flags win over it."
+)
 _HELP = "Prints this."
 
 
@@ -29,7 +31,9 @@ def render_help(program: str, settings_class: Any, command: Command) -> str:
     """The page, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
     lines = textwrap.wrap(_usage(program, settings_class, command), width, subsequent_indent="  ")
-    for paragraph in [command.description] if command.description else describe_class(settings_class):
+    for paragraph in (
+        [command.description] if command.description else describe_class(settings_class)
+    ):
         lines += ["", *textwrap.wrap(paragraph, width)]
     for heading, rows in _groups(settings_class, command, width):
         lines += ["", f"{heading}:", *rows] if rows else []
@@ -38,7 +42,10 @@ def render_help(program: str, settings_class: Any, command: Command) -> str:
 
 def _usage(program: str, settings_class: Any, command: Command) -> str:
     hints = typing.get_type_hints(settings_class)
-    words = [f"{name.upper()} ..." if item_of(hints[name]) else name.upper() for name in command.positionals]
+    words = [
+        f"{name.upper()} ..." if item_of(hints[name]) else name.upper()
+        for name in command.positionals
+    ]
     flags = [_as_flag(name, hints[name]) for name in _needed(settings_class, command)]
     return " ".join(["usage:", program, *words, *flags, "[flags]"])
 
@@ -50,13 +57,17 @@ def _as_flag(name: str, hint: Any) -> str:
 def _needed(settings_class: Any, command: Command) -> list[str]:
     """Fields that a flag or a file has to give."""
     fields = dataclasses.fields(settings_class)
-    return [field.name for field in fields if is_needed(field) and field.name not in command.positionals]
+    return [
+        field.name for field in fields if is_needed(field) and field.name not in command.positionals
+    ]
 
 
 def _groups(settings_class: Any, command: Command, width: int) -> Iterator[tuple[str, list[str]]]:
     """Headings and the rows under each: what has to be given, what every command takes, and the class's own."""
     needed = _needed(settings_class, command)
-    words = [_row(name.upper(), field_help(settings_class, name), width) for name in command.positionals]
+    words = [
+        _row(name.upper(), field_help(settings_class, name), width) for name in command.positionals
+    ]
     yield "required", [*itertools.chain(*words), *_rows(settings_class, needed, "--", width)]
     yield "general", [*_row("--config FILE", _CONFIG, width), *_row("--help", _HELP, width)]
     left_out = {*command.positionals, *needed, *command.unused}
@@ -73,7 +84,9 @@ def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) ->
         hint, meaning = hints[name], field_help(settings_class, name)
         if section := section_of(hint):
             yield from ("", *textwrap.wrap(f"{prefix}{name}.*: {meaning}", width))
-            yield from _rows(section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width)
+            yield from _rows(
+                section, list(typing.get_type_hints(section)), f"{prefix}{name}.", width
+            )
             continue
         default = field_default(fields[name])
         said = f"{meaning} (default:{_NO_BREAK}{default})" if default else meaning
@@ -95,7 +108,9 @@ def _item_rows(item: Any, listed: str, flags: dict[str, Any], width: int) -> Ite
 
 def _row(name: str, meaning: str, width: int) -> list[str]:
     indent = " " * (_INDENT + 2)
-    lines = textwrap.wrap(meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
     lines = [line.replace(_NO_BREAK, " ") for line in lines]
     if len(name) > _INDENT - 2 or not lines:
         return [f"  {name}", *lines]
@@ -119,7 +134,11 @@ def field_default(field: "dataclasses.Field[Any]") -> str:
     value = field.default_factory() if callable(field.default_factory) else field.default
     if isinstance(value, list | dict):
         return " ".join(map(str, value))
-    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if isinstance(value, bool | None)
+        else str(value)
+    )
 
 
 def describe_class(settings_class: Any) -> list[str]:

@@ -19,7 +19,9 @@ OLD_NAMES = {
 """A name that a flag or key had, and the one that means the same in every command."""
 
 _DATASET_DECIDES = "is not needed: the dataset decides it"
-_RANKS_DECIDE = "is not needed: --global_batch counts all ranks, and --micro_tokens bounds the memory of one"
+_RANKS_DECIDE = (
+    "is not needed: --global_batch counts all ranks, and --micro_tokens bounds the memory of one"
+)
 _CONTINUES = "is not needed: the same command again continues"
 _MASKS_ARE_BUILT = "is not needed: the masks are made when the dataset is built"
 OTHER_PROGRAMS = {
@@ -107,7 +109,10 @@ NOT_NEEDED = {
     "line_by_line": "is not there: an instance is a pair of segments of documents",
     "pad_to_max_length": "is not needed: batches are packed, so they have no padding",
     **dict.fromkeys(("masking", "mlm_prob", "mlm_probability"), _MASKS_ARE_BUILT),
-    **dict.fromkeys(("max_predictions_per_seq", "vocab_file", "do_lower_case", "tokenizer_name"), _DATASET_DECIDES),
+    **dict.fromkeys(
+        ("max_predictions_per_seq", "vocab_file", "do_lower_case", "tokenizer_name"),
+        _DATASET_DECIDES,
+    ),
     "dataloader_num_workers": "is not needed: --reading.buffer_bytes bounds what is read ahead",
 }
 """A flag of another program that has no counterpart in a command, and why."""

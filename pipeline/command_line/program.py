@@ -1,9 +1,10 @@
 """Command lines over frozen dataclasses: `PROGRAM COMMAND [flags]`, one settings class and one function per command.
 
-A leaf that `python -m pipeline`, `python -m trainer` and `beambert` stand on. Files of `--config` state differences
-from the defaults, flags win over files wherever they stand, and an unknown key fails with the nearest that exists. A
-user's fault ends with one message on standard error and exit code 2, Ctrl-C with one line and 130. What needs a package
-is imported by the function that needs it, so that a missing package is such a fault too.
+A leaf that `python -m pipeline`, `python -m trainer` and `beambert` stand on. Files of `--config`
+state differences from the defaults, flags win over files wherever they stand, and an unknown key
+fails with the nearest that exists. A user's fault ends with one message on standard error and exit
+code 2, Ctrl-C with one line and 130. What needs a package is imported by the function that needs
+it, so that a missing package is such a fault too.
 """
 
 import difflib
@@ -28,10 +29,13 @@ USER_FAULTS = (
 TRACEBACK_VARIABLE = "BEAMBERT_TRACEBACK"
 
 
-def run_program(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None) -> int:
+def run_program(
+    program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None = None
+) -> int:
     """Runs the command that `argv` (default: the process's arguments) names and returns its exit code.
 
-    Where nobody reads what it prints any more, as behind `| head`, it ends silently as a signal would end it.
+    Where nobody reads what it prints any more, as behind `| head`, it ends silently as a signal
+    would end it.
     """
     try:
         try:
@@ -52,7 +56,9 @@ def _has_no_reader(descriptor: int) -> bool:
     return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
-def _run_command(program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None) -> int:
+def _run_command(
+    program: str, description: str, commands: dict[str, Command], argv: Sequence[str] | None
+) -> int:
     arguments, remainder = _cut_at_separator(list(sys.argv[1:] if argv is None else argv))
     arguments = _drop_launcher_rank(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -66,7 +72,9 @@ def _run_command(program: str, description: str, commands: dict[str, Command], a
         with interruption.watched():
             if name not in commands:
                 raise ValueError(_unknown_command(name, commands))
-            return _call(f"{program} {name}", commands[name], arguments[1:], remainder, interruption)
+            return _call(
+                f"{program} {name}", commands[name], arguments[1:], remainder, interruption
+            )
     except KeyboardInterrupt as error:
         return interruption.report(error)
     except USER_FAULTS as fault:
@@ -130,7 +138,8 @@ def parse_settings(program: str, command: Command, arguments: Sequence[str]) -> 
     """Parses flags and config files into the command's settings.
 
     Raises:
-        ValueError: An unknown flag or key (the message has the nearest), a wrong type or a missing value.
+        ValueError: An unknown flag or key (the message has the nearest), a wrong type or a missing
+            value.
     """
     from pipeline.command_line.flags import parse_words
 
@@ -167,7 +176,9 @@ def _drop_launcher_rank(arguments: list[str]) -> list[str]:
 
 def _overview(program: str, description: str, commands: dict[str, Command]) -> str:
     width = max(map(len, commands))
-    rows = "\n".join(f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items())
+    rows = "\n".join(
+        f"  {name.ljust(width)}  {command.summary}" for name, command in commands.items()
+    )
     return (
         f"usage: {program} COMMAND [flags]\n\n{description}\n\ncommands:\n{rows}\n\n"
         f"{program} COMMAND --help lists a command's flags.\n{program} --version says which version this is."

@@ -22,7 +22,11 @@ def find_config(name: str) -> Path:
     if "." in name or "/" in name:
         raise FileNotFoundError(f"no configuration file {name}")
     nearest = suggest(name, recipes)
-    known = f"did you mean {' or '.join(nearest)}?" if nearest else f"the recipes are {', '.join(recipes)}"
+    known = (
+        f"did you mean {' or '.join(nearest)}?"
+        if nearest
+        else f"the recipes are {', '.join(recipes)}"
+    )
     raise FileNotFoundError(f"no configuration file or recipe {name}; {known}")
 
 

@@ -1,7 +1,8 @@
 """Values of settings, from YAML nodes to the types that a settings class states, with messages that name the place.
 
-A file's nodes carry file and line; a word of the command line is a node without either. What was given is kept as a
-tree of names, whose leaves are nodes, until everything is known; only then objects are made of it.
+A file's nodes carry file and line; a word of the command line is a node without either. What was
+given is kept as a tree of names, whose leaves are nodes, until everything is known; only then
+objects are made of it.
 """
 
 import dataclasses
@@ -32,7 +33,9 @@ class Loader(yaml.SafeLoader):
 
 
 Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
 )
 
 
@@ -52,9 +55,13 @@ def parse_yaml(text: str, name: str, *, is_file: bool) -> yaml.Node | None:
     except yaml.YAMLError as error:
         raise ValueError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise ValueError(f"{name}: not YAML that settings need: brackets are nested too deeply") from error
+        raise ValueError(
+            f"{name}: not YAML that settings need: brackets are nested too deeply"
+        ) from error
     if root is not None and _count_nodes(root, {}) > _MOST_NODES:
-        raise ValueError(f"{name}: its aliases stand for more than {_MOST_NODES:,} values; write out what is meant")
+        raise ValueError(
+            f"{name}: its aliases stand for more than {_MOST_NODES:,} values; write out what is meant"
+        )
     return root
 
 
@@ -64,7 +71,11 @@ def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
         return 1
     if id(node) not in counted:
         counted[id(node)] = _MOST_NODES + 1
-        inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in node.value for each in pair]
+        inner = (
+            node.value
+            if isinstance(node, yaml.SequenceNode)
+            else [each for pair in node.value for each in pair]
+        )
         counted[id(node)] = 1 + sum(_count_nodes(each, counted) for each in inner)
     return counted[id(node)]
 
@@ -85,7 +96,9 @@ def line_of(node: yaml.Node) -> str:
     return f"{mark.name}:{mark.line + 1}: " if mark is not None and mark.name else ""
 
 
-def read_section(node: yaml.Node | None, settings_class: Any, prefix: str = "", program: str = "") -> Tree:
+def read_section(
+    node: yaml.Node | None, settings_class: Any, prefix: str = "", program: str = ""
+) -> Tree:
     """What a mapping gives of a settings class.
 
     Raises:
@@ -107,7 +120,9 @@ def read_section(node: yaml.Node | None, settings_class: Any, prefix: str = "", 
         if hint is None and (answer := renamed(settings_class, name, mark=prefix)):
             raise ValueError(f"{line_of(key_node)}{key} {answer}")
         if hint is None:
-            raise ValueError(f"{line_of(key_node)}unknown key {key}; {_help_with(key, settings_class, program)}")
+            raise ValueError(
+                f"{line_of(key_node)}unknown key {key}; {_help_with(key, settings_class, program)}"
+            )
         section = section_of(hint)
         is_nested = section and isinstance(value, yaml.MappingNode)
         given[name] = read_section(value, section, f"{key}.", program) if is_nested else value
@@ -142,13 +157,19 @@ def make(settings_class: Any, tree: Tree, prefix: str = "", base: Any = None) ->
     """An object of a settings class.
 
     Raises:
-        ValueError: A value of another type than the field's, one that is missing or one that the class refuses.
+        ValueError: A value of another type than the field's, one that is missing or one that the
+            class refuses.
     """
-    hints, values = typing.get_type_hints(settings_class), dict(vars(base)) if base is not None else {}
+    hints, values = (
+        typing.get_type_hints(settings_class),
+        dict(vars(base)) if base is not None else {},
+    )
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
-            values[name] = make(section_of(hints[name]), value, f"{key}.", _default_of(settings_class, name))
+            values[name] = make(
+                section_of(hints[name]), value, f"{key}.", _default_of(settings_class, name)
+            )
         else:
             values[name] = convert(value, hints[name], key)
     try:
@@ -159,7 +180,11 @@ def make(settings_class: Any, tree: Tree, prefix: str = "", base: Any = None) ->
 
 def missing_fields(settings_class: Any, tree: Tree) -> list[str]:
     """Names of the fields that have no default and were not given."""
-    return [field.name for field in dataclasses.fields(settings_class) if is_needed(field) and field.name not in tree]
+    return [
+        field.name
+        for field in dataclasses.fields(settings_class)
+        if is_needed(field) and field.name not in tree
+    ]
 
 
 def is_needed(field: "dataclasses.Field[Any]") -> bool:
@@ -194,7 +219,9 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
     try:
         return _convert_kind(node, kind, key)
     except _UnfitError:
-        raise ValueError(f"{place_of(node, key)}: found {_shown(node)}, expected {describe_type(hint)}") from None
+        raise ValueError(
+            f"{place_of(node, key)}: found {_shown(node)}, expected {describe_type(hint)}"
+        ) from None
 
 
 class _UnfitError(Exception):
@@ -208,7 +235,10 @@ def _convert_kind(node: yaml.Node, kind: Any, key: str) -> Any:
             raise _UnfitError
         is_words = not line_of(node) and not dataclasses.is_dataclass(inner[0])
         keys = (key if is_words else f"{key}[{index}]" for index in range(len(node.value)))
-        return [convert(each, inner[0], each_key) for each, each_key in zip(node.value, keys, strict=True)]
+        return [
+            convert(each, inner[0], each_key)
+            for each, each_key in zip(node.value, keys, strict=True)
+        ]
     if origin is dict:
         return _plain_mapping(node, key)
     if dataclasses.is_dataclass(kind):
@@ -297,7 +327,9 @@ def describe_type(hint: Any) -> str:
 
 def _example(kind: Any) -> str:
     if dataclasses.is_dataclass(kind):
-        return "[{" + ", ".join(f"{field.name}: ..." for field in dataclasses.fields(kind)[:2]) + "}]"
+        return (
+            "[{" + ", ".join(f"{field.name}: ..." for field in dataclasses.fields(kind)[:2]) + "}]"
+        )
     return {int: "[1, 2]", float: "[0.1, 0.2]"}.get(kind, "[a, b]")
 
 
@@ -316,7 +348,9 @@ def _help_with(key: str, settings_class: Any, program: str) -> str:
     names = list(typing.get_type_hints(settings_class))
     nearest = suggest(name, names if level else known_keys(settings_class))
     if nearest:
-        return f"did you mean {' or '.join(f'{level}.{each}' if level else each for each in nearest)}?"
+        return (
+            f"did you mean {' or '.join(f'{level}.{each}' if level else each for each in nearest)}?"
+        )
     return f"the keys there are {', '.join(names)}" if level else f"{program} --help lists the keys"
 
 

@@ -1,7 +1,8 @@
 """Input files of any layout and place to documents: found, cut into parts, read as a stream.
 
-`parts` says which bytes a task reads and `read` reads them: `files` and `compression` give blocks, `encoding` and
-`lines` lines of UTF-8, one module a layout records of them, and `formats` puts these together.
+`parts` says which bytes a task reads and `read` reads them: `files` and `compression` give blocks,
+`encoding` and `lines` lines of UTF-8, one module a layout records of them, and `formats` puts these
+together.
 """
 
 from dataclasses import dataclass

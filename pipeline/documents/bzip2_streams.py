@@ -1,7 +1,7 @@
 """The bzip2 streams that start in a range of a file, so that many are read in parallel.
 
-A stream's header and the mark of its first block are 80 fixed bits on a byte boundary, which compressed data holds by
-chance once in 10^24 bytes.
+A stream's header and the mark of its first block are 80 fixed bits on a byte boundary, which
+compressed data holds by chance once in 10^24 bytes.
 """
 
 import re
@@ -55,4 +55,6 @@ def read_streams(blocks: Iterable[bytes], file_range: FileRange) -> Iterator[tup
                 decoder, is_ours = make_decoder(".bz2"), position - len(rest) < end
                 yield b"", is_ours  # before the next is decompressed: what is ours may be complete
     if is_inside:
-        raise ValueError(f"{url}: the bzip2 data ends in the middle of a stream; fetch or write the file again")
+        raise ValueError(
+            f"{url}: the bzip2 data ends in the middle of a stream; fetch or write the file again"
+        )

@@ -1,13 +1,20 @@
 """What the format `auto` means for the files of a source: each by its name and first bytes, plain text by all of them.
 
-Whether a plain text is one document or many with blank lines between them is decided for a source, never for a file
-alone, and where the evidence does not suffice the user has to say it: both errors would be silent.
+Whether a plain text is one document or many with blank lines between them is decided for a source,
+never for a file alone, and where the evidence does not suffice the user has to say it: both errors
+would be silent.
 """
 
 from collections.abc import Sequence
 
 from pipeline.documents.encoding import head_to_utf8
-from pipeline.documents.files import TAIL_BLOCK_BYTES, FileRange, StorageOptions, read_blocks, read_head
+from pipeline.documents.files import (
+    TAIL_BLOCK_BYTES,
+    FileRange,
+    StorageOptions,
+    read_blocks,
+    read_head,
+)
 from pipeline.documents.formats import FORMATS, detect_format
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
 from pipeline.documents.zip_archive import SUFFIX as ZIP
@@ -40,7 +47,9 @@ def choose_formats(
 
 def _detect(file: File, storage_options: StorageOptions) -> str:
     url, size = file
-    return "auto" if url.endswith(ZIP) else detect_format(url, read_head(url, size, storage_options))
+    return (
+        "auto" if url.endswith(ZIP) else detect_format(url, read_head(url, size, storage_options))
+    )
 
 
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
@@ -57,7 +66,9 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
     if is_sure and not is_plain and (len(files) == 1 or blocks >= _LEAST_BLOCKS_OF_MANY_FILES):
         return True
     url, own = min(likely.items(), key=lambda each: (each[1].is_sure, each[0]))
-    raise ValueError(f"{url}: its beginning has {own}{_among(len(likely), len(seen))}; {WHICH_FLAG}")
+    raise ValueError(
+        f"{url}: its beginning has {own}{_among(len(likely), len(seen))}; {WHICH_FLAG}"
+    )
 
 
 def _among(likely: int, seen: int) -> str:
@@ -66,8 +77,12 @@ def _among(likely: int, seen: int) -> str:
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
     head = b""
-    for block in read_blocks(FileRange(url, 0, min(size, TAIL_BLOCK_BYTES), size, "text"), storage_options):
+    for block in read_blocks(
+        FileRange(url, 0, min(size, TAIL_BLOCK_BYTES), size, "text"), storage_options
+    ):
         head += block
         if len(head) > TAIL_BLOCK_BYTES:
             break
-    return look_at_lines(head_to_utf8(head).decode(errors="replace"), is_whole=len(head) <= TAIL_BLOCK_BYTES)
+    return look_at_lines(
+        head_to_utf8(head).decode(errors="replace"), is_whole=len(head) <= TAIL_BLOCK_BYTES
+    )

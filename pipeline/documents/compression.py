@@ -13,10 +13,12 @@ from tokenizer.compiled import load
 compiled: Any = load("pipeline.documents._bzip2")
 """The compiled module, or None where Python's bz2 is to be used: the same text, in twice the time."""
 
-# English text shrinks to a third or a tenth, tables and logs to a hundredth; bombs start at a thousandth.
+# English text shrinks to a third or a tenth, tables and logs to a hundredth; bombs start at a
+# thousandth.
 MAX_RATIO = 250
 FREE_BYTES = 64 * 2**20
-# What one slice can become bounds memory: 128 MiB for the worst zstd, 4 MiB for the worst gzip, some 10 KiB of text.
+# What one slice can become bounds memory: 128 MiB for the worst zstd, 4 MiB for the worst gzip,
+# some 10 KiB of text.
 _SLICE_BYTES = 4096
 _MAX_TEXT_BYTES = 2**20  # given at once by decoders that take a limit: bzip2 and xz
 
@@ -67,7 +69,9 @@ def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
                 decoder, rest = make_decoder(suffix), rest.lstrip(b"\0")
     if is_inside:
         codec = _CODECS[suffix][0]
-        raise ValueError(f"{url}: the {codec} data ends in the middle of a frame; fetch or write the file again")
+        raise ValueError(
+            f"{url}: the {codec} data ends in the middle of a frame; fetch or write the file again"
+        )
 
 
 def make_decoder(suffix: str) -> Any:

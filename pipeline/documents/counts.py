@@ -18,7 +18,9 @@ _SAID_OF_REASONS = {
 }
 
 
-def format_counts(counters: Mapping[str, Mapping[str, int]], without_text: Sequence[str] = ()) -> list[str]:
+def format_counts(
+    counters: Mapping[str, Mapping[str, int]], without_text: Sequence[str] = ()
+) -> list[str]:
     """Lines for people.
 
     Args:
@@ -28,7 +30,9 @@ def format_counts(counters: Mapping[str, Mapping[str, int]], without_text: Seque
     return [
         *(_format_kept(name, own) for name, own in counters.items()),
         *_format_drops(counters),
-        *_format_files(sum(own.get("files_without_text", 0) for own in counters.values()), without_text),
+        *_format_files(
+            sum(own.get("files_without_text", 0) for own in counters.values()), without_text
+        ),
     ]
 
 
@@ -43,7 +47,9 @@ def _format_kept(name: str, counters: Mapping[str, int]) -> str:
 
 def _format_drops(counters: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     num_read = sum(own.get("documents_read", 0) for own in counters.values())
-    for reason in sorted({name for own in counters.values() for name in own if name.startswith(_DROPPED)}):
+    for reason in sorted(
+        {name for own in counters.values() for name in own if name.startswith(_DROPPED)}
+    ):
         numbers = {name: own[reason] for name, own in counters.items() if own.get(reason)}
         if numbers:
             said = _SAID_OF_REASONS.get(

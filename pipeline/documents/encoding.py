@@ -40,7 +40,9 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
     for block in stream:
         yield decoder.decode(block).encode("utf-8", "surrogatepass")
     if decoder.getstate()[0]:
-        raise ValueError(f"{url}: the UTF-16 text ends in the middle of a character; fetch or write the file again")
+        raise ValueError(
+            f"{url}: the UTF-16 text ends in the middle of a character; fetch or write the file again"
+        )
 
 
 def _refuse_others(head: bytes, url: str) -> None:
@@ -49,14 +51,24 @@ def _refuse_others(head: bytes, url: str) -> None:
     is_utf32 = first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
     has_gaps = len(first) >= _SHORTEST_SIGN and not (any(first[::2]) and any(first[1::2]))
     if is_utf32 or has_gaps:
-        found = "UTF-32" if is_utf32 else "a zero in every second byte, as UTF-16 without a byte order mark has"
-        raise ValueError(f"{url}: found {found}, expected UTF-8, or UTF-16 with a byte order mark; convert it by iconv")
+        found = (
+            "UTF-32"
+            if is_utf32
+            else "a zero in every second byte, as UTF-16 without a byte order mark has"
+        )
+        raise ValueError(
+            f"{url}: found {found}, expected UTF-8, or UTF-16 with a byte order mark; convert it by iconv"
+        )
 
 
 def head_to_utf8(head: bytes) -> bytes:
     """The first bytes of a file as UTF-8 without a mark."""
     encoding = _UTF16.get(head[:MARK_BYTES])
-    return head[MARK_BYTES:].decode(encoding, "ignore").encode() if encoding else head.removeprefix(UTF8_MARK)
+    return (
+        head[MARK_BYTES:].decode(encoding, "ignore").encode()
+        if encoding
+        else head.removeprefix(UTF8_MARK)
+    )
 
 
 def decode(data: bytes) -> str:
@@ -64,7 +76,5 @@ def decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        found = (
-            f"found the byte 0x{data[error.start]:02x} ({error.reason}), expected UTF-8; convert the file with iconv"
-        )
+        found = f"found the byte 0x{data[error.start]:02x} ({error.reason}), expected UTF-8; convert the file with iconv"
         raise BadDocumentError("not_utf8", found, data.count(b"\n", 0, error.start)) from error

@@ -69,7 +69,9 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
     """
     blocks = read_stored(file_range, storage_options)
     if file_range.meter:
-        blocks = file_range.meter.passed(slices(blocks) if is_compressed(file_range.url) else blocks)
+        blocks = file_range.meter.passed(
+            slices(blocks) if is_compressed(file_range.url) else blocks
+        )
     return decompress(blocks, file_range.url) if is_compressed(file_range.url) else blocks
 
 
@@ -95,7 +97,9 @@ def open_sized(file_range: FileRange, storage_options: StorageOptions = None) ->
     return folder, name
 
 
-def read_head(url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES) -> bytes:
+def read_head(
+    url: str, size: int, storage_options: StorageOptions = None, num_bytes: int = TAIL_BLOCK_BYTES
+) -> bytes:
     """The first bytes of a file, decompressed: `num_bytes`, or as many as its compressed start gives.
 
     One request, or a few where the first block of a compressed file is long; its size is believed.
@@ -109,7 +113,11 @@ def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[b
     """Ranged reads with a length check: some stores cut a body short without an error."""
     start = max(0, file_range.start - 1)
     while start < file_range.size:
-        stop = min(start + BLOCK_BYTES, file_range.end) if start < file_range.end else start + TAIL_BLOCK_BYTES
+        stop = (
+            min(start + BLOCK_BYTES, file_range.end)
+            if start < file_range.end
+            else start + TAIL_BLOCK_BYTES
+        )
         stop = min(stop, file_range.size)
         yield folder.read_range(name, start, stop)
         start = stop

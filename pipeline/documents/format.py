@@ -27,7 +27,8 @@ class Format:
     """A layout of text. One that neither splits nor reads makes every file one document.
 
     Attributes:
-        parse: The text of a record: of its decoded bytes, the record, its range and the field that holds text.
+        parse: The text of a record: of its decoded bytes, the record, its range and the field that
+            holds text.
         takes_bytes: Whether `parse` decodes the bytes itself.
         detect: Whether a file begins like this; without it, only users choose the format.
         split: Lines to the records that belong to a range; also reads members of archives.

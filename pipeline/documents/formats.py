@@ -1,18 +1,22 @@
 """The layouts of text: how a file becomes records, a record a text, and which range a document belongs to.
 
 - text: a file is a document.
-- text-blank-lines, sentence-lines: blank lines end a document; in the second a line is a sentence. It belongs to the
-  range in which the last blank line before it starts, the first one of a file to the range that starts at 0.
+- text-blank-lines, sentence-lines: blank lines end a document; in the second a line is a sentence.
+  It belongs to the range in which the last blank line before it starts, the first one of a file to
+  the range that starts at 0.
 - jsonl: a line is an object with a field of text. It belongs to the range its line starts in.
 - cirrus: the same of a dump for Elasticsearch, where a line before each object names the page.
-- wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts in.
-- mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's stream.
+- wikiextractor: lines from `<doc ...>` to `</doc>`. It belongs to the range its first line starts
+  in.
+- mediawiki: a page of an XML dump. It belongs to the range its tag starts in, in bzip2 that tag's
+  stream.
 - warc: a page of a WARC or WET file, which is not cut.
-- parquet: a row is a document, a column its text. Row group i of n belongs to the range of byte i * size // n.
+- parquet: a row is a document, a column its text. Row group i of n belongs to the range of byte i *
+  size // n.
 
 A zip archive holds files of these: a member belongs to the range its header starts in.
-So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range that starts at 0.
-A new layout is a file with its `Format` and a line in FORMATS.
+So any cut of a file into ranges gives every document once. UTF-16 belongs as a whole to the range
+that starts at 0. A new layout is a file with its `Format` and a line in FORMATS.
 """
 
 import sys
@@ -65,7 +69,11 @@ def read_records(
         members = read_members(file_range, storage_options)
         return (record for member in members for record in _read_member(member, file_range))
     layout = FORMATS[file_range.format]
-    if layout.is_text and file_range.num_bytes < file_range.size and _is_utf16(file_range, storage_options):
+    if (
+        layout.is_text
+        and file_range.num_bytes < file_range.size
+        and _is_utf16(file_range, storage_options)
+    ):
         if file_range.start > 0:
             return iter(())
         file_range = replace(file_range, end=file_range.size)
@@ -94,7 +102,9 @@ def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:
     layout = FORMATS[text_format]
     if layout.read or member.where.endswith(ZIP):
         kind = "zip archive" if member.where.endswith(ZIP) else text_format
-        raise ValueError(f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive")
+        raise ValueError(
+            f"{member.where}: found a {kind} in an archive, expected text; unpack the outer archive"
+        )
     if layout.split:
         whole = FileRange(member.where, 0, sys.maxsize, sys.maxsize, text_format)
         records = layout.split(split_file(member.blocks(), member.where), whole)
@@ -119,7 +129,9 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
     if record.error:
         raise record.error
     layout = format_of(record, file_range)
-    return layout.parse(record.data if layout.takes_bytes else decode(record.data), record, file_range, text_field)
+    return layout.parse(
+        record.data if layout.takes_bytes else decode(record.data), record, file_range, text_field
+    )
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
@@ -138,7 +150,8 @@ def is_plain(text_format: str, url: str) -> bool:
 def detect_format(url: str, head: bytes) -> str:
     """What "auto" means for a file: by its name, then by its first bytes; text otherwise.
 
-    Of plain text nothing is said of blank lines: `pipeline.documents.choose_formats` looks at all of a source.
+    Of plain text nothing is said of blank lines: `pipeline.documents.choose_formats` looks at all
+    of a source.
 
     Raises:
         ValueError: It is JSON, but not an object a line.

@@ -6,8 +6,8 @@ calls within paragraphs of articles in 110 languages. Pronunciations and notes a
 sentence reads better without.
 
 A row is `names = ways to show it`, each list divided by " | "; a row goes on behind a "|" at a
-line's end. The first way is taken all of whose arguments are given and not empty: `{1}` is the first
-argument without a name, `{text}` the one of this name, `{0}` the template's own name, `{~}` a
+line's end. The first way is taken all of whose arguments are given and not empty: `{1}` is the
+first argument without a name, `{text}` the one of this name, `{0}` the template's own name, `{~}` a
 measure (numbers and the words between them, to the first unit), `_` a space. The first letter of a
 name is small or large.
 """
@@ -136,7 +136,9 @@ def templates() -> dict[str, str]:
         found.setdefault(f"lang-{code}", "{1}|{text}")
     for number in range(2, 100):
         found.setdefault(f"{number}e", "{0} {1}|{0}")
-    for tens, unit in product(("", "X", "XX"), ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")):
+    for tens, unit in product(
+        ("", "X", "XX"), ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")
+    ):
         if len(tens + unit) > 1:
             found.setdefault(tens + unit, "{0}")
         found.setdefault(f"{tens}{unit}e siècle", "{0}")
@@ -149,7 +151,8 @@ def templates() -> dict[str, str]:
 def find(call: str) -> str:
     """The name of `templates` that a call begins with, or nothing: "lang" of "lang|fr|mot".
 
-    A name that ends with a colon has its first argument behind it: "formatnum:" of "formatnum:1000".
+    A name that ends with a colon has its first argument behind it: "formatnum:" of
+    "formatnum:1000".
     """
     name = call.partition("|")[0].strip()
     if name in templates():
@@ -204,7 +207,8 @@ def hash_table() -> bytes:
     """The templates for the compiled reader: `NUM_SLOTS` numbers of 32 bits, and the rows that they point to, or 0.
 
     A row is a name and its ways, each with a zero byte behind it. It lies in the slot of its name's
-    FNV-1a hash, or in the first empty one behind it. Behind the last row, a name's bytes can be read.
+    FNV-1a hash, or in the first empty one behind it. Behind the last row, a name's bytes can be
+    read.
     """
     assert len(templates()) < NUM_SLOTS / 2, f"{len(templates())} templates in {NUM_SLOTS} slots"
     slots, rows = [0] * NUM_SLOTS, bytearray()

@@ -9,7 +9,9 @@ from pipeline.documents.files import FileRange
 from pipeline.documents.format import Beginning, Format
 from pipeline.documents.records import BadDocumentError, Line, Record, too_long
 
-TO_JSON_LINES = "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
+TO_JSON_LINES = (
+    "an array becomes such lines by `jq -c '.[]' FILE > FILE.jsonl`, a single object by `jq -c .`"
+)
 
 _LOOKS_LIKE_JSON = re.compile(rb'\{\s*["}]')
 _LOOKS_LIKE_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\[{]|"(?:[^"\\\n]|\\.)*"\s*[,\]])')
@@ -43,12 +45,12 @@ def parse_jsonl(text: str, text_field: str) -> str:
         message = f"found no JSON ({error}), expected an object in one line{hint}"
         raise BadDocumentError("not_json", message) from error
     if not isinstance(found, dict):
-        message = f"found a JSON {type(found).__name__}, expected an object with fields; {TO_JSON_LINES}"
+        message = (
+            f"found a JSON {type(found).__name__}, expected an object with fields; {TO_JSON_LINES}"
+        )
         raise BadDocumentError("not_an_object", message)
     if text_field not in found:
-        message = (
-            f"found the fields {sorted(found)}, expected {text_field!r} among them; give the field as --text_field"
-        )
+        message = f"found the fields {sorted(found)}, expected {text_field!r} among them; give the field as --text_field"
         raise BadDocumentError("no_text_field", message)
     value = found[text_field]
     if not isinstance(value, str):
@@ -78,4 +80,6 @@ CIRRUS = Format(
     lambda beginning: bool(_BEGINS_WITH_ACTION.match(beginning.text)),
     split_cirrus,
 )
-JSONL = Format(lambda text, _, __, text_field: parse_jsonl(text, text_field), _is_jsonl, split_jsonl)
+JSONL = Format(
+    lambda text, _, __, text_field: parse_jsonl(text, text_field), _is_jsonl, split_jsonl
+)

@@ -28,7 +28,9 @@ def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
     yield from lines
 
 
-def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions = None) -> int:
+def count_line_ends(
+    file_range: FileRange, stop: int, storage_options: StorageOptions = None
+) -> int:
     """Lines of a plain file that end before the byte `stop`; reads all of it, for messages."""
     before = FileRange(file_range.url, 0, stop, file_range.size, file_range.format)
     count, offset = 0, 0

@@ -56,7 +56,10 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
     if place.is_local:
         return found
     name = filesystem.unstrip_protocol
-    return Listing({name(each): size for each, size in found.sizes.items()}, [name(each) for each in found.left_out])
+    return Listing(
+        {name(each): size for each, size in found.sizes.items()},
+        [name(each) for each in found.left_out],
+    )
 
 
 def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:
@@ -70,7 +73,9 @@ def would_list(pattern: str, folder: str, storage_options: StorageOptions = None
     if place.ask(lambda: place.filesystem.isdir(path)):
         return f"{below}/".startswith(f"{path}/")
     matches = re.compile(glob_translate(path)).match
-    return bool(_MAGIC.search(path)) and any(matches(f"{below}/{name}") for name in _WRITTEN_BY_A_BUILD)
+    return bool(_MAGIC.search(path)) and any(
+        matches(f"{below}/{name}") for name in _WRITTEN_BY_A_BUILD
+    )
 
 
 def _real(path: str) -> str:

@@ -1,8 +1,8 @@
 """MediaWiki XML dumps: every article is a document, the last of its revisions.
 
-A page belongs to the range its `<page>` starts in; in bzip2, to the range the stream that holds this tag starts in.
-Text escapes "<", so the tags are found without parsing; each page is then parsed by itself, and no dump needs a DTD:
-one that declares entities is refused.
+A page belongs to the range its `<page>` starts in; in bzip2, to the range the stream that holds
+this tag starts in. Text escapes "<", so the tags are found without parsing; each page is then
+parsed by itself, and no dump needs a DTD: one that declares entities is refused.
 """
 
 import re
@@ -64,9 +64,15 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
     """
     hidden = _read_hidden_prefixes(file_range, storage_options)
     is_last = file_range.end == file_range.size
-    for offset, data, error in split_pages(_read_range(file_range, storage_options), file_range.url, is_last):
+    for offset, data, error in split_pages(
+        _read_range(file_range, storage_options), file_range.url, is_last
+    ):
         place = f"page at byte {offset} of the text from byte {file_range.start} on"
-        yield Record(1, offset, b"", error, place) if error else make_record(data, offset, place, hidden)
+        yield (
+            Record(1, offset, b"", error, place)
+            if error
+            else make_record(data, offset, place, hidden)
+        )
 
 
 def _read_hidden_prefixes(file_range: FileRange, storage_options: StorageOptions) -> frozenset[str]:
@@ -105,7 +111,9 @@ def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
     yield from blocks
 
 
-def split_pages(blocks: Blocks, url: str, is_last: bool) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
+def split_pages(
+    blocks: Blocks, url: str, is_last: bool
+) -> Iterator[tuple[int, bytes, BadDocumentError | None]]:
     """Offset, bytes and error of every page that starts in blocks that are ours.
 
     Args:
@@ -136,7 +144,10 @@ def split_pages(blocks: Blocks, url: str, is_last: bool) -> Iterator[tuple[int, 
             else:
                 _refuse_declarations(data[:at], url)
                 end = at
-            is_inside, is_too_long = found == _OPEN and not (limit is not None and base + at >= limit), False
+            is_inside, is_too_long = (
+                found == _OPEN and not (limit is not None and base + at >= limit),
+                False,
+            )
             if found == _OPEN and not is_inside:
                 return
             scan = len(_OPEN) if found == _OPEN else 0
@@ -163,7 +174,8 @@ def split_pages(blocks: Blocks, url: str, is_last: bool) -> Iterator[tuple[int, 
 def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
     if not is_closed:
         return BadDocumentError(
-            "unclosed_page", "found <page> without its </page> before the next one or the file's end"
+            "unclosed_page",
+            "found <page> without its </page> before the next one or the file's end",
         )
     return too_long() if is_too_long else None
 
@@ -198,7 +210,9 @@ class Page(NamedTuple):
     text: bytes = b""
 
 
-def make_record(data: bytes, offset: int, place: str, hidden: frozenset[str] = frozenset()) -> Record:
+def make_record(
+    data: bytes, offset: int, place: str, hidden: frozenset[str] = frozenset()
+) -> Record:
     """The record of one page, in whose text links of hidden prefixes are not shown."""
     try:
         page = _read_plain_page(data) or parse_page(data)
@@ -226,7 +240,9 @@ def _read_plain_page(data: bytes) -> Page | None:
         return None
     model = _MODEL.search(before[0]) or _MODEL.search(behind[0])
     names = [before[1], before[3], before[2], model[1] if model else b"wikitext"]
-    title, number, namespace, kind = (wikitext.compiled.resolve_text(each, 0, len(each)).decode() for each in names)
+    title, number, namespace, kind = (
+        wikitext.compiled.resolve_text(each, 0, len(each)).decode() for each in names
+    )
     return Page(title, number, namespace, kind, bool(before[4]), text)
 
 
@@ -249,7 +265,9 @@ def parse_page(data: bytes) -> Page:
             found[field] += value
 
     def refuse(*_: Any) -> None:
-        raise BadDocumentError("declaration", "found a document type or an entity declaration in a page")
+        raise BadDocumentError(
+            "declaration", "found a document type or an entity declaration in a page"
+        )
 
     parser = expat.ParserCreate()
     parser.buffer_text = True

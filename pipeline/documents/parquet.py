@@ -1,7 +1,8 @@
 """Parquet: a row is a document, its text a column.
 
-Of n row groups, number i belongs to the range that holds the byte i * size // n of the file. What the file tells of its
-sizes is held to its bytes before Arrow takes memory for it (`pipeline.storage.parquet_footer`).
+Of n row groups, number i belongs to the range that holds the byte i * size // n of the file. What
+the file tells of its sizes is held to its bytes before Arrow takes memory for it
+(`pipeline.storage.parquet_footer`).
 """
 
 import io
@@ -14,7 +15,13 @@ from pipeline.documents.compression import FREE_BYTES, MAX_RATIO
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
-from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, dictionary_bytes, read_footer
+from pipeline.storage.parquet_footer import (
+    ColumnChunk,
+    DamagedParquetError,
+    check_pages,
+    dictionary_bytes,
+    read_footer,
+)
 
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 256
@@ -22,7 +29,9 @@ _BATCH_BYTES = 512 * 2**20
 """Any value of a dictionary may stand in every row, so fewer rows of a large one are taken at once."""
 
 
-def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOptions = None) -> Iterator[Record]:
+def read_rows(
+    file_range: FileRange, text_field: str, storage_options: StorageOptions = None
+) -> Iterator[Record]:
     """A record a row, lazily, some rows at a time; rows are counted from 1 in the whole file.
 
     Raises:
@@ -39,8 +48,12 @@ def read_rows(file_range: FileRange, text_field: str, storage_options: StorageOp
             _check_column(table, text_field, file_range.url)
             for group, first_row in _own_groups(table.metadata, file_range):
                 rows = checked.batch_rows(group)
-                batches = table.iter_batches(rows, row_groups=[group], columns=[text_field], use_threads=False)
-                yield from _read_batches(_metered(batches, file_range, table.metadata.num_rows), first_row)
+                batches = table.iter_batches(
+                    rows, row_groups=[group], columns=[text_field], use_threads=False
+                )
+                yield from _read_batches(
+                    _metered(batches, file_range, table.metadata.num_rows), first_row
+                )
         # Some of Arrow's own errors, and names that are no UTF-8, come as other kinds.
         except (
             DamagedParquetError, ArrowException, OSError, RuntimeError, MemoryError, OverflowError, UnicodeError,
@@ -64,7 +77,12 @@ class _CheckedFile(io.RawIOBase):
         super().__init__()
         self._file = file
         groups = read_footer(self._read_range, file_range.size)
-        chunks = [chunk for group in groups for chunk in group.columns if chunk.path[:1] == (text_field.encode(),)]
+        chunks = [
+            chunk
+            for group in groups
+            for chunk in group.columns
+            if chunk.path[:1] == (text_field.encode(),)
+        ]
         self._chunks = {chunk.start: chunk for chunk in chunks}
         self._groups = groups
         self._text_field = text_field.encode()
@@ -72,7 +90,9 @@ class _CheckedFile(io.RawIOBase):
 
     def batch_rows(self, group: int) -> int:
         """Rows of a row group to take at once, so that texts out of a dictionary do not take memory without end."""
-        chunks = [chunk for chunk in self._groups[group].columns if chunk.path[:1] == (self._text_field,)]
+        chunks = [
+            chunk for chunk in self._groups[group].columns if chunk.path[:1] == (self._text_field,)
+        ]
         largest = max((dictionary_bytes(self._read_range, chunk) for chunk in chunks), default=0)
         return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
 
@@ -109,7 +129,9 @@ def _most_bytes(stored: int) -> int:
 def _refuse_shared_bytes(chunks: Sequence[ColumnChunk]) -> None:
     for one, other in pairwise(sorted(chunks, key=lambda chunk: chunk.start)):
         if other.start < one.stop and other.stop > other.start:
-            raise DamagedParquetError(f"row groups share the bytes {other.start}-{one.stop}: a decompression bomb")
+            raise DamagedParquetError(
+                f"row groups share the bytes {other.start}-{one.stop}: a decompression bomb"
+            )
 
 
 def _own_groups(metadata: Any, file_range: FileRange) -> Iterator[tuple[int, int]]:

@@ -53,11 +53,14 @@ class Part:
 
 
 def find_inputs(
-    patterns: Sequence[str], storage_options: StorageOptions = None, left_out: list[str] | None = None
+    patterns: Sequence[str],
+    storage_options: StorageOptions = None,
+    left_out: list[str] | None = None,
 ) -> list[InputFile]:
     """Lists the files of paths, folders and globs (`**` too) at any fsspec URL: sorted by URL, each once.
 
-    A folder stands for every file below it but hidden ones and those that only speak of the data (docs/input.md).
+    A folder stands for every file below it but hidden ones and those that only speak of the data
+    (docs/input.md).
 
     Args:
         patterns: Paths, folders or globs.
@@ -77,7 +80,9 @@ def find_inputs(
         if left_out is not None:
             left_out += listing.left_out
     if not any(found.values()):
-        raise ValueError(f"{', '.join(patterns)}: found {len(found)} file(s), all empty; expected text to read")
+        raise ValueError(
+            f"{', '.join(patterns)}: found {len(found)} file(s), all empty; expected text to read"
+        )
     return [InputFile(url, found[url]) for url in sorted(found)]
 
 
@@ -89,7 +94,8 @@ def _but(listing: Listing) -> str:
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
     """Bytes of text in a part: at most `most`, fewer where a corpus would have less than 32 parts, but not below 1 MiB.
 
-    So the workers of a small build end together. The input alone decides: with other workers the parts stay the same.
+    So the workers of a small build end together. The input alone decides: with other workers the
+    parts stay the same.
     """
     text_bytes = sum(file.size * _ratio(file.url) for file in files)
     return min(most, max(_SMALLEST_PART_BYTES, -(-text_bytes // _LEAST_PARTS)))
@@ -104,7 +110,8 @@ def plan_parts(
 ) -> list[Part]:
     """Cuts files of one source into parts of at most `part_bytes` bytes of text, and gathers small ones up to that.
 
-    Compressed files and those that are one document stay whole, however large; compressed ones count four times.
+    Compressed files and those that are one document stay whole, however large; compressed ones
+    count four times.
 
     Args:
         files: What `find_inputs` found, in any order.
@@ -114,17 +121,22 @@ def plan_parts(
         wrapping: How lines of plain text become paragraphs.
 
     Raises:
-        ValueError: No such format or wrapping, or plain text that may be one document a file or many.
+        ValueError: No such format or wrapping, or plain text that may be one document a file or
+            many.
     """
     if wrapping not in WRAPPINGS:
         raise ValueError(f"wrapping is {wrapping!r}, expected one of {', '.join(WRAPPINGS)}")
     ordered = sorted(files, key=_by_url)
     source = ordered[0].source if ordered else 0
     assert all(file.source == source for file in ordered), "files of several sources in one plan"
-    formats = choose_formats([(file.url, file.size) for file in ordered], text_format, wrapping, storage_options)
+    formats = choose_formats(
+        [(file.url, file.size) for file in ordered], text_format, wrapping, storage_options
+    )
     files_found = zip(ordered, formats, strict=True)
     return _gather(
-        (r for file, found in files_found for r in _cut_file(file, found, part_bytes, wrapping)), source, part_bytes
+        (r for file, found in files_found for r in _cut_file(file, found, part_bytes, wrapping)),
+        source,
+        part_bytes,
     )
 
 
@@ -165,9 +177,15 @@ def _by_url(file: InputFile) -> str:
     return file.url
 
 
-def _cut_file(file: InputFile, text_format: str, part_bytes: int, wrapping: str) -> Iterator[FileRange]:
+def _cut_file(
+    file: InputFile, text_format: str, part_bytes: int, wrapping: str
+) -> Iterator[FileRange]:
     """Equal ranges of at most `part_bytes`, or the whole file."""
-    num_ranges = max(1, -(-file.size * _ratio(file.url) // part_bytes)) if may_be_cut(text_format, file.url) else 1
+    num_ranges = (
+        max(1, -(-file.size * _ratio(file.url) // part_bytes))
+        if may_be_cut(text_format, file.url)
+        else 1
+    )
     bounds = [file.size * i // num_ranges for i in range(num_ranges + 1)]
     for start, end in pairwise(bounds):
         yield FileRange(file.url, start, end, file.size, text_format, wrapping)

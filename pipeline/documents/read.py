@@ -34,10 +34,13 @@ def read_part(
         without_text: Takes the URL of every range that gives no text, while the stream is read.
 
     Raises:
-        ValueError: A malformed document, named by file and line; a file that changed or is broken, also when skipping.
+        ValueError: A malformed document, named by file and line; a file that changed or is broken,
+            also when skipping.
     """
     if on_bad_document not in ON_BAD_DOCUMENT:
-        raise ValueError(f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}")
+        raise ValueError(
+            f"on_bad_document is {on_bad_document!r}, expected one of {', '.join(ON_BAD_DOCUMENT)}"
+        )
     counts = {} if skipped is None else skipped
     kept = [] if examples is None else examples
     silent = [] if without_text is None else without_text
@@ -45,12 +48,16 @@ def read_part(
         document
         for file_range in part.ranges
         for document in _note_silence(
-            _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept), file_range, silent
+            _read_range(file_range, text_field, on_bad_document, counts, storage_options, kept),
+            file_range,
+            silent,
         )
     )
 
 
-def _note_silence(documents: Iterator[Document], file_range: FileRange, without_text: list[str]) -> Iterator[Document]:
+def _note_silence(
+    documents: Iterator[Document], file_range: FileRange, without_text: list[str]
+) -> Iterator[Document]:
     """The documents as they come; at their end notes whether all of them were blank."""
     has_text = False
     for document in documents:
@@ -81,7 +88,9 @@ def _read_range(
                 raise ValueError(f"{place}: {error}; {hint}") from error
             skipped[error.reason] = skipped.get(error.reason, 0) + 1
             text = record.data[:1000].decode(errors="replace")
-            add_example(examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text)
+            add_example(
+                examples, error.reason, f"{_describe_place(file_range, record)}: {error}", text
+            )
         else:
             is_split = format_of(record, file_range).has_sentence_lines
             yield Document(text, _describe_place(file_range, record), is_split)
@@ -98,7 +107,9 @@ def _describe_place(file_range: FileRange, record: Record) -> str:
     return f"{url}:{record.number}"
 
 
-def _find_fault(file_range: FileRange, record: Record, line: int, storage_options: StorageOptions) -> str:
+def _find_fault(
+    file_range: FileRange, record: Record, line: int, storage_options: StorageOptions
+) -> str:
     """FILE:LINE or FILE, PLACE of what is wrong; `line` counts from the record's first."""
     if record.place:
         return f"{file_range.url}, {record.place}"

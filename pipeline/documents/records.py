@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Reading, cleaning and splitting a text of 300 MB took 6.7 times its length in memory, 7.6 times in JSONL: some 4 GiB
-# for one this long.
+# Reading, cleaning and splitting a text of 300 MB took 6.7 times its length in memory, 7.6 times in
+# JSONL: some 4 GiB for one this long.
 MAX_DOCUMENT_BYTES = 512 * 2**20
 
 
@@ -87,7 +87,9 @@ class Gathered:
         if self.num_bytes > MAX_DOCUMENT_BYTES:
             record = Record(first.number, first.offset, b"", error or too_long())
         else:
-            record = Record(first.number, first.offset, b"\n".join(line.data for line in self.lines), error)
+            record = Record(
+                first.number, first.offset, b"\n".join(line.data for line in self.lines), error
+            )
         self.lines, self.num_bytes = [], 0
         return record
 

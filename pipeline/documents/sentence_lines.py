@@ -2,8 +2,8 @@
 
 Novels have blank lines too: between paragraphs, each a line or wrapped, or between chapters. They
 are told apart by two shares of the lines: those that end as a sentence does, few where lines are
-wrapped, and those that hold a single sentence, at most 0.77 in any of 37 novels and 65 speeches that
-have blocks of several lines; corpora for create_pretraining_data.py have over 0.9 of both.
+wrapped, and those that hold a single sentence, at most 0.77 in any of 37 novels and 65 speeches
+that have blocks of several lines; corpora for create_pretraining_data.py have over 0.9 of both.
 """
 
 import re
@@ -60,7 +60,9 @@ class Seen:
 
     def _reaches(self, shares: tuple[float, float]) -> bool:
         has_runs = self.lines >= _LEAST_LINES_PER_BLOCK * self.blocks
-        return self.has_enough and has_runs and self.ending >= shares[0] and self.single >= shares[1]
+        return (
+            self.has_enough and has_runs and self.ending >= shares[0] and self.single >= shares[1]
+        )
 
     def __str__(self) -> str:
         return (
@@ -101,4 +103,6 @@ def _is_stop(line: str, found: re.Match[str]) -> bool:
     if found[2].islower():
         return False
     before = line[max(0, found.start() - _LONGEST_ABBREVIATION - 1) : found.start()]
-    return found[1] != "." or (len(before) > _LONGEST_ABBREVIATION and not any(map(str.isspace, before)))
+    return found[1] != "." or (
+        len(before) > _LONGEST_ABBREVIATION and not any(map(str.isspace, before))
+    )

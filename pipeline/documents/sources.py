@@ -1,7 +1,7 @@
 """Named sources of a corpus, and how often each document of a source is used in a pass.
 
-A weight w uses a document floor(u + w (p + 1)) - floor(u + w p) times in pass p, u in [0, 1) coming from its id: over P
-passes w P times, up to one, spread evenly over passes and documents.
+A weight w uses a document floor(u + w (p + 1)) - floor(u + w p) times in pass p, u in [0, 1) coming
+from its id: over P passes w P times, up to one, spread evenly over passes and documents.
 """
 
 from collections.abc import Sequence
@@ -79,39 +79,53 @@ def check_sources(sources: Sequence[Source]) -> None:
     """Checks what the sources of a configuration say of themselves.
 
     Raises:
-        ValueError: Too many, one without a name or input, two of one name, or a weight out of range.
+        ValueError: Too many, one without a name or input, two of one name, or a weight out of
+            range.
     """
     if len(sources) > MAX_SOURCES:
-        raise ValueError(f"sources: found {len(sources)}, at most {MAX_SOURCES} can be told apart; join some of them")
+        raise ValueError(
+            f"sources: found {len(sources)}, at most {MAX_SOURCES} can be told apart; join some of them"
+        )
     names = [source.name for source in sources]
     for number, source in enumerate(sources):
         where = f"sources[{number}] ({source.name!r})"
         if not source.name.strip():
             raise ValueError(f"{where}: has no name; give it one, which reports and `inspect` show")
         if source.name in names[:number]:
-            raise ValueError(f"{where}: sources[{names.index(source.name)}] has that name too; give each its own")
+            raise ValueError(
+                f"{where}: sources[{names.index(source.name)}] has that name too; give each its own"
+            )
         if not source.input:
-            raise ValueError(f"{where}: input is empty; name files, folders or globs, or leave the source out")
+            raise ValueError(
+                f"{where}: input is empty; name files, folders or globs, or leave the source out"
+            )
         if not 0 < source.weight <= MAX_WEIGHT:
             raise ValueError(
                 f"{where}: weight is {source.weight}, expected more than 0 and at most {MAX_WEIGHT}; leave a source"
                 " out that shall not be used"
             )
         if Decimal(str(source.weight)) * UNIT % 1:
-            raise ValueError(f"{where}: weight is {source.weight}, expected at most 6 decimals, such as 0.333333")
+            raise ValueError(
+                f"{where}: weight is {source.weight}, expected at most 6 decimals, such as 0.333333"
+            )
 
 
 def count_factors(weights: Sequence[int]) -> list[int]:
     """What each source's word counts are multiplied by: the smallest whole numbers in the ratio of the weights.
 
-    Weights are taken to the thousandth, at least one, so that sums over any sample are exact where the learner adds.
+    Weights are taken to the thousandth, at least one, so that sums over any sample are exact where
+    the learner adds.
     """
     thousandths = [max(1, (weight * 1000 + UNIT // 2) // UNIT) for weight in weights]
     return [each // gcd(*thousandths) for each in thousandths]
 
 
 def choose_uses(
-    ids: Sequence[bytes], sources: npt.NDArray[np.uint8], weights: Sequence[int], seed: int, pass_index: int
+    ids: Sequence[bytes],
+    sources: npt.NDArray[np.uint8],
+    weights: Sequence[int],
+    seed: int,
+    pass_index: int,
 ) -> tuple[list[int], list[int]]:
     """Which documents a pass uses, in their order, each as often as its source's weight says.
 
@@ -123,10 +137,14 @@ def choose_uses(
         pass_index: Counted from 0.
 
     Returns:
-        Rows of the documents, one for each use, and how many uses of the same document came before it.
+        Rows of the documents, one for each use, and how many uses of the same document came before
+        it.
     """
     uses = np.array(
-        [count_uses(weights[s], pass_index, seed, i) for i, s in zip(ids, sources.tolist(), strict=True)],
+        [
+            count_uses(weights[s], pass_index, seed, i)
+            for i, s in zip(ids, sources.tolist(), strict=True)
+        ],
         np.int64,
     )
     rows = np.repeat(np.arange(len(ids)), uses)
@@ -134,7 +152,9 @@ def choose_uses(
     return rows.tolist(), before.tolist()
 
 
-def apply_weights(weights: Sequence[int], documents: Sequence[int], cleaned_bytes: Sequence[int]) -> tuple[int, int]:
+def apply_weights(
+    weights: Sequence[int], documents: Sequence[int], cleaned_bytes: Sequence[int]
+) -> tuple[int, int]:
     """What buckets are planned from: text that a pass uses, each document's at least once, and documents it uses.
 
     Args:
@@ -143,8 +163,12 @@ def apply_weights(weights: Sequence[int], documents: Sequence[int], cleaned_byte
         cleaned_bytes: Their text.
     """
     weights = weights or [UNIT] * len(documents)
-    used_bytes = sum(max(weight, UNIT) * size for weight, size in zip(weights, cleaned_bytes, strict=True))
-    used_documents = sum(min(weight, UNIT) * number for weight, number in zip(weights, documents, strict=True))
+    used_bytes = sum(
+        max(weight, UNIT) * size for weight, size in zip(weights, cleaned_bytes, strict=True)
+    )
+    used_documents = sum(
+        min(weight, UNIT) * number for weight, number in zip(weights, documents, strict=True)
+    )
     return used_bytes // UNIT, used_documents // UNIT
 
 

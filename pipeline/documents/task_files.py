@@ -1,6 +1,7 @@
 """Texts of task files, such as a benchmark's test set, with their places: every string is one.
 
-In JSON, JSON lines and Parquet these are strings at any depth, in other files lines and their cells between tabs.
+In JSON, JSON lines and Parquet these are strings at any depth, in other files lines and their cells
+between tabs.
 """
 
 import io
@@ -19,7 +20,9 @@ _JSON = {".json", ".jsonl", ".ndjson"}
 _LINE_ENDS = "\r\n"
 
 
-def read_task_texts(patterns: Sequence[str], storage_options: StorageOptions = None) -> Iterator[tuple[str, str]]:
+def read_task_texts(
+    patterns: Sequence[str], storage_options: StorageOptions = None
+) -> Iterator[tuple[str, str]]:
     """Places and texts of all files of paths, folders and globs, in the order of their URLs.
 
     Raises:
@@ -30,7 +33,9 @@ def read_task_texts(patterns: Sequence[str], storage_options: StorageOptions = N
         try:
             yield from _read_file(file, storage_options)
         except UnicodeDecodeError as error:
-            raise ValueError(f"{file.url}: is no UTF-8 ({error}); expected text, JSON or Parquet") from error
+            raise ValueError(
+                f"{file.url}: is no UTF-8 ({error}); expected text, JSON or Parquet"
+            ) from error
 
 
 def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = None) -> str:
@@ -79,7 +84,9 @@ def _parse_line(line: str, place: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{place}: found no JSON ({error}), expected a value a line, or one in the file") from error
+        raise ValueError(
+            f"{place}: found no JSON ({error}), expected a value a line, or one in the file"
+        ) from error
 
 
 def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
@@ -89,7 +96,9 @@ def _read_parquet(data: bytes, url: str) -> Iterator[tuple[str, str]]:
     try:
         table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{url}: cannot be read as Parquet ({error}); fetch the file again") from error
+        raise ValueError(
+            f"{url}: cannot be read as Parquet ({error}); fetch the file again"
+        ) from error
     number = 0
     for batch in table.to_batches(1024):
         for row in batch.to_pylist():

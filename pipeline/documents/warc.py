@@ -1,7 +1,7 @@
 """WARC and WET archives of the web: a page is a document.
 
-The text of a WET file (conversion records) is taken as it is, HTML of a WARC file (responses with status 200) is
-reduced to its main text. Other records are passed over and only counted.
+The text of a WET file (conversion records) is taken as it is, HTML of a WARC file (responses with
+status 200) is reduced to its main text. Other records are passed over and only counted.
 """
 
 import io
@@ -29,7 +29,9 @@ def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> 
     stream = BlockReader(read_blocks(file_range, storage_options))
     number = 0
     try:
-        archive = warc.ArchiveIterator(stream, parse_http=False, stream_detect=False, max_header_len=_MAX_HEADER_BYTES)
+        archive = warc.ArchiveIterator(
+            stream, parse_http=False, stream_detect=False, max_header_len=_MAX_HEADER_BYTES
+        )
         for number, found in enumerate(archive, 1):
             yield _make_record(found, number, warc.WarcRecordType)
     except OSError as error:
@@ -82,7 +84,9 @@ def _make_record(found: Any, number: int, kinds: Any) -> Record:
     is_http = found.record_type == kinds.response
     data = found.reader.read()
     if len(data) != expected:
-        message = f"found {len(data)} bytes of content, expected {expected}: the record is cut short"
+        message = (
+            f"found {len(data)} bytes of content, expected {expected}: the record is cut short"
+        )
         return Record(number, 0, b"", BadDocumentError("cut_short", message), place)
     if not is_http:
         return Record(number, 0, data, None, place)

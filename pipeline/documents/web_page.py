@@ -26,16 +26,22 @@ def read_html(response: bytes) -> str | None:
     try:
         header = parse_headers(stream)
     except HTTPException as error:
-        raise BadDocumentError("bad_http", f"found a header of HTTP that cannot be read ({error!r})") from error
+        raise BadDocumentError(
+            "bad_http", f"found a header of HTTP that cannot be read ({error!r})"
+        ) from error
     if status[1] != b"200" or header.get_content_type() not in _HTML:
         return None
     try:
         body = _decode_body(header, stream.read())
     except (zlib.error, ValueError) as error:
-        raise BadDocumentError("bad_http", f"found a body that is not encoded as its header says ({error})") from error
+        raise BadDocumentError(
+            "bad_http", f"found a body that is not encoded as its header says ({error})"
+        ) from error
     import resiliparse.parse.encoding as encodings
 
-    with contextlib.suppress(LookupError, ValueError):  # servers name charsets that do not exist, or with a NUL
+    with contextlib.suppress(
+        LookupError, ValueError
+    ):  # servers name charsets that do not exist, or with a NUL
         if charset := header.get_content_charset():
             return str(encodings.bytes_to_str(body, charset))
     return str(encodings.bytes_to_str(body, encodings.detect_encoding(body) or "utf-8"))

@@ -14,7 +14,9 @@ _HEAD_END = re.compile(rb"</siteinfo>|<page>")
 _MAX_HEAD_BYTES = 2**20
 _NAMESPACE = re.compile(r"""<namespace key=["'](-?\d+)["'][^>]*>([^<]+)</namespace>""")
 _LANGUAGE = re.compile(r"""<mediawiki\b[^>]*\bxml:lang=["']([\w-]+)["']""")
-_DATABASE = re.compile(r"<dbname>(\w+?)wik(?:i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage)</dbname>")
+_DATABASE = re.compile(
+    r"<dbname>(\w+?)wik(?:i|tionary|inews|ibooks|isource|iquote|iversity|ivoyage)</dbname>"
+)
 _NOT_SHOWN_KEYS = {"-2", "6", "14"}  # media, files and categories
 
 _CODES = """

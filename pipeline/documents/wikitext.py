@@ -39,8 +39,11 @@ _HIDDEN = frozenset({
     "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo",
     "categoría", "文件", "分类", "分類",
 })  # fmt: skip
-_FILE = re.compile(r"[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$", re.IGNORECASE)
-# Half of the parser's time, and not shown: comments, the innermost templates, and references without tags in them.
+_FILE = re.compile(
+    r"[^|]*:[^|]*\.(?:jpe?g|png|gif|svg|webm|og[agv]|tiff?|pdf|mid|wav)\s*$", re.IGNORECASE
+)
+# Half of the parser's time, and not shown: comments, the innermost templates, and references
+# without tags in them.
 _COMMENT = re.compile("<!--.*?-->", re.DOTALL)
 _TEMPLATE = re.compile(r"\{\{(?!\{) *([^\s{}<>\[\]|][^{}<>\[\]|\n]*)\n?(?:\|[^{}<>]*)?\}\}(?!\})")
 _REFERENCE = re.compile(r"<ref(?: [^<>{}/]*)?>[^<>{}]*</ref>|<ref [^<>{}]*/>")
@@ -59,14 +62,19 @@ def parse_wikitext(text: str | bytes, hidden_prefixes: Set[str] = frozenset()) -
 
     Args:
         text: The wikitext of a page, or its bytes in UTF-8.
-        hidden_prefixes: Of links that are not shown, besides the commonest names of files and categories.
+        hidden_prefixes: Of links that are not shown, besides the commonest names of files and
+            categories.
 
     Raises:
         BadDocumentError: The definition's parser gives up.
     """
     hidden = _HIDDEN | hidden_prefixes
     if compiled is not None:
-        return str(compiled.to_paragraphs(text, lambda prefix: normalize_prefix(prefix) in hidden, hash_table()))
+        return str(
+            compiled.to_paragraphs(
+                text, lambda prefix: normalize_prefix(prefix) in hidden, hash_table()
+            )
+        )
     return define_paragraphs(text.decode() if isinstance(text, bytes) else text, hidden)
 
 
@@ -80,9 +88,13 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
 
     try:
         text = text.replace("&apos;", "&#39;")  # which the parser does not know
-        rendered = _render(parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden)
+        rendered = _render(
+            parser.parse(_blank_out(text), skip_style_tags=True), parser.nodes, hidden
+        )
     except (parser.parser.ParserError, RecursionError) as error:
-        raise BadDocumentError("bad_wikitext", f"found wikitext that cannot be parsed ({error})") from error
+        raise BadDocumentError(
+            "bad_wikitext", f"found wikitext that cannot be parsed ({error})"
+        ) from error
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered.replace(_NOTHING, "")))
     rendered = _LONE_COMMAS.sub(",", _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered)))
     paragraphs: list[list[str]] = [[]]
@@ -97,7 +109,8 @@ def define_paragraphs(text: str, hidden: Set[str] = _HIDDEN) -> str:
 def _blank_out(text: str) -> str:
     """Replaces what is surely not shown by a character that is taken out in the end: parsing takes half the time.
 
-    A character and not nothing, because a link's text that is a template is not the same as no text.
+    A character and not nothing, because a link's text that is a template is not the same as no
+    text.
     """
     if _NOTHING in text or _SHOWN_AS_WRITTEN.search(text):
         return text
@@ -125,12 +138,17 @@ def _render_node(node: Any, nodes: Any, hidden: Set[str]) -> str:
         return _render(node.title, nodes, hidden) if node.title else ""
     if isinstance(node, nodes.Template):
         call = "|".join(
-            [_render(node.name, nodes, hidden), *(_render_argument(each, nodes, hidden) for each in node.params)]
+            [
+                _render(node.name, nodes, hidden),
+                *(_render_argument(each, nodes, hidden) for each in node.params),
+            ]
         )
         return show(call.replace(_NOTHING, ""))
     if isinstance(node, nodes.HTMLEntity):
         shown = str(node.normalize())
-        return str(node) if "\ud800" <= shown <= "\udfff" else shown  # half of a pair is no character
+        return (
+            str(node) if "\ud800" <= shown <= "\udfff" else shown
+        )  # half of a pair is no character
     if isinstance(node, nodes.Heading):
         return "\n\n"
     return _render_tag(node, nodes, hidden) if isinstance(node, nodes.Tag) else ""

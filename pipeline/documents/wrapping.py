@@ -4,11 +4,13 @@ Three layouts are known, as Project Gutenberg's and other books have them:
 
 - none: a line is a paragraph, blank lines mean nothing.
 - blank-lines: lines are wrapped at some width, and blank lines stand between paragraphs.
-- hard: lines are wrapped, and a paragraph ends at a line into which the first word of the next one would have fitted.
+- hard: lines are wrapped, and a paragraph ends at a line into which the first word of the next one
+  would have fitted.
 
-`auto` decides for a document: it is wrapped if it has at least 20 lines that are not blank, none longer than 100
-characters, half of them at least 45 characters and at least three quarters as long as the 95th percentile; then blank
-lines separate its paragraphs if there is one for every 50 lines. Measured on 37 novels of all three layouts.
+`auto` decides for a document: it is wrapped if it has at least 20 lines that are not blank, none
+longer than 100 characters, half of them at least 45 characters and at least three quarters as long
+as the 95th percentile; then blank lines separate its paragraphs if there is one for every 50 lines.
+Measured on 37 novels of all three layouts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,5 +78,7 @@ def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
 
 def _join(lines: Sequence[str]) -> str:
     """One paragraph; a word cut or joined by a hyphen at a line's end stays one."""
-    pieces = [line if line[-1] == "-" and line[-2:-1].isalpha() else f"{line} " for line in lines[:-1]]
+    pieces = [
+        line if line[-1] == "-" and line[-2:-1].isalpha() else f"{line} " for line in lines[:-1]
+    ]
     return "".join([*pieces, lines[-1]])

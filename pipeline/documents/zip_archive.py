@@ -1,7 +1,7 @@
 """Zip archives of texts: every member is a file of its own. Stdlib and pipeline.documents.
 
-A member belongs to the range of the archive its header starts in. Names that begin with a dot are passed over, as in
-folders; only the line layouts are read from archives.
+A member belongs to the range of the archive its header starts in. Names that begin with a dot are
+passed over, as in folders; only the line layouts are read from archives.
 """
 
 import lzma
@@ -62,7 +62,8 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
     """The members that belong to a range, in the order of their bytes.
 
     Raises:
-        ValueError: Not a zip archive; a name that leaves the archive's folder; members that share their bytes.
+        ValueError: Not a zip archive; a name that leaves the archive's folder; members that share
+            their bytes.
     """
     folder, name = open_sized(file_range, storage_options)
     with folder.open(name) as file:
@@ -72,7 +73,9 @@ def read_members(file_range: FileRange, storage_options: StorageOptions = None) 
         for info in members:
             _check_name(info.filename, file_range.url)
         if sum(info.compress_size for info in members) > file_range.size:
-            raise ValueError(f"{file_range.url}: the members share their bytes: a decompression bomb; leave it out")
+            raise ValueError(
+                f"{file_range.url}: the members share their bytes: a decompression bomb; leave it out"
+            )
         for info in sorted(members, key=lambda info: info.header_offset):
             is_hidden = PurePosixPath(info.filename).name.startswith(".")
             if file_range.start <= info.header_offset < file_range.end and not is_hidden:
@@ -93,4 +96,6 @@ def _broken_zip(where: str) -> Iterator[Any]:
     except _ZIP_ERRORS as error:
         if str(error).startswith(where):  # our own, which says more
             raise
-        raise ValueError(f"{where}: cannot be read as zip ({error}); fetch or pack the archive again") from error
+        raise ValueError(
+            f"{where}: cannot be read as zip ({error}); fetch or pack the archive again"
+        ) from error

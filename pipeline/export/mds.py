@@ -1,7 +1,8 @@
 """Shards of MosaicML's streaming (MDS, version 2), without that library: byte for byte what its MDSWriter writes.
 
-A shard begins with the number of its samples and where each starts and ends, as uint32, and with a description as JSON.
-A sample begins with the sizes of its arrays; columns are in the order of their names.
+A shard begins with the number of its samples and where each starts and ends, as uint32, and with a
+description as JSON. A sample begins with the sizes of its arrays; columns are in the order of their
+names.
 """
 
 import itertools
@@ -79,10 +80,16 @@ def _write_samples(file: IO[bytes], blocks: Iterable[Block], num_instances: int)
 
 def _encode_samples(block: Block) -> Iterator[bytes]:
     columns = {name: [*_encode_arrays(*column)] for name, column in list_columns(block).items()}
-    columns["next_sentence_labels"] = [label.tobytes() for label in label_column(block).astype("<i8")]
+    columns["next_sentence_labels"] = [
+        label.tobytes() for label in label_column(block).astype("<i8")
+    ]
     for row in range(block.num_instances):
         values = [columns[name][row] for name in _COLUMNS]
-        sizes = [len(each) for each, (_, size) in zip(values, _COLUMNS.values(), strict=True) if size is None]
+        sizes = [
+            len(each)
+            for each, (_, size) in zip(values, _COLUMNS.values(), strict=True)
+            if size is None
+        ]
         yield struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(values)
 
 

@@ -18,7 +18,12 @@ _BLOCKS_PER_ROW_GROUP = 16
 _LISTS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
 SCHEMA = pa.schema(
     [
-        *(pa.field(name, pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False) for name in _LISTS),
+        *(
+            pa.field(
+                name, pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False
+            )
+            for name in _LISTS
+        ),
         pa.field("next_sentence_labels", pa.int32(), nullable=False),
     ]
 )
@@ -27,11 +32,20 @@ SCHEMA = pa.schema(
 def prepare_parquet(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block], int], None]:
     """What writes a file with a row for each instance; its metadata is the plan without the names of all files."""
     described = {name: value for name, value in plan.items() if name != "files"}
-    return partial(_write_rows, schema=SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)}))
+    return partial(
+        _write_rows, schema=SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)})
+    )
 
 
-def _write_rows(file: IO[bytes], blocks: Iterable[Block], _num_instances: int, schema: pa.Schema) -> None:
-    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
+def _write_rows(
+    file: IO[bytes], blocks: Iterable[Block], _num_instances: int, schema: pa.Schema
+) -> None:
+    options = {
+        "compression": "zstd",
+        "use_dictionary": False,
+        "write_statistics": False,
+        "write_page_checksum": True,
+    }
     with pq.ParquetWriter(file, schema, **options) as writer:
         waiting: list[pa.Table] = []
         for block in blocks:

@@ -34,7 +34,11 @@ def prepare_tfrecord(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[B
 
 
 def _write_records(
-    file: IO[bytes], blocks: Iterable[Block], _num_instances: int, seq_len: int, max_predictions: int
+    file: IO[bytes],
+    blocks: Iterable[Block],
+    _num_instances: int,
+    seq_len: int,
+    max_predictions: int,
 ) -> None:
     for block in blocks:
         examples = encode_examples(block, seq_len, max_predictions)
@@ -45,7 +49,9 @@ def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterato
     """A serialized tf.train.Example for each instance: what write_instance_to_example_files would have made of it."""
     input_ids_NL, is_token_NL = _pad(block.input_ids, block.offsets, seq_len)
     segment_ids_NL = is_token_NL & (np.arange(seq_len) >= block.segment_a_length[:, None])
-    positions_NP, is_masked_NP = _pad(block.masked_lm_positions, block.masked_offsets, max_predictions)
+    positions_NP, is_masked_NP = _pad(
+        block.masked_lm_positions, block.masked_offsets, max_predictions
+    )
     masked_lm_ids_NP, _ = _pad(block.masked_lm_ids, block.masked_offsets, max_predictions)
     columns = {
         "input_ids": (_INTEGERS, _varints(input_ids_NL)),
@@ -57,7 +63,9 @@ def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterato
         "next_sentence_labels": (_INTEGERS, _varints(block.is_random_next[:, None])),
     }
     for row in range(block.num_instances):
-        features = [_head(name, kind, len(rows[row])) + rows[row] for name, (kind, rows) in columns.items()]
+        features = [
+            _head(name, kind, len(rows[row])) + rows[row] for name, (kind, rows) in columns.items()
+        ]
         yield bytes_field(1, b"".join(features))
 
 
@@ -94,4 +102,9 @@ def _head(name: str, kind: int, num_bytes: int) -> bytes:
 def _frame(record: bytes) -> tuple[bytes, ...]:
     """A record of a TFRecord file: its length and its bytes, each followed by its crc32c."""
     length = struct.pack("<Q", len(record))
-    return length, struct.pack("<I", masked_crc32c(length)), record, struct.pack("<I", masked_crc32c(record))
+    return (
+        length,
+        struct.pack("<I", masked_crc32c(length)),
+        record,
+        struct.pack("<I", masked_crc32c(record)),
+    )

@@ -67,8 +67,10 @@ class Format:
 
     Attributes:
         file_name: The name of a file, with places for the split, its number and how many there are.
-        prepare: Makes, of what _export.json will hold, what writes a file. It fails where a package is missing.
-        usage: How the files are read, with places for the URL, its kind and what _export.json holds.
+        prepare: Makes, of what _export.json will hold, what writes a file. It fails where a package
+            is missing.
+        usage: How the files are read, with places for the URL, its kind and what _export.json
+            holds.
         index: Makes what is written behind the files.
     """
 
@@ -85,7 +87,12 @@ FORMATS = {
         "run_pretraining.py --input_file='{url}/*.tfrecord' --max_seq_length={seq_len}"
         " --max_predictions_per_seq={max_predictions}",
     ),
-    "mds": Format("shard.{number:05d}.mds", prepare_mds, "streaming.StreamingDataset({kind}='{url}')", index_mds),
+    "mds": Format(
+        "shard.{number:05d}.mds",
+        prepare_mds,
+        "streaming.StreamingDataset({kind}='{url}')",
+        index_mds,
+    ),
     "parquet": Format(
         "{split}-{number:05d}-of-{total:05d}.parquet",
         prepare_parquet,
@@ -103,20 +110,27 @@ def select_instances(dataset: Dataset, split: str, seq_len: int | None) -> Selec
         seq_len: Their length; None where the dataset has one only.
 
     Raises:
-        ValueError: The dataset has no such instances, or several lengths where none is given; the message shows what
-            there is. Or its settings do not say how many positions of an instance are masked at most.
+        ValueError: The dataset has no such instances, or several lengths where none is given; the
+            message shows what there is. Or its settings do not say how many positions of an
+            instance are masked at most.
     """
     lengths = sorted({group.seq_len for group in dataset.manifest.groups if group.split == split})
     if seq_len is None and len(lengths) > 1:
-        raise ValueError(f"{dataset.url} has {split} instances of the lengths {lengths}; give one of them as --seq_len")
+        raise ValueError(
+            f"{dataset.url} has {split} instances of the lengths {lengths}; give one of them as --seq_len"
+        )
     if not lengths:
         raise ValueError(f"{dataset.url} has no {split} instances")
     chosen = seq_len or lengths[0]
     passes = range(dataset.num_passes(split, chosen))
     if missing := [name for name in SETTINGS[:2] if name not in dataset.manifest.settings]:
-        raise ValueError(f"{dataset.locate(MANIFEST)}: its settings lack {missing[0]}; build the dataset again")
+        raise ValueError(
+            f"{dataset.locate(MANIFEST)}: its settings lack {missing[0]}; build the dataset again"
+        )
     shards = tuple(shard for number in passes for shard in dataset.shards(split, chosen, number))
-    return Selection(dataset, split, chosen, most_predictions(dataset.manifest.settings, chosen), shards)
+    return Selection(
+        dataset, split, chosen, most_predictions(dataset.manifest.settings, chosen), shards
+    )
 
 
 def write_export(selection: Selection, format_name: str, output: Folder) -> dict[str, Any]:
@@ -142,20 +156,32 @@ def write_export(selection: Selection, format_name: str, output: Folder) -> dict
     return plan
 
 
-def _write_files(selection: Selection, missing: Mapping[str, Shard], write_file: WriteFile, output: Folder) -> None:
+def _write_files(
+    selection: Selection, missing: Mapping[str, Shard], write_file: WriteFile, output: Folder
+) -> None:
     total = selection.num_instances
     done = total - sum(shard.instances for shard in missing.values())
     with tqdm(
-        total=total, initial=done, desc="export", unit=" instances", unit_scale=True, mininterval=1, disable=None
+        total=total,
+        initial=done,
+        desc="export",
+        unit=" instances",
+        unit_scale=True,
+        mininterval=1,
+        disable=None,
     ) as progress:
         for name, shard in missing.items():
             blocks = _checked_blocks(selection, shard, progress.update)
             _write_shard(output, name, write_file, blocks, shard.instances)
 
 
-def _finish(output: Folder, index: Index, files: Mapping[str, Shard], plan: Mapping[str, Any]) -> None:
+def _finish(
+    output: Folder, index: Index, files: Mapping[str, Shard], plan: Mapping[str, Any]
+) -> None:
     sizes = output.list()
-    for name, data in index((name, sizes[name], shard.instances) for name, shard in files.items()).items():
+    for name, data in index(
+        (name, sizes[name], shard.instances) for name, shard in files.items()
+    ).items():
         output.write(name, data)
     output.write(FINISHED, json_bytes(plan))
     output.remove([STARTED])
@@ -163,7 +189,9 @@ def _finish(output: Folder, index: Index, files: Mapping[str, Shard], plan: Mapp
 
 def describe_export(finished: Mapping[str, Any], url: str) -> str:
     """What was written, and how it is read."""
-    usage = FORMATS[finished["format"]].usage.format(url=url, kind="remote" if "://" in url else "local", **finished)
+    usage = FORMATS[finished["format"]].usage.format(
+        url=url, kind="remote" if "://" in url else "local", **finished
+    )
     return f"{url}: {len(finished['files'])} files, {finished['instances']:,} instances\n{usage}"
 
 
@@ -171,7 +199,10 @@ def _describe(selection: Selection, format_name: str) -> dict[str, Any]:
     """What has to be the same for a command to continue an export."""
     manifest, total = selection.dataset.manifest, len(selection.shards)
     file_name = FORMATS[format_name].file_name
-    names = [file_name.format(split=selection.split, number=number, total=total) for number in range(total)]
+    names = [
+        file_name.format(split=selection.split, number=number, total=total)
+        for number in range(total)
+    ]
     return {
         "format": format_name,
         "root_hash": manifest.root_hash,
@@ -190,12 +221,16 @@ def _claim(output: Folder, plan: Mapping[str, Any], expected: Set[str]) -> dict[
     found = output.list()
     left = find_temporaries(found)
     if foreign := sorted(found.keys() - {*expected, STARTED, FINISHED, *left}):
-        raise ValueError(f"{output.locate()} holds {foreign[0]}, which is not of this export; give an empty --output")
+        raise ValueError(
+            f"{output.locate()} holds {foreign[0]}, which is not of this export; give an empty --output"
+        )
     marker = next((name for name in (FINISHED, STARTED) if name in found), None)
     if marker is not None:
         _refuse_other_export(output, marker, plan)
     elif found.keys() - {*left}:
-        raise ValueError(f"{output.locate()} holds files without {STARTED} or {FINISHED}; give an empty --output")
+        raise ValueError(
+            f"{output.locate()} holds files without {STARTED} or {FINISHED}; give an empty --output"
+        )
     if marker == FINISHED and expected <= found.keys():
         left += [STARTED]
     else:
@@ -218,7 +253,9 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
         )
 
 
-def _checked_blocks(selection: Selection, shard: Shard, report: Callable[[int], object]) -> Iterator[Block]:
+def _checked_blocks(
+    selection: Selection, shard: Shard, report: Callable[[int], object]
+) -> Iterator[Block]:
     """The blocks of a shard, each held to what the dataset says of itself, and then reported by its instances."""
     where, vocab_size = selection.dataset.locate(shard.name), selection.dataset.vocab_size
     most, found = selection.max_predictions, 0
@@ -240,17 +277,23 @@ def _checked_blocks(selection: Selection, shard: Shard, report: Callable[[int], 
         )
 
 
-def _write_shard(output: Folder, name: str, write_file: WriteFile, blocks: Iterator[Block], instances: int) -> None:
+def _write_shard(
+    output: Folder, name: str, write_file: WriteFile, blocks: Iterator[Block], instances: int
+) -> None:
     """Makes a file where TMPDIR says, and stores it whole."""
     with tempfile.NamedTemporaryFile(prefix="beambert-export-") as file:
         try:
             write_file(file, blocks, instances)
             file.flush()
         except OverflowError as error:
-            raise ValueError(f"{output.locate(name)}: {error}; build the dataset with more --num_buckets") from error
+            raise ValueError(
+                f"{output.locate(name)}: {error}; build the dataset with more --num_buckets"
+            ) from error
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             where = tempfile.gettempdir()
-            raise StorageError(f"{where}: no room for {name}; let TMPDIR name a folder with more room") from error
+            raise StorageError(
+                f"{where}: no room for {name}; let TMPDIR name a folder with more room"
+            ) from error
         output.write(name, Path(file.name))

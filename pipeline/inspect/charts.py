@@ -1,7 +1,7 @@
 """Small charts as inline SVG or HTML. Standard library and pipeline.pages only.
 
-Charts name no colours: the page's style gives them by class, so they follow light, dark and print. Every mark has a
-<title>, which browsers show on hover and screen readers read.
+Charts name no colours: the page's style gives them by class, so they follow light, dark and print.
+Every mark has a <title>, which browsers show on hover and screen readers read.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,9 @@ def column_chart(
     )
 
 
-def bar_rows(rows: Sequence[tuple[str, float, str]], kind: str = "", most: float | None = None) -> str:
+def bar_rows(
+    rows: Sequence[tuple[str, float, str]], kind: str = "", most: float | None = None
+) -> str:
     """Horizontal bars: (label, length, text behind the bar); `most`, or else the longest, fills the width."""
     most = most or max((length for _, length, _ in rows), default=0) or 1
     cells = "".join(

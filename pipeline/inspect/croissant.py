@@ -1,7 +1,7 @@
 """croissant.json: what catalogues of datasets and their tools read (JSON-LD, MLCommons Croissant 1.0).
 
-Everything in it stands in manifest.json or report.json too. A build does not know its publisher: creator, url, citeAs
-and datePublished are left out.
+Everything in it stands in manifest.json or report.json too. A build does not know its publisher:
+creator, url, citeAs and datePublished are left out.
 """
 
 import hashlib
@@ -37,19 +37,38 @@ _PARQUET = "application/x-parquet"
 _FILES = {
     MANIFEST: ("application/json", "Settings, counters, totals and hashes; it is written last."),
     "vocab.txt": ("text/plain", "The vocabulary, one entry a line; the first has the id 0."),
-    "tokenizer.json": ("application/json", "The same vocabulary with its rules, for the library tokenizers."),
+    "tokenizer.json": (
+        "application/json",
+        "The same vocabulary with its rules, for the library tokenizers.",
+    ),
     SHARDS_TABLE: (_PARQUET, "One row a shard: its place, counts, sha256 and content hash."),
     BLOCKS_TABLE: (_PARQUET, "One row a block: where its bytes lie in its shard, and their crc32."),
 }
 # Of each column: its type, whether it is a list, and what it means.
 _INSTANCE = {
     "input_ids": ("sc:Integer", True, "[CLS] A [SEP] B [SEP], masked already, without padding."),
-    "segment_a_length": ("sc:Integer", False, "Tokens of type 0, that is [CLS] A [SEP]; the rest is type 1."),
-    "masked_lm_positions": ("sc:Integer", True, "Positions to predict, ascending, counted from [CLS]."),
+    "segment_a_length": (
+        "sc:Integer",
+        False,
+        "Tokens of type 0, that is [CLS] A [SEP]; the rest is type 1.",
+    ),
+    "masked_lm_positions": (
+        "sc:Integer",
+        True,
+        "Positions to predict, ascending, counted from [CLS].",
+    ),
     "masked_lm_ids": ("sc:Integer", True, "The tokens that stood at these positions."),
     "is_random_next": ("sc:Boolean", False, "Whether B is something else than what follows A."),
-    "document_a": ("sc:Integer", False, "The first 64 bits of the id of the document that A is from."),
-    "document_b": ("sc:Integer", False, "The first 64 bits of the id of the document that B is from."),
+    "document_a": (
+        "sc:Integer",
+        False,
+        "The first 64 bits of the id of the document that A is from.",
+    ),
+    "document_b": (
+        "sc:Integer",
+        False,
+        "The first 64 bits of the id of the document that B is from.",
+    ),
 }
 _SHARD = {
     "name": ("sc:Text", False, "Path of the tar file in the dataset."),
@@ -87,7 +106,11 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
         "license": sorted({row["licence"] or NOT_STATED for row in mixture}) or [NOT_STATED],
         "inLanguage": sorted({row["language"] for row in mixture}),
         "isBasedOn": [
-            {"@type": "sc:CreativeWork", "name": row["name"], "license": row["licence"] or NOT_STATED}
+            {
+                "@type": "sc:CreativeWork",
+                "name": row["name"],
+                "license": row["licence"] or NOT_STATED,
+            }
             for row in mixture
         ],
         **({"dateCreated": date} if date else {}),
@@ -97,8 +120,15 @@ def describe_dataset(report: Mapping[str, Any], hashes: Mapping[str, str | None]
         ],
         "distribution": [*(_file_object(name, hashes[name]) for name in _FILES), *_file_sets()],
         "recordSet": [
-            _record_set("instance", "One pair of segments to pretrain on.", {"fileSet": {"@id": "blocks"}}, _INSTANCE),
-            _record_set("shard", "One file of instances.", {"fileObject": {"@id": SHARDS_TABLE}}, _SHARD),
+            _record_set(
+                "instance",
+                "One pair of segments to pretrain on.",
+                {"fileSet": {"@id": "blocks"}},
+                _INSTANCE,
+            ),
+            _record_set(
+                "shard", "One file of instances.", {"fileObject": {"@id": SHARDS_TABLE}}, _SHARD
+            ),
         ],
     }
 
@@ -114,14 +144,24 @@ def _sentences(numbers: Mapping[str, Any]) -> Iterator[str]:
             f"{group['split']} L{group['seq_len']}: {group['instances']:,} instances of {group['tokens']:,} tokens in"
             f" {group['passes']} pass(es)."
         )
-    dropped = {name.removeprefix("dropped_"): n for name, n in counters.items() if name.startswith("dropped_") and n}
+    dropped = {
+        name.removeprefix("dropped_"): n
+        for name, n in counters.items()
+        if name.startswith("dropped_") and n
+    }
     if dropped:
         yield f"Dropped documents: {', '.join(f'{reason} {count:,}' for reason, count in sorted(dropped.items()))}."
 
 
 def _file_object(name: str, sha256: str | None) -> dict[str, Any]:
     encoding, description = _FILES[name]
-    facts = {"@id": name, "name": name, "description": description, "contentUrl": name, "sha256": sha256}
+    facts = {
+        "@id": name,
+        "name": name,
+        "description": description,
+        "contentUrl": name,
+        "sha256": sha256,
+    }
     return {"@type": "cr:FileObject", "encodingFormat": encoding, **facts}
 
 
@@ -129,7 +169,12 @@ def _file_sets() -> Iterator[dict[str, Any]]:
     """The tar files by a pattern, and the blocks in them."""
     for name, description, encoding, pattern in (
         ("shards", "Tar files of blocks.", "application/x-tar", "*/L*/pass-*/shard-*.tar"),
-        ("blocks", "Arrow IPC streams of instances.", "application/vnd.apache.arrow.stream", "*.arrow"),
+        (
+            "blocks",
+            "Arrow IPC streams of instances.",
+            "application/vnd.apache.arrow.stream",
+            "*.arrow",
+        ),
     ):
         facts = {"@id": name, "name": name, "description": description, "includes": pattern}
         inside = {"containedIn": {"@id": "shards"}} if name == "blocks" else {}
@@ -137,7 +182,10 @@ def _file_sets() -> Iterator[dict[str, Any]]:
 
 
 def _record_set(
-    name: str, description: str, source: Mapping[str, Any], columns: Mapping[str, tuple[str, bool, str]]
+    name: str,
+    description: str,
+    source: Mapping[str, Any],
+    columns: Mapping[str, tuple[str, bool, str]],
 ) -> dict[str, Any]:
     fields = [
         {
@@ -151,4 +199,10 @@ def _record_set(
         }
         for column, (kind, is_list, meaning) in columns.items()
     ]
-    return {"@type": "cr:RecordSet", "@id": name, "name": name, "description": description, "field": fields}
+    return {
+        "@type": "cr:RecordSet",
+        "@id": name,
+        "name": name,
+        "description": description,
+        "field": fields,
+    }

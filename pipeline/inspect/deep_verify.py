@@ -41,12 +41,16 @@ class DeepCheck:
         tokens = read_vocabulary(dataset).tokens
         if len(tokens) != manifest.vocab_size:
             found = f"{len(tokens)} entries, the manifest says {manifest.vocab_size}"
-            raise ValueError(f"{dataset.locate('vocab.txt')}: {found}; restore or rebuild the dataset")
+            raise ValueError(
+                f"{dataset.locate('vocab.txt')}: {found}; restore or rebuild the dataset"
+            )
         is_continuation = np.array([token.startswith(CONTINUATION) for token in tokens])
         lengths = {group.seq_len for group in manifest.groups}
         self._rules = {seq_len: rules_of(manifest, seq_len, is_continuation) for seq_len in lengths}
         self.shares: dict[tuple[str, int], Shares] = {}
-        self._documents: dict[str, list[npt.NDArray[np.uint64]]] = {}  # of shards that are being read, by name
+        self._documents: dict[
+            str, list[npt.NDArray[np.uint64]]
+        ] = {}  # of shards that are being read, by name
         self._instances: Counter[str] = Counter()
         self._uses_all = all(source["weight"] >= 1 for source in manifest.sources)
         self._lock = threading.Lock()
@@ -64,14 +68,17 @@ class DeepCheck:
     def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
         """After the last block of a shard: its instances begin with every document of its seal, and no other.
 
-        Every document that a pass uses begins an instance of it, which has the first 64 bits of the document's id.
+        Every document that a pass uses begins an instance of it, which has the first 64 bits of the
+        document's id.
         """
         self._documents.setdefault(shard.name, []).append(block.document_a)
         self._instances[shard.name] += block.num_instances
         if self._instances[shard.name] < shard.instances:
             return
         ids = np.sort(np.concatenate(self._documents.pop(shard.name)))
-        ids = ids[np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]]  # np.unique takes five times as long
+        ids = ids[
+            np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]
+        ]  # np.unique takes five times as long
         ids_xor = f"{int(np.bitwise_xor.reduce(ids)):016x}"
         uses_all = self._uses_all or shard.split == "validation"
         is_own = len(ids) == shard.seal.documents and shard.seal.ids_xor.startswith(ids_xor)

@@ -36,7 +36,12 @@ def group_section(group: Mapping[str, Any]) -> str:
         "sampled": f"{group['sample']['blocks']:,} of {group['sample']['of_blocks']:,} blocks,"
         f" {group['sample']['instances']:,} instances",
     }
-    cards = [card("Totals", pairs(facts)), _lengths_card(group), _kinds_card(group), _positions_card(group)]
+    cards = [
+        card("Totals", pairs(facts)),
+        _lengths_card(group),
+        _kinds_card(group),
+        _positions_card(group),
+    ]
     instances = "".join(map(_instance, group["sample_instances"]))
     return (
         f'<section id="{escape(anchor(group))}"><h2>{escape(title_of(group))}</h2>'
@@ -46,17 +51,26 @@ def group_section(group: Mapping[str, Any]) -> str:
 
 
 def _lengths_card(group: Mapping[str, Any]) -> str:
-    return histogram("Tokens of an instance", group["lengths"], "tokens, up to", "with [CLS] and [SEP], sampled")
+    return histogram(
+        "Tokens of an instance", group["lengths"], "tokens, up to", "with [CLS] and [SEP], sampled"
+    )
 
 
 def _kinds_card(group: Mapping[str, Any]) -> str:
     masks = group["masks"]
     rows = [
-        (_KIND_NAMES[kind], masks["shares"][kind], f"{masks['shares'][kind]:.2%} ({masks['counts'][kind]:,})")
+        (
+            _KIND_NAMES[kind],
+            masks["shares"][kind],
+            f"{masks['shares'][kind]:.2%} ({masks['counts'][kind]:,})",
+        )
         for kind in MASK_KINDS
     ]
     test = f"against 80 / 10 / 10: chi-square {masks['chi_square']:.2f}, p = {masks['p']:.2g}"
-    return card("What the model sees at masked positions", bar_rows(rows, most=1) + small(test) + _labels(group))
+    return card(
+        "What the model sees at masked positions",
+        bar_rows(rows, most=1) + small(test) + _labels(group),
+    )
 
 
 def _labels(group: Mapping[str, Any]) -> str:
@@ -64,7 +78,10 @@ def _labels(group: Mapping[str, Any]) -> str:
     counts = {True: group["random_next"], False: group["instances"] - group["random_next"]}
     shares = {True: group["random_next_share"], False: 1 - group["random_next_share"]}
     names = {False: "B follows A", True: "B is random"}
-    rows = [(names[label], shares[label], f"{shares[label]:.2%} ({counts[label]:,})") for label in (False, True)]
+    rows = [
+        (names[label], shares[label], f"{shares[label]:.2%} ({counts[label]:,})")
+        for label in (False, True)
+    ]
     return f"<h3>Next sentence prediction</h3>{bar_rows(rows, most=1)}{small('counted over all instances')}"
 
 
@@ -77,14 +94,23 @@ def _positions_card(group: Mapping[str, Any]) -> str:
     ]
     labels = [str(edge) for edge in spread["up_to"]]
     title = "Share masked by position"
-    chart = column_chart(title, labels, values, notes, "position, up to", line=spread["expected"], as_percent=True)
+    chart = column_chart(
+        title, labels, values, notes, "position, up to", line=spread["expected"], as_percent=True
+    )
     test = f"chi-square {spread['chi_square']:.1f} over {spread['degrees']} degrees"
-    test += ", not tested: whole words go together" if spread["p"] is None else f", p = {spread['p']:.2g}"
+    test += (
+        ", not tested: whole words go together"
+        if spread["p"] is None
+        else f", p = {spread['p']:.2g}"
+    )
     return card(title, chart + small(f"Dashed: an even spread in every instance. {test}"))
 
 
 def _pieces_card(group: Mapping[str, Any]) -> str:
-    rows = [(each["piece"], each["share"], f"{each['share']:.2%}") for each in group["pieces"]["most_frequent"]]
+    rows = [
+        (each["piece"], each["share"], f"{each['share']:.2%}")
+        for each in group["pieces"]["most_frequent"]
+    ]
     most = rows[0][1] if rows else 1
     bars = "".join(bar_rows([row], "pieces", most) for row in rows)
     return card("Most frequent pieces, before masking", f'<div class="columns">{bars}</div>')
@@ -113,7 +139,10 @@ def _instance(instance: Mapping[str, Any]) -> str:
 
 
 def _runs(runs: Sequence[Any]) -> str:
-    return "".join(escape(run) if isinstance(run, str) else _masked(run["shown"], run["original"]) for run in runs)
+    return "".join(
+        escape(run) if isinstance(run, str) else _masked(run["shown"], run["original"])
+        for run in runs
+    )
 
 
 def _masked(shown: str, original: str) -> str:

@@ -1,8 +1,9 @@
 """What a bounded sample of a dataset shows: lengths, masks by kind and by position, frequent pieces, some instances.
 
-At most SAMPLE_BLOCKS blocks of a split and length are read, spread evenly over its passes and shards, and of at most
-SAMPLE_PARTS token parts the first documents (parts are sorted by a hash of the text, so those are a random sample).
-Every result is plain data for report.json. N instances, T tokens, M masked positions.
+At most SAMPLE_BLOCKS blocks of a split and length are read, spread evenly over its passes and
+shards, and of at most SAMPLE_PARTS token parts the first documents (parts are sorted by a hash of
+the text, so those are a random sample). Every result is plain data for report.json. N instances, T
+tokens, M masked positions.
 """
 
 import math
@@ -35,7 +36,9 @@ _SENTENCE_EDGES = (*range(5, 76, 5), None)
 
 def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
     """Lengths, masks, pieces and instances of a sample of one split and length."""
-    blocks = choose_blocks([shard for shard in dataset.all_shards if _is_of(shard, group)], SAMPLE_BLOCKS)
+    blocks = choose_blocks(
+        [shard for shard in dataset.all_shards if _is_of(shard, group)], SAMPLE_BLOCKS
+    )
     read = [read_block(dataset, shard, number) for shard, number in blocks]
     joined = concatenate_blocks(read)
     manifest = dataset.manifest
@@ -46,7 +49,9 @@ def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
         "sample": {"blocks": len(blocks), "of_blocks": total, "instances": joined.num_instances},
         "lengths": count_lengths(lengths, edges),
         "masks": measure_mask_kinds(joined, manifest.special_ids["mask"], manifest.vocab_size),
-        "mask_positions": measure_mask_positions(joined, group.seq_len, manifest.settings.get("whole_word_masking")),
+        "mask_positions": measure_mask_positions(
+            joined, group.seq_len, manifest.settings.get("whole_word_masking")
+        ),
         **_measure_words(dataset, joined, blocks),
     }
 
@@ -57,14 +62,21 @@ def choose_blocks(shards: Sequence[Shard], most: int) -> list[tuple[Shard, int]]
     total = int(bounds[-1])
     chosen = [total * index // min(most, total) for index in range(min(most, total))]
     owners = [int(np.searchsorted(bounds, block, side="right")) - 1 for block in chosen]
-    return [(shards[owner], block - int(bounds[owner])) for owner, block in zip(owners, chosen, strict=True)]
+    return [
+        (shards[owner], block - int(bounds[owner]))
+        for owner, block in zip(owners, chosen, strict=True)
+    ]
 
 
 def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dict[str, Any]:
     """A histogram, counts[i] being the lengths in (up_to[i - 1], up_to[i]] (null: no limit), quantiles, mean."""
     closed = [edge for edge in edges if edge is not None]
     counts = np.bincount(np.searchsorted(closed, lengths, side="left"), minlength=len(edges))
-    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="nearest").astype(int).tolist() if len(lengths) else []
+    quantiles = (
+        np.quantile(lengths, [0.05, 0.5, 0.95], method="nearest").astype(int).tolist()
+        if len(lengths)
+        else []
+    )
     return {
         "up_to": list(edges),
         "counts": counts.tolist(),
@@ -76,7 +88,8 @@ def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dic
 def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str, Any]:
     """What stands at masked positions, tested by chi-square against BERT's 80/10/10 (docs/parity.md, 2.5).
 
-    A random token is drawn from the whole vocabulary, so once in `vocab_size` it is [MASK] or the token itself.
+    A random token is drawn from the whole vocabulary, so once in `vocab_size` it is [MASK] or the
+    token itself.
     """
     shown = block.input_ids[block.masked_indices]
     is_mask, is_kept = shown == mask_id, shown == block.masked_lm_ids
@@ -85,11 +98,18 @@ def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str,
     stray = 0.1 / vocab_size
     expected = (0.8 + stray, 0.1 + stray, 0.1 - 2 * stray)
     pairs = zip(counts, expected, strict=True)
-    statistic = sum((count - len(shown) * share) ** 2 / (len(shown) * share) for count, share in pairs)
+    statistic = sum(
+        (count - len(shown) * share) ** 2 / (len(shown) * share) for count, share in pairs
+    )
     return {
         "counts": dict(zip(MASK_KINDS, counts, strict=True)),
-        "shares": {kind: round(count / len(shown), 6) for kind, count in zip(MASK_KINDS, counts, strict=True)},
-        "expected": {kind: round(share, 6) for kind, share in zip(MASK_KINDS, expected, strict=True)},
+        "shares": {
+            kind: round(count / len(shown), 6)
+            for kind, count in zip(MASK_KINDS, counts, strict=True)
+        },
+        "expected": {
+            kind: round(share, 6) for kind, share in zip(MASK_KINDS, expected, strict=True)
+        },
         "chi_square": round(statistic, 3),
         "p": chi_square_p(statistic, 2),
     }
@@ -98,18 +118,25 @@ def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str,
 def measure_mask_positions(block: Block, seq_len: int, whole_words: bool | None) -> dict[str, Any]:
     """Share of maskable positions that are masked, by position, tested against an even spread in every instance.
 
-    Expected of a position is its instance's masked over maskable positions: short instances, which only have low
-    positions, round to another share than long ones. Whole words are masked together and not tested (p null).
+    Expected of a position is its instance's masked over maskable positions: short instances, which
+    only have low positions, round to another share than long ones. Whole words are masked together
+    and not tested (p null).
     """
     lengths, masked = np.diff(block.offsets), np.diff(block.masked_offsets)
     starts = block.offsets[:-1]
-    bins = (np.arange(block.num_tokens, dtype=np.int64) - np.repeat(starts, lengths)) * _NUM_BINS // seq_len
+    bins = (
+        (np.arange(block.num_tokens, dtype=np.int64) - np.repeat(starts, lengths))
+        * _NUM_BINS
+        // seq_len
+    )
     maskable = np.ones(block.num_tokens, bool)
     for special in (starts, starts + block.segment_a_length - 1, block.offsets[1:] - 1):
         maskable[special] = False
     share = np.repeat(masked / (lengths - 3), lengths)[maskable]
     own = bins[maskable]
-    total, expected, variance = (np.bincount(own, weights, _NUM_BINS) for weights in (None, share, share * (1 - share)))
+    total, expected, variance = (
+        np.bincount(own, weights, _NUM_BINS) for weights in (None, share, share * (1 - share))
+    )
     seen = np.bincount(bins[block.masked_indices], minlength=_NUM_BINS)
     tested = variance > 0
     statistic = float((((seen - expected) ** 2)[tested] / variance[tested]).sum())
@@ -170,12 +197,18 @@ def _measure_part(
     ids = [join_id(row["high"], row["low"]) for row in rows]
     is_dropped = tokens.store["totals"]["dropped"]
     dropped = read_dropped_ids(tokens.folder, ids[0], ids[-1]) if is_dropped else frozenset()
-    lengths = [document.sentence_lengths.astype(np.int64) for document in documents if document.id not in dropped]
+    lengths = [
+        document.sentence_lengths.astype(np.int64)
+        for document in documents
+        if document.id not in dropped
+    ]
     kept = np.array([each not in dropped for each in ids])
     return rows["tokens"][kept].astype(np.int64), np.concatenate([np.zeros(0, np.int64), *lengths])
 
 
-def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard, int]]) -> dict[str, Any]:
+def _measure_words(
+    dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard, int]]
+) -> dict[str, Any]:
     """The most frequent pieces before masking, and some instances of either label."""
     vocabulary = read_vocabulary(dataset)
     originals = joined.input_ids.copy()
@@ -183,9 +216,17 @@ def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard
     counts = np.bincount(originals, minlength=len(vocabulary))
     special = dataset.manifest.special_ids
     counts[[special[name] for name in ("pad", "cls", "sep", "mask")]] = 0
-    top = [index for index in np.argsort(-counts, kind="stable")[:_NUM_PIECES].tolist() if counts[index]]
+    top = [
+        index
+        for index in np.argsort(-counts, kind="stable")[:_NUM_PIECES].tolist()
+        if counts[index]
+    ]
     pieces = [
-        {"piece": vocabulary.tokens[index], "share": round(int(counts[index]) / int(counts.sum()), 6)} for index in top
+        {
+            "piece": vocabulary.tokens[index],
+            "share": round(int(counts[index]) / int(counts.sum()), 6),
+        }
+        for index in top
     ]
     rows = [
         int(found[len(found) * index // _INSTANCES_PER_LABEL])
@@ -200,7 +241,10 @@ def _measure_words(dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard
         place = number * block_instances(shard.seq_len) + row - int(starts[owner])
         described = describe_instance(joined.slice(row, row + 1), vocabulary)
         instances.append({"shard": shard.name, "instance": place} | described)
-    return {"pieces": {"seen": int(np.count_nonzero(counts)), "most_frequent": pieces}, "sample_instances": instances}
+    return {
+        "pieces": {"seen": int(np.count_nonzero(counts)), "most_frequent": pieces},
+        "sample_instances": instances,
+    }
 
 
 def _is_of(shard: Shard, group: Group) -> bool:
@@ -218,4 +262,6 @@ def _block_size(shard: Shard, number: int) -> int:
 
 def _ratios(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> list[float | None]:
     """None where there is nothing to be a part of."""
-    return [round(float(a) / float(b), 6) if b else None for a, b in zip(parts, wholes, strict=True)]
+    return [
+        round(float(a) / float(b), 6) if b else None for a, b in zip(parts, wholes, strict=True)
+    ]

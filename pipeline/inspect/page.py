@@ -1,6 +1,7 @@
 """report.json as one page: no script, no other file, nothing that the page's own policy would let it load.
 
-`render_page` is a pure function of the report; what comes from the data goes through `pipeline.pages.text.escape`.
+`render_page` is a pure function of the report; what comes from the data goes through
+`pipeline.pages.text.escape`.
 """
 
 import json
@@ -59,10 +60,15 @@ def _tiles(dataset: Mapping[str, Any]) -> str:
         (format_bytes(counters["cleaned_bytes"]), "cleaned text"),
         (short_number(counters["distinct_tokens"]), "tokens of text"),
         (f"{sum(group['instances'] for group in groups):,}", "instances"),
-        (format_bytes(dataset["bytes"]), f"in {sum(group['shards'] for group in groups):,} shard(s)"),
+        (
+            format_bytes(dataset["bytes"]),
+            f"in {sum(group['shards'] for group in groups):,} shard(s)",
+        ),
         (f"{dataset['vocab_size']:,}", "vocabulary entries"),
     ]
-    cards = "".join(f'<div class="card tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
+    cards = "".join(
+        f'<div class="card tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles
+    )
     return f'<div class="tiles">{cards}</div>'
 
 
@@ -86,12 +92,18 @@ def _check_read(counters: Mapping[str, int]) -> str:
     dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
     said = f"{read:,} read; {kept:,} kept, {dropped:,} dropped"
     cut = counters.get("documents_cut", 0)
-    return _line(read <= kept + dropped, "Documents read are kept or dropped", said + (f"; {cut:,} cut" if cut else ""))
+    return _line(
+        read <= kept + dropped,
+        "Documents read are kept or dropped",
+        said + (f"; {cut:,} cut" if cut else ""),
+    )
 
 
 def _check_sources(mixture: Sequence[Mapping[str, Any]]) -> str:
     unused = find_unused(mixture)
-    return _line(not unused, "Every source is trained on", "; ".join(unused) or f"{len(mixture)} source(s)")
+    return _line(
+        not unused, "Every source is trained on", "; ".join(unused) or f"{len(mixture)} source(s)"
+    )
 
 
 def _check_validation(validation: Mapping[str, Any] | None) -> list[str]:
@@ -102,7 +114,9 @@ def _check_validation(validation: Mapping[str, Any] | None) -> list[str]:
 
 
 def _check(p: float | None, what: str, found: str) -> str:
-    tested = "whole words are masked together, not tested" if p is None else f"chi-square p = {p:.2g}"
+    tested = (
+        "whole words are masked together, not tested" if p is None else f"chi-square p = {p:.2g}"
+    )
     return _line(p is None or p >= LIKELY, what, f"{found}; {tested}" if found else tested)
 
 
@@ -120,7 +134,10 @@ def _documents(dataset: Mapping[str, Any]) -> str:
     dropped = {name: count for name, count in counters.items() if name.startswith("dropped_")}
     others = [name for name in ("documents_listed", "documents_cut") if name in counters]
     names = ["documents_read", *sorted(dropped), *others]
-    rows = [(name.replace("_", " "), counters[name], f"{counters[name]:,}") for name in [*names, "documents"]]
+    rows = [
+        (name.replace("_", " "), counters[name], f"{counters[name]:,}")
+        for name in [*names, "documents"]
+    ]
     rows[-1] = ("distinct documents kept", *rows[-1][1:])
     totals = {
         "sentences": f"{counters['sentences']:,}",
@@ -129,7 +146,10 @@ def _documents(dataset: Mapping[str, Any]) -> str:
         "tokens a document": f"{counters['distinct_tokens'] / max(1, counters['documents']):,.0f}",
         "bytes a token": f"{counters['cleaned_bytes'] / max(1, counters['distinct_tokens']):.2f}",
     }
-    cards = [card("From documents read to documents kept", bar_rows(rows)), card("Text", pairs(totals))]
+    cards = [
+        card("From documents read to documents kept", bar_rows(rows)),
+        card("Text", pairs(totals)),
+    ]
     return (
         f'<section id="documents"><h2>Documents</h2><div class="grid">{"".join(cards)}</div>'
         f"{_lengths(dataset)}</section>"
@@ -163,12 +183,16 @@ def _dropped(examples: Sequence[Mapping[str, str]]) -> str:
 
 
 def _sources(
-    sources: Mapping[str, Any] | None, mixture: Sequence[Mapping[str, Any]], validation: Mapping[str, Any] | None
+    sources: Mapping[str, Any] | None,
+    mixture: Sequence[Mapping[str, Any]],
+    validation: Mapping[str, Any] | None,
 ) -> str:
-    files = '<p class="soft">The dataset has no table of sources.</p>' if sources is None else _files(sources)
-    return (
-        f'<section id="sources"><h2>Sources</h2>{mixture_cards(mixture)}{validation_card(validation)}{files}</section>'
+    files = (
+        '<p class="soft">The dataset has no table of sources.</p>'
+        if sources is None
+        else _files(sources)
     )
+    return f'<section id="sources"><h2>Sources</h2>{mixture_cards(mixture)}{validation_card(validation)}{files}</section>'
 
 
 def _files(sources: Mapping[str, Any]) -> str:
@@ -196,9 +220,15 @@ def _build(dataset: Mapping[str, Any], build: Mapping[str, Any]) -> str:
     hashes = {name: dataset[name] for name in ("root_hash", "settings_hash", "vocab_sha256")}
     versions = {"format": dataset["format_version"]} | dict(dataset["software"])
     cards.append(card("Versions", pairs(versions)))
-    deciding = {name: value for name, value in dataset["settings"].items() if name != "sources"}  # a table shows them
+    deciding = {
+        name: value for name, value in dataset["settings"].items() if name != "sources"
+    }  # a table shows them
     content = [card("Settings that decide the content", pairs(deciding))]
-    others = {name: value for name, value in build.get("settings", {}).items() if name not in dataset["settings"]}
+    others = {
+        name: value
+        for name, value in build.get("settings", {}).items()
+        if name not in dataset["settings"]
+    }
     content += [card("Other settings of the build", pairs(others))] if others else []
     return (
         f'<section id="build"><h2>Build and settings</h2><div class="grid">{"".join(cards)}</div>'

@@ -31,7 +31,9 @@ def show_instances(
     described = [describe_instance(block, vocabulary) for _, block in chosen]
     ids = [instance[name] for instance in described for name in ("document_a", "document_b")]
     found = find_documents(tokens, ids) if tokens else {}
-    places = {start: format_place(dataset.manifest, documents[0]) for start, documents in found.items()}
+    places = {
+        start: format_place(dataset.manifest, documents[0]) for start, documents in found.items()
+    }
     for number, ((shard, _), instance) in enumerate(zip(chosen, described, strict=True)):
         yield f"{shard.name} #{number}\n{format_instance(instance, places)}"
 
@@ -59,7 +61,9 @@ def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> s
     )
 
 
-def format_dropped(examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]) -> Iterator[str]:
+def format_dropped(
+    examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]
+) -> Iterator[str]:
     """The examples of dropped documents in a report, by reason, behind the number that each reason dropped."""
     kept = examples or ()
     for name, count in counters.items():
@@ -113,7 +117,9 @@ def _segment_runs(pieces: Sequence[str], originals: dict[int, str], positions: r
 
 
 def _format_runs(runs: Sequence[Any]) -> str:
-    return "".join(run if isinstance(run, str) else _mark(run["shown"], run["original"]) for run in runs)
+    return "".join(
+        run if isinstance(run, str) else _mark(run["shown"], run["original"]) for run in runs
+    )
 
 
 def _mark(shown: str, original: str) -> str:

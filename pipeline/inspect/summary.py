@@ -1,6 +1,7 @@
 """What a dataset holds, in numbers: counts, drops by reason, lengths, fill, masks. As report.json and as text.
 
-report.json is the only source: the text here and the page in pipeline.inspect.page show what stands in it.
+report.json is the only source: the text here and the page in pipeline.inspect.page show what stands
+in it.
 """
 
 import io
@@ -49,7 +50,9 @@ def summarize_dataset(
         "settings": dict(manifest.settings),
         "vocab_size": manifest.vocab_size,
         "counters": dict(manifest.counters),
-        "unknown_rate": _share(manifest.counters.get("unknown_tokens", 0), manifest.counters.get("tokens", 0)),
+        "unknown_rate": _share(
+            manifest.counters.get("unknown_tokens", 0), manifest.counters.get("tokens", 0)
+        ),
         "bytes": sum(shard.num_bytes for shard in dataset.all_shards),
         "sources": _summarize_sources(dataset),
         "mixture": measure_mixture(dataset, _licences(dataset)),
@@ -71,16 +74,23 @@ def format_report(report: dict[str, Any]) -> str:
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
     lines += format_mixture(dataset["mixture"])
-    lines += [f"warning: nothing is trained on of {each}" for each in find_unused(dataset["mixture"])]
+    lines += [
+        f"warning: nothing is trained on of {each}" for each in find_unused(dataset["mixture"])
+    ]
     lines += format_validation(dataset["validation"])
     lines.append("documents")
-    lines += [f"  {name.replace('_', ' '):<22} {count:>14,}" for name, count in dataset["counters"].items()]
+    lines += [
+        f"  {name.replace('_', ' '):<22} {count:>14,}"
+        for name, count in dataset["counters"].items()
+    ]
     lines.append(f"  {'unknown tokens':<22} {dataset['unknown_rate']:>14.4%}")
     lines.append(f"coverage    {dataset['coverage']['said']}")
     for group in dataset["groups"]:
         lines += _format_group(group)
     if seconds := build.get("seconds"):
-        lines.append("time        " + ", ".join(f"{stage} {seconds[stage]:.1f} s" for stage in STAGES))
+        lines.append(
+            "time        " + ", ".join(f"{stage} {seconds[stage]:.1f} s" for stage in STAGES)
+        )
     return "\n".join(lines)
 
 
@@ -149,7 +159,9 @@ def _summarize_sources(dataset: Dataset) -> dict[str, Any] | None:
 
 
 def _licences(dataset: Dataset) -> dict[str, str]:
-    return {row["source"]: row["licence"] for row in _read_sources(dataset) or () if "licence" in row}
+    return {
+        row["source"]: row["licence"] for row in _read_sources(dataset) or () if "licence" in row
+    }
 
 
 def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:

@@ -29,7 +29,11 @@ def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
     """The split as lines of text: what it holds, by source where there are several, and the warnings."""
     if measured is None:
         return []
-    said = [f"validation {measured['said']}"] if measured["documents"] or not measured["warnings"] else []
+    said = (
+        [f"validation {measured['said']}"]
+        if measured["documents"] or not measured["warnings"]
+        else []
+    )
     return [*said, *(f"warning: {each}" for each in measured["warnings"])]
 
 
@@ -43,7 +47,10 @@ def validation_card(measured: Mapping[str, Any] | None) -> str:
         f'<td class="n">{row["share_of_split"]:.1%}</td></tr>'
         for row in measured["sources"]
     )
-    head = "".join(f'<th class="n">{name}</th>' for name in ("documents", "tokens", "of the source", "of validation"))
+    head = "".join(
+        f'<th class="n">{name}</th>'
+        for name in ("documents", "tokens", "of the source", "of validation")
+    )
     table = f"<table><tr><th>source</th>{head}</tr>{cells}</table>"
     said = f"The validation split {measured['said']}. Each of its documents is used once, whatever its source's weight."
     return card("Validation by source", f'<div class="scroll">{table}</div>{small(said)}')

@@ -1,7 +1,8 @@
 """One bucket's documents to blocks of instances: sort, drop duplicates, pair, shuffle, gather, mask.
 
-The one function behind every way of bringing a bucket's documents together. Spans are shuffled first and gathered and
-masked in runs, so memory is the bucket's tokens once and a run, not its instances.
+The one function behind every way of bringing a bucket's documents together. Spans are shuffled
+first and gathered and masked in runs, so memory is the bucket's tokens once and a run, not its
+instances.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +35,8 @@ class InstanceRule:
         sep_id: Id of [SEP].
         masking: What to mask, and with what.
         nsp_balance: Whether random nexts are as many as the reference makes, or exactly half.
-        weights: How often a pass uses a document, in millionths by its source's number; none where each is used once.
+        weights: How often a pass uses a document, in millionths by its source's number; none where
+            each is used once.
     """
 
     seq_len: int
@@ -73,7 +75,8 @@ class BucketDocuments:
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     """Sorts a bucket's documents, drops copies and lays them end to end; of copies that of the first source stays.
 
-    Documents stay in the buffers they come in until they are in their places, so memory is the tokens twice.
+    Documents stay in the buffers they come in until they are in their places, so memory is the
+    tokens twice.
     """
     by_id: dict[bytes, tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]] = {}
     source_of: dict[bytes, int] = {}
@@ -81,7 +84,9 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
     for document in documents:
         rows, checksum = rows + 1, checksum + document.crc32
         known = source_of.get(document.id, MAX_SOURCES)
-        if document.source < known or (document.source == known and _is_before(document, by_id[document.id][0])):
+        if document.source < known or (
+            document.source == known and _is_before(document, by_id[document.id][0])
+        ):
             by_id[document.id] = document.sentence_lengths, document.tokens
             source_of[document.id] = document.source
     ids = sorted(by_id)
@@ -106,10 +111,13 @@ def _is_before(document: TokenizedDocument, other: npt.NDArray[np.unsignedintege
     return bool(document.sentence_lengths.tolist() < other.tolist())
 
 
-def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Iterator[Block]:
+def build_bucket(
+    documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str
+) -> Iterator[Block]:
     """The bucket's blocks for one pass; every one full but the last.
 
-    The result depends on the set of documents, the rule, the pass and the bucket's name, on nothing else.
+    The result depends on the set of documents, the rule, the pass and the bucket's name, on nothing
+    else.
 
     Raises:
         ValueError: Fewer than two distinct documents, or none that the pass uses.
@@ -119,8 +127,12 @@ def build_bucket(documents: BucketDocuments, rule: InstanceRule, pass_index: int
     size = block_instances(rule.seq_len)
     run_size = size * BLOCKS_PER_RUN
     for run, start in enumerate(range(0, len(pairs), run_size)):
-        rng = Random(seed_for(rule.seed, f"masks-L{rule.seq_len}", pass_index, f"{bucket_name}/{run}"))
-        block = _build_run(documents.tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng)
+        rng = Random(
+            seed_for(rule.seed, f"masks-L{rule.seq_len}", pass_index, f"{bucket_name}/{run}")
+        )
+        block = _build_run(
+            documents.tokens, pairs.take(slice(start, start + run_size)), id_prefixes, rule, rng
+        )
         for first in range(0, block.num_instances, size):
             yield block.slice(first, min(first + size, block.num_instances))
 
@@ -132,18 +144,28 @@ def count_source_tokens(
     id_prefixes = _id_prefixes(documents)
     for block in blocks:
         a_length = block.segment_a_length.astype(np.int64)
-        for keys, lengths in ((block.document_a, a_length), (block.document_b, np.diff(block.offsets) - a_length)):
+        for keys, lengths in (
+            (block.document_a, a_length),
+            (block.document_b, np.diff(block.offsets) - a_length),
+        ):
             sources = documents.sources[np.searchsorted(id_prefixes, keys)]
             counts += np.bincount(sources, lengths, len(counts)).astype(np.int64)
         yield block
 
 
-def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str) -> Pairs:
+def _shuffled_pairs(
+    documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str
+) -> Pairs:
     purpose = f"pairs-L{rule.seq_len}"
     names, rows = [each.hex() for each in documents.ids], None
     if rule.weights:
-        rows, before = choose_uses(documents.ids, documents.sources, rule.weights, rule.seed, pass_index)
-        names = [f"{names[row]}/{number}" if number else names[row] for row, number in zip(rows, before, strict=True)]
+        rows, before = choose_uses(
+            documents.ids, documents.sources, rule.weights, rule.seed, pass_index
+        )
+        names = [
+            f"{names[row]}/{number}" if number else names[row]
+            for row, number in zip(rows, before, strict=True)
+        ]
         if not rows:
             raise ValueError(
                 f"pass {pass_index} uses none of the {len(documents.ids)} documents of {bucket_name}: the weights of"
@@ -151,7 +173,9 @@ def _shuffled_pairs(documents: BucketDocuments, rule: InstanceRule, pass_index: 
             )
     seeds = [seed_for(rule.seed, purpose, pass_index, name) for name in names]
     lengths, offsets = documents.sentence_lengths, documents.sentence_offsets
-    pairs = make_pairs(lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rule.nsp_balance, rows)
+    pairs = make_pairs(
+        lengths, offsets, seeds, rule.seq_len, rule.short_seq_prob, rule.nsp_balance, rows
+    )
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
 

@@ -1,8 +1,10 @@
 """The compiled loops of pairs and masking, where this installation has them: plain arrays in and out.
 
-pairs.py and masking.py hold the definition and its docstrings; every function here gives the same arrays, sooner.
+pairs.py and masking.py hold the definition and its docstrings; every function here gives the same
+arrays, sooner.
 
-Shapes: D documents, S sentences, R uses of documents, N pairs or instances, T packed tokens, M masked positions.
+Shapes: D documents, S sentences, R uses of documents, N pairs or instances, T packed tokens, M
+masked positions.
 """
 
 from collections.abc import Sequence
@@ -52,9 +54,19 @@ def make_pairs(
     digits, num_digits = _split_seeds(seeds)
     wanted = -1 if balanced_tokens is None else balanced_tokens
     count = loops.make_pairs(
-        _aligned(bounds, np.int64), starts, uses, digits, num_digits, max_tokens, short_seq_prob, wanted, *columns
+        _aligned(bounds, np.int64),
+        starts,
+        uses,
+        digits,
+        num_digits,
+        max_tokens,
+        short_seq_prob,
+        wanted,
+        *columns,
     )
-    a_start, a_stop, b_start, b_stop, document_a, document_b, is_random = (column[:count] for column in columns)
+    a_start, a_stop, b_start, b_stop, document_a, document_b, is_random = (
+        column[:count] for column in columns
+    )
     return document_a, a_start, a_stop, document_b, b_start, b_stop, is_random
 
 
@@ -74,7 +86,9 @@ def gather_pairs(tokens: Ids, spans: Columns, cls_id: int, sep_id: int, offsets:
     source = _aligned(tokens, tokens.dtype)
     input_ids = np.empty(int(offsets[-1]), tokens.dtype)
     columns = (_aligned(column, np.int64) for column in spans)
-    loops.gather_pairs(source, source.itemsize, *columns, cls_id, sep_id, _aligned(offsets, np.int64), input_ids)
+    loops.gather_pairs(
+        source, source.itemsize, *columns, cls_id, sep_id, _aligned(offsets, np.int64), input_ids
+    )
     return input_ids
 
 

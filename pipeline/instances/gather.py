@@ -23,7 +23,9 @@ class PackedPairs:
     segment_a_length: npt.NDArray[np.uint16]  # [N], tokens of type 0: [CLS] A [SEP]
 
 
-def gather_pairs(tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int) -> PackedPairs:
+def gather_pairs(
+    tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int
+) -> PackedPairs:
     """[CLS] A [SEP] B [SEP] of each pair, end to end.
 
     Args:

@@ -1,9 +1,10 @@
 """Static masks for masked language modelling, for a run of packed instances at once.
 
-Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2; the draws are our own, so the
-distribution is the reference's and its random stream is not (tests hold the statistics). Draws depend on the whole run:
-the same instances in other runs get other masks. What is written here is the definition; where compiled loops are at
-hand (pipeline.instances.compiled), they do the same.
+Counts, candidates and the 80/10/10 rule are those of docs/parity.md section 2; the draws are our
+own, so the distribution is the reference's and its random stream is not (tests hold the
+statistics). Draws depend on the whole run: the same instances in other runs get other masks. What
+is written here is the definition; where compiled loops are at hand (pipeline.instances.compiled),
+they do the same.
 
 Shapes: N instances, T packed tokens, M masked positions, W width of a grid (longest instance).
 """
@@ -38,10 +39,13 @@ class MaskingRule:
 
     Attributes:
         mask_id: Id of [MASK].
-        vocab_size: A random replacement is any id below it, special ones and the token itself included.
+        vocab_size: A random replacement is any id below it, special ones and the token itself
+            included.
         max_predictions: The most positions an instance may have masked.
-        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted as tokens.
-        is_continuation: [vocab_size], true for ids of pieces starting "##": given, whole words are masked.
+        masked_lm_prob: Share of an instance's tokens to mask, the three special ones counted as
+            tokens.
+        is_continuation: [vocab_size], true for ids of pieces starting "##": given, whole words are
+            masked.
     """
 
     mask_id: int
@@ -109,7 +113,9 @@ def mask_run(
     if rule.is_continuation is None:
         chosen_M = _choose_tokens(offsets, segment_a_length, counts, rng)
     else:
-        chosen_M = _choose_words(input_ids, offsets, segment_a_length, counts, rule.is_continuation, rng)
+        chosen_M = _choose_words(
+            input_ids, offsets, segment_a_length, counts, rule.is_continuation, rng
+        )
     masked_offsets = np.searchsorted(chosen_M, offsets).astype(np.int64)
     positions_M = chosen_M - np.repeat(offsets[:-1], np.diff(masked_offsets))
     masked_lm_ids = input_ids[chosen_M]
@@ -172,15 +178,18 @@ def _draw_keys(
 ) -> npt.NDArray[np.uint32]:
     """[N, W] random keys, the greatest one wherever no token may be masked: specials and beyond the end.
 
-    The low bits are the position, so keys are unique in a row and no sorting algorithm can change their order. That
-    leaves 23 random bits at 512 tokens: a tie decides one position in 16,000 instances, for the earlier one.
+    The low bits are the position, so keys are unique in a row and no sorting algorithm can change
+    their order. That leaves 23 random bits at 512 tokens: a tie decides one position in 16,000
+    instances, for the earlier one.
     """
     num_rows, width = len(lengths), int(lengths.max())
     num_keys = num_rows * width
     keys = random_words((num_keys + 1) // 2, rng).astype("<u8", copy=False).view("<u4")[:num_keys]
     num_position_bits = np.uint32((width - 1).bit_length())
     positions_W = np.arange(width, dtype=np.uint32)
-    keys_NW = (keys.reshape(num_rows, width) >> num_position_bits << num_position_bits) | positions_W
+    keys_NW = (
+        keys.reshape(num_rows, width) >> num_position_bits << num_position_bits
+    ) | positions_W
     keys_NW[positions_W >= (lengths - 1).astype(np.uint32)[:, None]] = _NEVER
     keys_NW[:, 0] = keys_NW[np.arange(num_rows), segment_a_length.astype(np.int64) - 1] = _NEVER
     return keys_NW
@@ -208,7 +217,10 @@ def _choose_words(
 
 
 def _take_words(
-    word_lengths: npt.NDArray[np.int64], word_offsets: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], rng: Random
+    word_lengths: npt.NDArray[np.int64],
+    word_offsets: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    rng: Random,
 ) -> npt.NDArray[np.bool_]:
     """Words in random order until the count is full; one that does not fit is passed over (2.4)."""
     keys = random_words(len(word_lengths), rng)
@@ -231,10 +243,13 @@ def _take_words(
 def _replace(tokens_M: Ids, rule: MaskingRule, rng: Random) -> Ids:
     """80 % [MASK], 10 % the token itself, 10 % any id (2.5).
 
-    A token takes 64 bits, half to say which of them and half for the id, whose bias is below vocab_size / 2**32.
+    A token takes 64 bits, half to say which of them and half for the id, whose bias is below
+    vocab_size / 2**32.
     """
     draws = random_words(len(tokens_M), rng)
     which = draws.astype(np.uint32)
-    any_id = ((draws >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)).astype(tokens_M.dtype)
+    any_id = ((draws >> np.uint64(32)) * np.uint64(rule.vocab_size) >> np.uint64(32)).astype(
+        tokens_M.dtype
+    )
     kept = np.where(which < _KEEP_BELOW, tokens_M, any_id)
     return np.where(which < _MASK_BELOW, tokens_M.dtype.type(rule.mask_id), kept)

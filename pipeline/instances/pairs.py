@@ -1,10 +1,10 @@
 """Sentence pairs for next sentence prediction, as spans of a bucket's tokens.
 
 The draws are those of docs/parity.md 1.2-1.8, in their order, so that the same generator makes the
-same pairs as google-research/bert ``create_pretraining_data.py``; tests hold it against that program's
-output. No token is touched: a segment is a run of consecutive tokens of one document, also after
-truncation, so two offsets say all of it; pipeline.instances.gather builds packed instances from spans.
-What is written here is the definition: where compiled loops are at hand
+same pairs as google-research/bert ``create_pretraining_data.py``; tests hold it against that
+program's output. No token is touched: a segment is a run of consecutive tokens of one document,
+also after truncation, so two offsets say all of it; pipeline.instances.gather builds packed
+instances from spans. What is written here is the definition: where compiled loops are at hand
 (pipeline.instances.compiled), they do the same.
 
 Shapes: D documents, S sentences, N pairs.
@@ -27,7 +27,9 @@ NspBalance = Literal["reference", "exact"]
 Span = tuple[int, int]
 NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 _MAX_TRIES = 10  # docs/parity.md 1.6
-_FREE_PAIRS = 64  # docs/parity.md 5: the share of one-sentence chunks is 0 at first, and changes slowly
+_FREE_PAIRS = (
+    64  # docs/parity.md 5: the share of one-sentence chunks is 0 at first, and changes slowly
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Pairs:
 class _Balance:
     """Chance of a random next for chunks that have a choice, so that a bucket comes to half random, half actual nexts.
 
-    It is what would level both at the bucket's end, were one-sentence chunks as frequent as so far (docs/parity.md 5).
-    So it hardly depends on where a chunk stands, and what a long document is off by is spread over all others.
+    It is what would level both at the bucket's end, were one-sentence chunks as frequent as so far
+    (docs/parity.md 5). So it hardly depends on where a chunk stands, and what a long document is
+    off by is spread over all others.
     """
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
@@ -100,14 +103,16 @@ def make_pairs(
 
     Args:
         sentence_lengths: [S] tokens per sentence, all documents end to end; every one at least 1.
-        sentence_offsets: [D + 1], first sentence of each document and S; every document has one at least.
-        seeds: [D], one seed per document; no draw of one document shifts those of another, nor, but for an exact
-            balance, its pairs. With rows, one per row.
+        sentence_offsets: [D + 1], first sentence of each document and S; every document has one at
+            least.
+        seeds: [D], one seed per document; no draw of one document shifts those of another, nor, but
+            for an exact balance, its pairs. With rows, one per row.
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: Share of documents cut to a random shorter target.
-        nsp_balance: reference draws as the reference does, or exact: half random, half actual nexts (docs/parity.md 5).
-        rows: Documents to make pairs of, any of them any number of times; by default each once. A random B comes from
-            all documents of the bucket but A's own.
+        nsp_balance: reference draws as the reference does, or exact: half random, half actual nexts
+            (docs/parity.md 5).
+        rows: Documents to make pairs of, any of them any number of times; by default each once. A
+            random B comes from all documents of the bucket but A's own.
 
     Raises:
         ValueError: Fewer than two documents: a random B must come from another one.
@@ -127,13 +132,17 @@ def make_pairs(
     balanced_tokens = int(token_counts[rows].sum()) if nsp_balance == "exact" else None
     if compiled.loops:
         return Pairs(
-            *compiled.make_pairs(bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens)
+            *compiled.make_pairs(
+                bounds, sentence_offsets, rows, seeds, max_tokens, short_seq_prob, balanced_tokens
+            )
         )
     sentences = _Sentences(bounds.tolist(), sentence_offsets.tolist())
     balance = None if balanced_tokens is None else _Balance(balanced_tokens, max_tokens)
     columns = [array("q") for _ in range(7)]
     for document, seed in zip(rows, seeds, strict=True):
-        for pair in _pair_document(sentences, document, max_tokens, short_seq_prob, Random(seed), balance):
+        for pair in _pair_document(
+            sentences, document, max_tokens, short_seq_prob, Random(seed), balance
+        ):
             for column, value in zip(columns, pair, strict=True):
                 column.append(value)
     dtypes = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.bool_)
@@ -187,7 +196,9 @@ def _pair_document(
         sentence = next_sentence
 
 
-def _draw_random_b(sentences: _Sentences, document: int, target: int, rng: Random) -> tuple[int, Span]:
+def _draw_random_b(
+    sentences: _Sentences, document: int, target: int, rng: Random
+) -> tuple[int, Span]:
     """Another document, and its sentences from a random one on until they hold `target` tokens (docs/parity.md 1.6)."""
     num_documents = len(sentences.firsts) - 1
     for _ in range(_MAX_TRIES):
@@ -195,7 +206,9 @@ def _draw_random_b(sentences: _Sentences, document: int, target: int, rng: Rando
         if other != document:
             break
     else:
-        other = (document + 1) % num_documents  # docs/parity.md 5: the reference takes the document itself
+        other = (
+            document + 1
+        ) % num_documents  # docs/parity.md 5: the reference takes the document itself
     first, end = sentences.firsts[other], sentences.firsts[other + 1]
     first += draw_below(end - first, rng.getrandbits)
     return other, (sentences.bounds[first], sentences.bounds[sentences.stop_at(first, end, target)])

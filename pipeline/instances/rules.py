@@ -1,7 +1,7 @@
 """What must hold of every instance of a dataset (docs/parity.md): `verify --deep` decodes all of them and asks this.
 
-Rules are looked at for a whole block at once. Shares that chance decides are counted, summed over a group (split and
-length) and compared with what the rules of masking and pairing give.
+Rules are looked at for a whole block at once. Shares that chance decides are counted, summed over a
+group (split and length) and compared with what the rules of masking and pairing give.
 
 Shapes: N instances, T tokens, M masked positions.
 """
@@ -18,7 +18,8 @@ from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
 from pipeline.shards.block import Block
 from pipeline.shards.records import Manifest
 
-# A sound group fails a test of shares once in 10^9: chi-square of 2 degrees of freedom, one side of a normal.
+# A sound group fails a test of shares once in 10^9: chi-square of 2 degrees of freedom, one side of
+# a normal.
 MAX_CHI_SQUARE = 2 * math.log(1e9)
 MAX_DEVIATIONS = 6.0
 
@@ -32,7 +33,8 @@ class InstanceRules:
     Attributes:
         seq_len: Most tokens of an instance.
         cls_id, sep_id: Ids of [CLS] and [SEP], which stand around the segments.
-        never_in_text: [S] ids that no text has: [PAD], [CLS], [SEP] and [MASK]. [UNK] stands for words of the text.
+        never_in_text: [S] ids that no text has: [PAD], [CLS], [SEP] and [MASK]. [UNK] stands for
+            words of the text.
         masking: Counts, ids and, for whole words, which pieces continue a word.
     """
 
@@ -62,7 +64,9 @@ class Shares:
     shown_as_original: int = 0
 
     def __add__(self, other: "Shares") -> "Shares":
-        return Shares(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Shares)))
+        return Shares(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Shares))
+        )
 
 
 def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> InstanceRules:
@@ -78,7 +82,9 @@ def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> Instan
     """
     settings = manifest.settings
     if missing := [name for name in SETTINGS if name not in settings]:
-        raise ValueError(f"the manifest's settings say nothing of {', '.join(missing)}; instances cannot be checked")
+        raise ValueError(
+            f"the manifest's settings say nothing of {', '.join(missing)}; instances cannot be checked"
+        )
     special = manifest.special_ids
     masking = masking_rule(settings, seq_len, special["mask"], is_continuation)
     never = np.array([special[name] for name in ("pad", "cls", "sep", "mask")], np.int64)
@@ -88,7 +94,8 @@ def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> Instan
 def find_violations(block: Block, rules: InstanceRules) -> Iterator[str]:
     """Says of each broken rule how many instances break it and which is the first; a block of a known schema.
 
-    Rules of the tokens are asked only where lengths and positions are sound, or they could not be told apart.
+    Rules of the tokens are asked only where lengths and positions are sound, or they could not be
+    told apart.
     """
     broken = list(_broken_shape(block, rules))
     if not any(rows.any() for _, rows in broken):
@@ -114,16 +121,18 @@ def count_shares(block: Block, rules: InstanceRules) -> Shares:
 def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
     """Shares that the rules give once in 10^9 datasets or less.
 
-    Masked positions are drawn independently (docs/parity.md 2.5), so their three kinds have a chi-square. Of pairs the
-    rules fix a lower bound alone: a chunk of two sentences or more is random next with one half, one of a single
-    sentence always is (1.5).
+    Masked positions are drawn independently (docs/parity.md 2.5), so their three kinds have a
+    chi-square. Of pairs the rules fix a lower bound alone: a chunk of two sentences or more is
+    random next with one half, one of a single sentence always is (1.5).
     """
     if shares.masked and (chi_square := _chi_square(shares, vocab_size)) > MAX_CHI_SQUARE:
         yield (
             f"masked positions show {_describe_masks(shares)}, expected 80, 10 and 10 %:"
             f" chi-square {chi_square:.1f}, at most {MAX_CHI_SQUARE:.1f} is chance"
         )
-    deviations = (shares.instances / 2 - shares.random_next) / math.sqrt(max(1, shares.instances) / 4)
+    deviations = (shares.instances / 2 - shares.random_next) / math.sqrt(
+        max(1, shares.instances) / 4
+    )
     if deviations > MAX_DEVIATIONS:
         yield (
             f"{shares.random_next} of {shares.instances} pairs are random, expected half or more:"
@@ -167,7 +176,10 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     lengths = np.diff(block.offsets).astype(np.int64)
     middle = block.segment_a_length.astype(np.int64)
     yield f"longer than {rules.seq_len} tokens", lengths > rules.seq_len
-    yield "a segment without a token", (middle < NUM_SPECIAL_TOKENS) | (lengths - middle < NUM_SPECIAL_TOKENS - 1)
+    yield (
+        "a segment without a token",
+        (middle < NUM_SPECIAL_TOKENS) | (lengths - middle < NUM_SPECIAL_TOKENS - 1),
+    )
     counts = np.diff(block.masked_offsets)
     positions = block.masked_lm_positions.astype(np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -175,11 +187,16 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     falls = np.zeros(len(positions), np.bool_)
     falls[1:] = (positions[1:] <= positions[:-1]) & (owner[1:] == owner[:-1])
     yield "masked positions that do not ascend", _rows(owner, falls, len(counts))
-    is_special = (positions == 0) | (positions == middle[owner] - 1) | (positions == lengths[owner] - 1)
+    is_special = (
+        (positions == 0) | (positions == middle[owner] - 1) | (positions == lengths[owner] - 1)
+    )
     yield "a masked position on [CLS] or [SEP]", _rows(owner, is_special, len(counts))
     expected = count_predictions(lengths, rules.masking)
     if rules.masking.is_continuation is None:
-        yield "another number of masked positions than its length gives (docs/parity.md 2.3)", counts != expected
+        yield (
+            "another number of masked positions than its length gives (docs/parity.md 2.3)",
+            counts != expected,
+        )
     else:
         yield "more masked positions than its length gives (docs/parity.md 2.3)", counts > expected
 
@@ -189,7 +206,10 @@ def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bo
     ids, middle = block.input_ids, starts + block.segment_a_length
     vocab_size = rules.masking.vocab_size
     owner = np.repeat(np.arange(block.num_instances), np.diff(block.offsets))
-    yield f"a token id of {vocab_size} or more", _rows(owner, ids >= vocab_size, block.num_instances)
+    yield (
+        f"a token id of {vocab_size} or more",
+        _rows(owner, ids >= vocab_size, block.num_instances),
+    )
     yield "no [CLS] at its start", ids[starts] != rules.cls_id
     yield "no [SEP] at the end of A, where segment_a_length has it", ids[middle - 1] != rules.sep_id
     yield "no [SEP] at its end", ids[ends - 1] != rules.sep_id
@@ -197,7 +217,10 @@ def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bo
     is_text[starts] = is_text[middle - 1] = is_text[ends - 1] = False
     is_text[block.masked_indices] = False
     foreign = is_text & np.isin(ids, rules.never_in_text)
-    yield "[PAD], [CLS], [SEP] or [MASK] among its words", _rows(owner, foreign, block.num_instances)
+    yield (
+        "[PAD], [CLS], [SEP] or [MASK] among its words",
+        _rows(owner, foreign, block.num_instances),
+    )
     differs = block.document_a != block.document_b
     yield "is_random_next and its documents do not agree", differs != block.is_random_next
 
@@ -221,8 +244,15 @@ def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
     is_masked[masked] = True
     continues = is_continuation[np.minimum(ids, len(is_continuation) - 1)]
     starts = block.offsets[:-1].astype(np.int64)
-    for first in (starts, starts + 1, starts + block.segment_a_length, block.offsets[1:].astype(np.int64) - 1):
-        continues[first] = False  # a segment that begins inside a word begins a word (docs/parity.md 5)
+    for first in (
+        starts,
+        starts + 1,
+        starts + block.segment_a_length,
+        block.offsets[1:].astype(np.int64) - 1,
+    ):
+        continues[first] = (
+            False  # a segment that begins inside a word begins a word (docs/parity.md 5)
+        )
     parted = np.zeros(len(ids), np.bool_)
     parted[1:] = continues[1:] & (is_masked[1:] != is_masked[:-1])
     owner = np.repeat(np.arange(block.num_instances), np.diff(block.offsets))

@@ -1,9 +1,10 @@
 """ExchangeByBucket brings the encoded documents of each bucket together, in two modes with one result.
 
-`files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read once and cut at the
-buckets' bounds, and Beam's GroupByKey moves the pieces. A value of the shuffle is the bytes of all documents that one
-part holds of one bucket, behind the part's name, each document behind its own checksum: few elements, explicit coders,
-nothing pickled. What a bucket must hold travels in its tasks (pipeline.tokens.bucket_seals).
+`files`: each task reads its bucket's range of every token part. `shuffle`: each token part is read
+once and cut at the buckets' bounds, and Beam's GroupByKey moves the pieces. A value of the shuffle
+is the bytes of all documents that one part holds of one bucket, behind the part's name, each
+document behind its own checksum: few elements, explicit coders, nothing pickled. What a bucket must
+hold travels in its tasks (pipeline.tokens.bucket_seals).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,9 @@ from pipeline.tokens.token_parts import TokenizedDocument, unpack_documents
 ExchangeMode = Literal["files", "shuffle"]
 _NAME_BYTES = 2
 _MAX_GROUP_BYTES = 512 * 10**6
-_GROUP_COPIES = 2  # in a worker: as the runner delivers a group, and gathered without copies of documents
+_GROUP_COPIES = (
+    2  # in a worker: as the runner delivers a group, and gathered without copies of documents
+)
 _RUNNER_ADVICE = "the runner loses or repeats what it shuffles: run again with --exchange files, or on another runner"
 
 
@@ -65,8 +68,8 @@ class TokenParts:
 def refuse_large_groups(tasks: Iterable[ShardTask], token_dtype: str) -> None:
     """Holds what a shuffle brings together to what a worker carries.
 
-    A bucket of at most 128 MiB of text is some 70 MB of tokens; fewer buckets than that are a user's, and a document
-    that the input repeats comes as often as it stands there.
+    A bucket of at most 128 MiB of text is some 70 MB of tokens; fewer buckets than that are a
+    user's, and a document that the input repeats comes as often as it stands there.
 
     Raises:
         ValueError: The largest group is heavier than 512 MB.
@@ -110,18 +113,27 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
             folder: Takes what is too large for the job's description.
         """
         super().__init__()
-        self._mode, self._tokens, self._part_names, self._tasks = mode, tokens, tuple(part_names), list(tasks)
+        self._mode, self._tokens, self._part_names, self._tasks = (
+            mode,
+            tokens,
+            tuple(part_names),
+            list(tasks),
+        )
         self._folder = folder
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         if self._mode == "files":
             tasks = pipeline | "Tasks" >> CreateElements(self._tasks, self._folder)
-            return tasks | beam.Map(find_documents, self._tokens, hand_over(self._part_names, self._folder))
+            return tasks | beam.Map(
+                find_documents, self._tokens, hand_over(self._part_names, self._folder)
+            )
         by_bucket = hand_over(group_tasks(self._tasks), self._folder)
         return (
             pipeline
             | "TokenParts" >> CreateElements(self._part_names, self._folder)
-            | beam.FlatMap(cut_for_tasks, self._tokens, by_bucket).with_output_types(tuple[bytes, bytes])
+            | beam.FlatMap(cut_for_tasks, self._tokens, by_bucket).with_output_types(
+                tuple[bytes, bytes]
+            )
             | beam.GroupByKey()
             | beam.Map(unpack_group, self._tokens, by_bucket)
         )
@@ -130,7 +142,8 @@ class ExchangeByBucket(beam.PTransform):  # type: ignore[misc]
 class RefuseRepeats(beam.PTransform):  # type: ignore[misc]
     """The end of a graph that shuffles: (bucket, shard) of each finished shard, refused where one is there twice.
 
-    A bundle that a runner runs again leaves one: what a failed attempt gave is not in the collection.
+    A bundle that a runner runs again leaves one: what a failed attempt gave is not in the
+    collection.
     """
 
     def expand(self, finished: beam.PCollection) -> beam.PCollection:
@@ -161,7 +174,10 @@ def refuse_repeats(shard: bytes, buckets: Iterable[bytes]) -> None:
 
 
 def plan_tasks(
-    buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int, contents: Mapping[str, BucketContents]
+    buckets: Sequence[Bucket],
+    seq_lens: Sequence[int],
+    passes: int,
+    contents: Mapping[str, BucketContents],
 ) -> list[ShardTask]:
     """Every shard of the dataset, passes in order; validation has pass 0 only.
 
@@ -171,19 +187,29 @@ def plan_tasks(
         passes: How many the train split has.
         contents: What each bucket must hold, by its name.
     """
-    return [ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)]
+    return [
+        ShardTask(*place, contents[place[-1].name]) for place in _places(buckets, seq_lens, passes)
+    ]
 
 
 def plan_names(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> list[str]:
     """The names of the shards that `plan_tasks` plans."""
     places = _places(buckets, seq_lens, passes)
-    return [shard_name(bucket.split, seq_len, index, bucket.number) for seq_len, index, bucket in places]
+    return [
+        shard_name(bucket.split, seq_len, index, bucket.number) for seq_len, index, bucket in places
+    ]
 
 
-def _places(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) -> Iterator[tuple[int, int, Bucket]]:
+def _places(
+    buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int
+) -> Iterator[tuple[int, int, Bucket]]:
     for pass_index in range(passes):
         for seq_len in seq_lens:
-            yield from ((seq_len, pass_index, each) for each in buckets if each.split == "train" or pass_index == 0)
+            yield from (
+                (seq_len, pass_index, each)
+                for each in buckets
+                if each.split == "train" or pass_index == 0
+            )
 
 
 @dataclass(frozen=True)
@@ -212,9 +238,13 @@ def group_tasks(tasks: Iterable[ShardTask]) -> dict[bytes, BucketTasks]:
     for task in tasks:
         places.setdefault(task.bucket, []).append((task.seq_len, task.pass_index))
         contents[task.bucket] = task.contents
-    shared: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}  # mostly those of all buckets
+    shared: dict[
+        tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]
+    ] = {}  # mostly those of all buckets
     return {
-        bucket.name.encode(): BucketTasks(bucket, contents[bucket], shared.setdefault(found := tuple(own), found))
+        bucket.name.encode(): BucketTasks(
+            bucket, contents[bucket], shared.setdefault(found := tuple(own), found)
+        )
         for bucket, own in sorted(places.items(), key=lambda each: each[0].first_id)
     }
 
@@ -252,7 +282,8 @@ class StoredDocuments:
 class GroupedDocuments:
     """The documents of one bucket, unpacked from what GroupByKey gathered whenever it is iterated.
 
-    What dropped.ids leaves out is left out here: a part would have to read all of it, a bucket reads its range.
+    What dropped.ids leaves out is left out here: a part would have to read all of it, a bucket
+    reads its range.
     """
 
     bucket: Bucket
@@ -285,30 +316,41 @@ class GroupedDocuments:
                     f" {self.advice}"
                 )
             seen.add(part)
-            found = unpack_documents(data, np.dtype(self.tokens.token_dtype), f"bucket {self.name}, part {part}")
+            found = unpack_documents(
+                data, np.dtype(self.tokens.token_dtype), f"bucket {self.name}, part {part}"
+            )
             yield from (document for document in found if document.id not in dropped)
 
     def _read_dropped(self) -> frozenset[bytes]:
-        if not self.tokens.has_dropped or self.bucket.split == "validation":  # what is held out is not dropped
+        if (
+            not self.tokens.has_dropped or self.bucket.split == "validation"
+        ):  # what is held out is not dropped
             return frozenset()
         return read_dropped_ids(self.tokens.folder, self.bucket.first_id, self.bucket.last_id)
 
 
-def find_documents(task: ShardTask, tokens: TokenParts, part_names: Handed) -> tuple[list[ShardTask], StoredDocuments]:
+def find_documents(
+    task: ShardTask, tokens: TokenParts, part_names: Handed
+) -> tuple[list[ShardTask], StoredDocuments]:
     """A task and its bucket's documents; nothing is read yet."""
     return [task], StoredDocuments(tokens, part_names.get(), task.bucket)
 
 
-def cut_for_tasks(name: str, tokens: TokenParts, by_bucket: Handed) -> Iterator[tuple[bytes, bytes]]:
+def cut_for_tasks(
+    name: str, tokens: TokenParts, by_bucket: Handed
+) -> Iterator[tuple[bytes, bytes]]:
     """What a token part holds of each bucket that shards are built of."""
     return cut_part(name, tokens, [found.bucket for found in by_bucket.get().values()])
 
 
-def cut_part(name: str, tokens: TokenParts, buckets: Sequence[Bucket]) -> Iterator[tuple[bytes, bytes]]:
+def cut_part(
+    name: str, tokens: TokenParts, buckets: Sequence[Bucket]
+) -> Iterator[tuple[bytes, bytes]]:
     """The bytes of the documents that a token part holds of each bucket, by the bucket's name.
 
-    The part's tokens are read by one request, from the first document of a bucket to the last: as they were one list of
-    documents, that is about `part_bytes`. What dropped.ids leaves out is among them (`GroupedDocuments`).
+    The part's tokens are read by one request, from the first document of a bucket to the last: as
+    they were one list of documents, that is about `part_bytes`. What dropped.ids leaves out is
+    among them (`GroupedDocuments`).
     """
     rows = read_part_rows(tokens.folder, f"{name}.index")
     finder = BucketFinder(buckets, tokens.held_out)
@@ -344,5 +386,7 @@ def unpack_group(
     name, chunks = group
     tasks: BucketTasks | None = by_bucket.get().get(name)
     if tasks is None:
-        raise ValueError(f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}")
+        raise ValueError(
+            f"the runner delivered a bucket {name.decode()} that no shard is built of; {_RUNNER_ADVICE}"
+        )
     return tasks.tasks(), GroupedDocuments(tasks.bucket, chunks, tokens)

@@ -1,7 +1,7 @@
 """What a job hands to its workers: small things in its description, large ones by a file on the store.
 
-Dataflow refuses descriptions above 10 MB, and every worker process keeps what is in them. The files lie where the job
-writes, are named by their content, and go with the other leftovers of the stage.
+Dataflow refuses descriptions above 10 MB, and every worker process keeps what is in them. The files
+lie where the job writes, are named by their content, and go with the other leftovers of the stage.
 """
 
 import pickle
@@ -42,7 +42,11 @@ class Handed:
 def hand_over(value: object, folder: Folder) -> Handed:
     """Packs a value, into a file in the folder where it is large."""
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return Handed(data, folder) if len(data) <= MAX_INLINE_BYTES else Handed(b"", folder, _write(folder, data))
+    return (
+        Handed(data, folder)
+        if len(data) <= MAX_INLINE_BYTES
+        else Handed(b"", folder, _write(folder, data))
+    )
 
 
 class CreateElements(beam.PTransform):  # type: ignore[misc]
@@ -68,7 +72,11 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
         name = _write(self._folder, b"".join(lists))
         stops = [sum(map(len, lists[: number + 1])) for number in range(len(lists))]
         ranges = [(stop - len(data), stop) for stop, data in zip(stops, lists, strict=True)]
-        found = pipeline | beam.Create(ranges, reshuffle=True) | beam.FlatMap(read_list, self._folder, name)
+        found = (
+            pipeline
+            | beam.Create(ranges, reshuffle=True)
+            | beam.FlatMap(read_list, self._folder, name)
+        )
         return found | beam.Reshuffle()
 
 
@@ -76,9 +84,12 @@ class CreateElements(beam.PTransform):  # type: ignore[misc]
 def hash_code() -> str:
     """Hash of the Python files that a build runs, as they lie in this process's packages.
 
-    And of whether wikitext is read by the compiled reader, which is no twin to the last bit as the other modules are.
+    And of whether wikitext is read by the compiled reader, which is no twin to the last bit as the
+    other modules are.
     """
-    digest = blake2b(b"" if load("pipeline.documents._wikitext") else b"defined wikitext", digest_size=8)
+    digest = blake2b(
+        b"" if load("pipeline.documents._wikitext") else b"defined wikitext", digest_size=8
+    )
     for package in _PACKAGES:
         for path in sorted(package.rglob("*.py")):
             digest.update(f"{path.relative_to(package.parent)}\0".encode() + path.read_bytes())

@@ -1,9 +1,11 @@
 """The near-duplicates job: signatures of token parts to the documents that others make superfluous.
 
-    runs of documents | BandRuns -> files of bands;  ranges of keys | FindNearDuplicates -> files of what was found
+    runs of documents | BandRuns -> files of bands;  ranges of keys | FindNearDuplicates -> files of
+    what was found
 
-The second stage waits for the first, and reads from each of its files the one range that holds its keys: no shuffle, so
-memory is that of one range of keys. Every task leaves a whole file or none; running again skips those that are there.
+The second stage waits for the first, and reads from each of its files the one range that holds its
+keys: no shuffle, so memory is that of one range of keys. Every task leaves a whole file or none;
+running again skips those that are there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +57,11 @@ class KeyRange:
 
 
 def run_near_duplicates_job(
-    names: Sequence[str], rule: SimilarityRule, folder: Folder, workers: int, beam_arguments: Sequence[str]
+    names: Sequence[str],
+    rule: SimilarityRule,
+    folder: Folder,
+    workers: int,
+    beam_arguments: Sequence[str],
 ) -> list[KeyRange]:
     """Runs the job over what is not finished of these token parts; returns where its results are."""
     sizes = folder.list()
@@ -144,7 +150,8 @@ def write_bands(run: Run, rule: SimilarityRule, folder: Folder) -> str:
     if not folder.exists(name):
         size = SIGNED_DTYPE.itemsize
         signed = [
-            folder.read_range(f"{part}.signatures", first * size, last * size) for part, first, last in run.slices
+            folder.read_range(f"{part}.signatures", first * size, last * size)
+            for part, first, last in run.slices
         ]
         folder.write(name, pack_bands(np.frombuffer(b"".join(signed), SIGNED_DTYPE), rule))
     return name
@@ -159,7 +166,9 @@ def write_found(
     """Writes what is found in a range of keys, unless it is there, and returns the file's name."""
     if not folder.exists(keys.file_name):
         read = (read_groups(folder, name, BANDED_DTYPE, keys.first, keys.last) for name in written)
-        found = find_near_duplicates(np.concatenate([np.zeros(0, BANDED_DTYPE), *read]), rule.matches)
+        found = find_near_duplicates(
+            np.concatenate([np.zeros(0, BANDED_DTYPE), *read]), rule.matches
+        )
         folder.write(keys.file_name, pack_rows(found, found["high"] >> np.uint64(56)))
     return keys.file_name
 
@@ -173,10 +182,16 @@ def add_near_duplicates_graph(
 ) -> None:
     """The whole job."""
     written = pipeline | "Runs" >> CreateElements(runs, folder) | BandRuns(rule, folder)
-    _ = pipeline | "KeyRanges" >> beam.Create(ranges, reshuffle=True) | FindNearDuplicates(written, rule, folder)
+    _ = (
+        pipeline
+        | "KeyRanges" >> beam.Create(ranges, reshuffle=True)
+        | FindNearDuplicates(written, rule, folder)
+    )
 
 
-def output_names(runs: Sequence[Run], ranges: Sequence[KeyRange], rule: SimilarityRule) -> Iterator[str]:
+def output_names(
+    runs: Sequence[Run], ranges: Sequence[KeyRange], rule: SimilarityRule
+) -> Iterator[str]:
     """Every file that the job writes."""
     yield from (run.file_name(rule) for run in runs)
     yield from (keys.file_name for keys in ranges)

@@ -11,7 +11,11 @@ from datetime import UTC, datetime
 
 import apache_beam as beam
 import grpc
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+)
 from apache_beam.portability.api import beam_job_api_pb2 as job_api
 from apache_beam.portability.api import beam_job_api_pb2_grpc as job_grpc
 from apache_beam.runners.runner import PipelineResult
@@ -84,13 +88,17 @@ class Job:
                 f"{self.folder}: {where} is {state} and writes here; cancel it where the runner shows it, or wait until"
                 " it has ended, then run this command again"
             )
-        self._say(f"{where} may still be at work here: this runner does not know it; cancel it where it runs")
+        self._say(
+            f"{where} may still be at work here: this runner does not know it; cancel it where it runs"
+        )
 
     def state(self) -> str:
         """What the runner says of the job now, such as RUNNING; empty where it says nothing."""
         if self._result is None or not _job_id(self._result):
             return ""
-        with contextlib.suppress(Exception):  # each runner has its own errors, and the job's end will tell
+        with contextlib.suppress(
+            Exception
+        ):  # each runner has its own errors, and the job's end will tell
             return str(self._result.state)
         return "does not answer"
 
@@ -115,8 +123,8 @@ def known_options(options: PipelineOptions) -> set[str]:
     """Names of the options that the job server takes besides Beam's own; none where no server is named.
 
     Raises:
-        ValueError: Nobody answers at the server's address, where Beam would wait as long as it lets a stage take, or it
-            is no job server.
+        ValueError: Nobody answers at the server's address, where Beam would wait as long as it lets
+            a stage take, or it is no job server.
     """
     endpoint = _endpoint(options)
     if not endpoint:
@@ -131,7 +139,9 @@ def known_options(options: PipelineOptions) -> set[str]:
     try:
         with grpc.insecure_channel(endpoint) as channel:
             asked = job_api.DescribePipelineOptionsRequest()
-            described = job_grpc.JobServiceStub(channel).DescribePipelineOptions(asked, timeout=_ANSWER_SECONDS)
+            described = job_grpc.JobServiceStub(channel).DescribePipelineOptions(
+                asked, timeout=_ANSWER_SECONDS
+            )
     except grpc.RpcError as error:
         raise ValueError(
             f"what listens at --job_endpoint={endpoint} answers not as a Beam job server does ({first_line(error)});"
@@ -166,7 +176,9 @@ def first_line(error: Exception) -> str:
     """The first line of what a runner said; an error of gRPC keeps it apart from its own words."""
     details = getattr(error, "details", None)
     said = str(details() if callable(details) else error)
-    return hide(next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__))
+    return hide(
+        next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+    )
 
 
 def _job_id(result: PipelineResult) -> str:

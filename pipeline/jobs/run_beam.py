@@ -1,6 +1,7 @@
 """Running a Beam graph: the runner's options, progress while it runs, a user's fault out of a worker's traceback.
 
-Worker processes are the local default, named explicitly: plain "DirectRunner" may try to download another runner.
+Worker processes are the local default, named explicitly: plain "DirectRunner" may try to download
+another runner.
 """
 
 import contextlib
@@ -35,9 +36,17 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.secret_values import hide
 
-_USER_FAULTS = {"ValueError", "FileNotFoundError", "FileExistsError", "PermissionError", "StorageError"}
+_USER_FAULTS = {
+    "ValueError",
+    "FileNotFoundError",
+    "FileExistsError",
+    "PermissionError",
+    "StorageError",
+}
 _RAISED_LINE = re.compile(r"(?:^|\n)(?:\w+\.)*(\w+(?:Error|Exception)): ")
-_NO_MODULE = re.compile(r"No module named '[\w.]+'|Can't get attribute '\w+' on <module '(?:pipeline|tokenizer)[\w.]*'")
+_NO_MODULE = re.compile(
+    r"No module named '[\w.]+'|Can't get attribute '\w+' on <module '(?:pipeline|tokenizer)[\w.]*'"
+)
 _INSTALL = "install the launcher's wheel with [pipeline] where workers run (docs/runners.md)"
 _BEAM_MARK = " [while running '"
 _POLL_SECONDS = 0.25
@@ -45,9 +54,9 @@ _STILL_SECONDS = 60.0
 _LOCAL_RUNNERS = {
     "FnApiRunner", "LocalRunner", "DirectRunner", "BundleBasedDirectRunner", "SwitchingDirectRunner", "PrismRunner",
 }  # fmt: skip
-# Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told to end has here.
-# Ctrl-C is for the launcher; one thread a library, as there is a worker for each core. What is installed wins over
-# files of the launcher's folder, where filters may be.
+# Beam waits for ever for a worker that ends too early with code 0, so 0 is what one that was told
+# to end has here. Ctrl-C is for the launcher; one thread a library, as there is a worker for each
+# core. What is installed wins over files of the launcher's folder, where filters may be.
 _WORKER = (
     "import os, sys, pipeline, tokenizer; sys.path.append(os.getcwd());"
     " from apache_beam.runners.worker.sdk_worker_main import main; main([]); raise SystemExit(100)"
@@ -62,7 +71,9 @@ class LocalRunner(FnApiRunner):  # type: ignore[misc]
     """Beam's local runner with `--direct_running_mode=multi_processing`, but for what starts a worker process."""
 
     def __init__(self) -> None:
-        super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND))
+        super().__init__(
+            default_environment=SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND)
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,9 @@ class Outputs:
             self.folder.remove(find_temporaries(self.folder.list()))
 
 
-def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int) -> PipelineOptions:
+def pipeline_options(
+    workers: int, beam_arguments: Sequence[str], num_tasks: int
+) -> PipelineOptions:
     """Options of the runner: the user's own arguments, or local worker processes.
 
     Args:
@@ -106,27 +119,36 @@ def pipeline_options(workers: int, beam_arguments: Sequence[str], num_tasks: int
         num_tasks: How many tasks the graph has.
 
     Raises:
-        ValueError: An argument that neither Beam nor the job server knows, a runner that cannot be imported, or a job
-            server that does not answer.
+        ValueError: An argument that neither Beam nor the job server knows, a runner that cannot be
+            imported, or a job server that does not answer.
     """
     if not any(argument.startswith("--runner") for argument in beam_arguments):
         chosen, why = this_machine().limit(workers, num_tasks)
-        if why and (workers > num_cores() or chosen < num_tasks):  # of few tasks the default needs no word
+        if why and (
+            workers > num_cores() or chosen < num_tasks
+        ):  # of few tasks the default needs no word
             _say_once(f"workers: {why}")
         beam_arguments = [*_local_runner(chosen), *beam_arguments]
     else:
         beam_arguments = [NO_STAGE_TIMEOUT, *beam_arguments]  # the last of several counts
     _import_runner(beam_arguments)
     options = PipelineOptions(list(beam_arguments))
-    unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
+    unknown = (
+        options.get_all_options(retain_unknown_options=True).keys()
+        - options.get_all_options().keys()
+    )
     if unknown := unknown - known_options(options):
-        raise ValueError(f"{_who_knows(options)} the option(s) after --: {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"{_who_knows(options)} the option(s) after --: {', '.join(sorted(unknown))}"
+        )
     return options
 
 
 def _who_knows(options: PipelineOptions) -> str:
     endpoint = options.view_as(PortableOptions).job_endpoint
-    return f"neither Beam nor the job server at {endpoint} knows" if endpoint else "Beam does not know"
+    return (
+        f"neither Beam nor the job server at {endpoint} knows" if endpoint else "Beam does not know"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -148,7 +170,9 @@ def _import_runner(beam_arguments: Sequence[str]) -> None:
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                raise ValueError(f"the runner {name} cannot be imported: {error}; install what it needs") from error
+                raise ValueError(
+                    f"the runner {name} cannot be imported: {error}; install what it needs"
+                ) from error
 
 
 def choose_exchange(
@@ -171,7 +195,10 @@ def _runner_name(options: PipelineOptions) -> str:
 
 
 def run_graph(
-    describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
+    describe: str,
+    build: Callable[[beam.Pipeline], object],
+    options: PipelineOptions,
+    outputs: Outputs,
 ) -> None:
     """Builds and runs a graph to its end with a progress bar of finished outputs.
 
@@ -201,7 +228,10 @@ def run_graph(
 
 
 def _run_watched(
-    describe: str, build: Callable[[beam.Pipeline], object], options: PipelineOptions, outputs: Outputs
+    describe: str,
+    build: Callable[[beam.Pipeline], object],
+    options: PipelineOptions,
+    outputs: Outputs,
 ) -> None:
     job = Job(describe, outputs.folder)
     with _worker_log() as log, _progress(describe, outputs, job.state):
@@ -217,9 +247,13 @@ def _run_watched(
             if fault := find_fault(str(error), type(error).__name__):
                 raise ValueError(fault) from error
             kept = Path(tempfile.gettempdir(), f"beambert-workers-{os.getpid()}.log")
-            kept.write_text(hide(Path(log).read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+            kept.write_text(
+                hide(Path(log).read_text(encoding="utf-8", errors="replace")), encoding="utf-8"
+            )
             if _runner_name(options) in _LOCAL_RUNNERS:
-                raise RuntimeError(f"{describe}: a worker failed; what the workers printed is in {kept}") from error
+                raise RuntimeError(
+                    f"{describe}: a worker failed; what the workers printed is in {kept}"
+                ) from error
             with kept.open("a", encoding="utf-8") as file:
                 file.write(hide(f"\n{error}\n"))
             raise RuntimeError(
@@ -238,7 +272,8 @@ def find_fault(text: str, kind: str) -> str | None:
     """The message of a user's fault that a worker raised, out of Beam's error; None where it was something else.
 
     Args:
-        text: Message of the error, with the worker's traceback where the worker was another process.
+        text: Message of the error, with the worker's traceback where the worker was another
+            process.
         kind: Class name of the error.
     """
     raised = f"{kind}: {text}"
@@ -255,7 +290,11 @@ def _worker_log() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         path = str(Path(folder, "workers.log"))
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+        handlers = [
+            handler
+            for handler in logging.getLogger().handlers
+            if isinstance(handler, logging.StreamHandler)
+        ]
         os.dup2(log, 2)
         sys.stderr = os.fdopen(os.dup(kept_descriptor), "w", buffering=1)
         try:
@@ -276,7 +315,9 @@ def _progress(describe: str, outputs: Outputs, state: Callable[[], str]) -> Iter
     # A log file takes a line every ten seconds, a terminal a redraw at each look.
     pause = 0.1 if sys.stderr.isatty() else 10.0
     total, found = outputs.total, outputs.num_found
-    with tqdm(total=total, initial=found, desc=describe, unit="task", file=sys.stderr, mininterval=pause) as bar:
+    with tqdm(
+        total=total, initial=found, desc=describe, unit="task", file=sys.stderr, mininterval=pause
+    ) as bar:
 
         def watch() -> None:
             seconds, still = _POLL_SECONDS, StillBar(bar, state)
@@ -318,7 +359,9 @@ class StillBar:
         elif (minutes := int((now - self._moved) / _STILL_SECONDS)) > self._minutes:
             self._minutes = minutes
             state = self._state()
-            said = f"nothing finished for {minutes} min" + (f", the job is {state}" if state else "")
+            said = f"nothing finished for {minutes} min" + (
+                f", the job is {state}" if state else ""
+            )
             self._bar.set_postfix_str(said)
 
 

@@ -1,6 +1,7 @@
 """The record that a finished shard leaves under _tasks/ until the dataset is published: its row, blocks and settings.
 
-A record counts for a task only where it is of the same settings and of the very documents that the task must hold.
+A record counts for a task only where it is of the same settings and of the very documents that the
+task must hold.
 """
 
 import dataclasses
@@ -43,7 +44,10 @@ def record_name(name: str) -> str:
 
 def format_record(record: ShardRecord) -> bytes:
     """A record as JSON."""
-    blocks = {field.name: getattr(record.blocks, field.name).tolist() for field in dataclasses.fields(BlockTable)}
+    blocks = {
+        field.name: getattr(record.blocks, field.name).tolist()
+        for field in dataclasses.fields(BlockTable)
+    }
     return json.dumps(
         {"settings_hash": record.settings_hash, "shard": shard_row(record.shard), "blocks": blocks}
     ).encode()
@@ -53,7 +57,9 @@ def parse_record(data: bytes) -> ShardRecord:
     """What `format_record` formatted."""
     fields = json.loads(data)
     blocks = fields["blocks"]
-    offset, size, instances, tokens = (np.array(blocks[name], np.int64) for name in list(blocks)[:4])
+    offset, size, instances, tokens = (
+        np.array(blocks[name], np.int64) for name in list(blocks)[:4]
+    )
     table = BlockTable(offset, size, instances, tokens, np.array(blocks["crc32"], np.uint32))
     return ShardRecord(fields["settings_hash"], parse_shard_row(fields["shard"]), table)
 

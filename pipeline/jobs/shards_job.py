@@ -2,8 +2,8 @@
 
     ExchangeByBucket | BuildShards
 
-Documents of a bucket that are not those which its tasks must hold end the job. A finished shard leaves, last, a small
-record under _tasks/; running again skips shards that have both.
+Documents of a bucket that are not those which its tasks must hold end the job. A finished shard
+leaves, last, a small record under _tasks/; running again skips shards that have both.
 """
 
 import dataclasses
@@ -57,11 +57,13 @@ class ShardBuilder:
     num_sources: int
     settings_hash: str
 
-    def build(self, tasks: Sequence[ShardTask], documents: DeliveredDocuments) -> Iterator[tuple[str, str]]:
+    def build(
+        self, tasks: Sequence[ShardTask], documents: DeliveredDocuments
+    ) -> Iterator[tuple[str, str]]:
         """Writes those of a bucket's shards that are not finished yet; yields the names of bucket and shard of all.
 
-        A runner may hand the same bucket to a worker again: what the first attempt finished is not built twice, but
-        what was handed over is looked at again.
+        A runner may hand the same bucket to a worker again: what the first attempt finished is not
+        built twice, but what was handed over is looked at again.
 
         Raises:
             ValueError: The documents are not those that the tasks must hold.
@@ -86,7 +88,9 @@ class ShardBuilder:
 
     def _write_shard(self, task: ShardTask, documents: BucketDocuments) -> None:
         rule = self.rules[task.seq_len]
-        if task.bucket.split == "validation":  # measured on each document once, whatever the mixture
+        if (
+            task.bucket.split == "validation"
+        ):  # measured on each document once, whatever the mixture
             rule = dataclasses.replace(rule, weights=())
         blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
         tokens = np.zeros(self.num_sources, np.int64)
@@ -146,7 +150,9 @@ def add_shards_graph(
 ) -> None:
     """The whole shards job: token parts to shards."""
     finished = (
-        pipeline | ExchangeByBucket(mode, tokens, part_names, tasks, builder.output / RECORDS) | BuildShards(builder)
+        pipeline
+        | ExchangeByBucket(mode, tokens, part_names, tasks, builder.output / RECORDS)
+        | BuildShards(builder)
     )
     if mode == "shuffle":
         _ = finished | RefuseRepeats()

@@ -1,11 +1,13 @@
 """The tokens job: parts of the input to token parts, a Beam graph of thin shells over document_lists.
 
-    Part | ReadDocuments | CleanDocuments | FilterDocuments | FindTaskTexts | SplitSentences | SignDocuments
+    Part | ReadDocuments | CleanDocuments | FilterDocuments | FindTaskTexts | SplitSentences |
+    SignDocuments
          | EncodeDocuments | WriteTokenParts
 
-Filtering, finding texts of task files and signing are there where the settings ask for them. Every stage between
-reading and writing takes and gives a DocumentList, so a transform of one's own fits between any two. A finished list
-leaves its files and, last, a small record; running again skips parts whose records are all there.
+Filtering, finding texts of task files and signing are there where the settings ask for them. Every
+stage between reading and writing takes and gives a DocumentList, so a transform of one's own fits
+between any two. A finished list leaves its files and, last, a small record; running again skips
+parts whose records are all there.
 """
 
 import pickle
@@ -48,8 +50,9 @@ worker_guard.watch_in_workers()
 class DocumentListCoder(beam.coders.Coder):  # type: ignore[misc]
     """Pickle, as for any type without a coder of its own, but with the size told, not found by pickling.
 
-    Beam measures the elements of every stage, the first ten and every so often one: with lists of megabytes that was
-    6 % of a build. It chooses the coder by the types that it infers from the annotations of the stages' functions.
+    Beam measures the elements of every stage, the first ten and every so often one: with lists of
+    megabytes that was 6 % of a build. It chooses the coder by the types that it infers from the
+    annotations of the stages' functions.
     """
 
     def encode(self, value: DocumentList[Any]) -> bytes:
@@ -102,11 +105,13 @@ class TokensRule:
     Attributes:
         reading: How they are read.
         filter: Which of them stay.
-        languages: The languages by whose rules sentences are split: codes, by the number of the source.
+        languages: The languages by whose rules sentences are split: codes, by the number of the
+            source.
         signs: Whether documents are signed, for near-duplicates.
         vocab: Bytes of vocab.txt.
         lower_case: Whether the vocabulary is uncased.
-        task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`); None where all may.
+        task_texts: What no document may hold (`pipeline.text.task_texts.TaskTexts`); None where all
+            may.
         drops_task_texts: Whether documents that do are left out, or only listed.
     """
 
@@ -121,7 +126,11 @@ class TokensRule:
 
 
 def run_tokens_job(
-    parts: Sequence[Part], rule: TokensRule, folder: Folder, workers: int, beam_arguments: Sequence[str]
+    parts: Sequence[Part],
+    rule: TokensRule,
+    folder: Folder,
+    workers: int,
+    beam_arguments: Sequence[str],
 ) -> None:
     """Encodes those of the parts that are not finished in the folder yet."""
     finished = finished_parts(folder.list(), parts)
@@ -139,7 +148,9 @@ def run_tokens_job(
     run_graph("tokens", build, pipeline_options(workers, beam_arguments, len(missing)), outputs)
 
 
-def add_tokens_graph(pipeline: beam.Pipeline, parts: Sequence[Part], rule: TokensRule, folder: Folder) -> None:
+def add_tokens_graph(
+    pipeline: beam.Pipeline, parts: Sequence[Part], rule: TokensRule, folder: Folder
+) -> None:
     """The whole tokens job: parts of the input to token parts."""
     _ = (
         pipeline
@@ -197,7 +208,11 @@ class FindTaskTexts(beam.PTransform):  # type: ignore[misc]
         self._texts, self._drops = texts, drops
 
     def expand(self, documents: beam.PCollection) -> beam.PCollection:
-        return documents | beam.Map(find_handed, self._texts, self._drops) if self._texts else documents
+        return (
+            documents | beam.Map(find_handed, self._texts, self._drops)
+            if self._texts
+            else documents
+        )
 
 
 class SplitSentences(beam.PTransform):  # type: ignore[misc]
@@ -264,7 +279,9 @@ class _Encode(beam.DoFn):  # type: ignore[misc]
     def setup(self) -> None:
         self._encoder = Encoder(parse_vocab(self._vocab, "vocab.txt"), self._lower_case)
 
-    def process(self, documents: DocumentList[SplitDocument]) -> Iterator[DocumentList[TokenizedDocument]]:
+    def process(
+        self, documents: DocumentList[SplitDocument]
+    ) -> Iterator[DocumentList[TokenizedDocument]]:
         yield encode_documents(documents, self._encoder)
 
 
@@ -285,12 +302,16 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
     return group_documents(part, documents, malformed, rule.max_characters, examples, without_text)
 
 
-def find_handed(documents: DocumentList[Document], texts: Handed, drops: bool) -> DocumentList[Document]:
+def find_handed(
+    documents: DocumentList[Document], texts: Handed, drops: bool
+) -> DocumentList[Document]:
     """`find_task_texts` with the texts that were handed over."""
     return find_task_texts(documents, texts.get().finder, drops=drops)
 
 
-def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder, signs: bool = False) -> str:
+def write_token_part(
+    documents: DocumentList[TokenizedDocument], folder: Folder, signs: bool = False
+) -> str:
     """Writes a list's files, then the record that says they are whole; returns the record's name."""
     name = f"{documents.part}-{documents.number:05d}"
     tokens, index = pack_documents(documents.documents)
@@ -304,5 +325,11 @@ def write_token_part(documents: DocumentList[TokenizedDocument], folder: Folder,
     record = f"{name}-last.json" if documents.is_last else f"{name}.json"
     folder.write(record, format_record(documents))
     cleaned_bytes = sum(document.cleaned_bytes for document in documents.documents)
-    metrics.count({**documents.counters, "documents": len(documents.documents), "cleaned_bytes": cleaned_bytes})
+    metrics.count(
+        {
+            **documents.counters,
+            "documents": len(documents.documents),
+            "cleaned_bytes": cleaned_bytes,
+        }
+    )
     return record

@@ -1,9 +1,11 @@
 """The vocabulary job: parts of the input to word counts, a Beam graph of thin shells over word_counts.
 
-    Part | ReadDocuments | CleanDocuments | SampleDocuments | FilterDocuments | CountWords | AddCounts | WriteCounts
+    Part | ReadDocuments | CleanDocuments | SampleDocuments | FilterDocuments | CountWords |
+    AddCounts | WriteCounts
 
-Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole numbers and every
-file is sorted, so neither the order nor the grouping in which a runner adds changes a byte.
+Words are counted list by list and added up by bucket; each bucket leaves one file. Counts are whole
+numbers and every file is sorted, so neither the order nor the grouping in which a runner adds
+changes a byte.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +18,13 @@ from pipeline.documents.parts import Part
 from pipeline.jobs import worker_guard
 from pipeline.jobs.handed import CreateElements
 from pipeline.jobs.run_beam import Outputs, pipeline_options, run_graph
-from pipeline.jobs.tokens_job import CleanDocuments, FilterDocuments, ReadDocuments, ReadingRule, largest_first
+from pipeline.jobs.tokens_job import (
+    CleanDocuments,
+    FilterDocuments,
+    ReadDocuments,
+    ReadingRule,
+    largest_first,
+)
 from pipeline.storage.folder import Folder
 from pipeline.text.filters import FilterRule
 from pipeline.tokens.document_lists import DocumentList
@@ -41,7 +49,8 @@ class CountingRule:
     Attributes:
         reading: How documents are read.
         filter: Which of them stay.
-        num_bits: One of 2^bits documents of a part is counted, bits by the part's key; all of parts without any.
+        num_bits: One of 2^bits documents of a part is counted, bits by the part's key; all of parts
+            without any.
         lower_case: Whether words are.
         factors: What counts of each source are multiplied by.
     """
@@ -54,7 +63,11 @@ class CountingRule:
 
 
 def run_vocab_job(
-    parts: Sequence[Part], rule: CountingRule, folder: Folder, workers: int, beam_arguments: Sequence[str]
+    parts: Sequence[Part],
+    rule: CountingRule,
+    folder: Folder,
+    workers: int,
+    beam_arguments: Sequence[str],
 ) -> None:
     """Counts the words of all parts; leaves tables and records in the folder."""
 
@@ -151,7 +164,9 @@ def count_and_record(
 ) -> Iterator[tuple[int, PackedCounts]]:
     """A list's counts by bucket; its record is named as the tokens job's, and holds its counters."""
     counts = list(count_list(documents, lower_case, factors))
-    counted = documents.replace(documents.documents, {"documents_counted": len(documents.documents)})
+    counted = documents.replace(
+        documents.documents, {"documents_counted": len(documents.documents)}
+    )
     name = f"{documents.part}-{documents.number:05d}" + ("-last" if documents.is_last else "")
     folder.write(f"{name}.json", format_record(counted))
     yield from counts

@@ -1,9 +1,10 @@
 """Local worker processes and their launcher end together: Beam itself sees to neither when one of them is killed.
 
-The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel lets go of it when the
-launcher is gone, kill -9 included, and the worker ends. Modules with a Beam job start that thread when a worker imports
-them. A worker that a signal ended, or that ended before it was told to, makes the launcher let go, interrupts it and
-becomes a ChildProcessError. Workers leave signals of a terminal to the launcher, which lets go when it is interrupted.
+The launcher holds a lock on a file. In a worker process a thread waits for that lock: the kernel
+lets go of it when the launcher is gone, kill -9 included, and the worker ends. Modules with a Beam
+job start that thread when a worker imports them. A worker that a signal ended, or that ended before
+it was told to, makes the launcher let go, interrupts it and becomes a ChildProcessError. Workers
+leave signals of a terminal to the launcher, which lets go when it is interrupted.
 """
 
 import contextlib
@@ -19,7 +20,9 @@ from types import FrameType
 from typing import Any
 
 VARIABLE = "BEAMBERT_LAUNCHER_LOCK"
-_INTERRUPT = signal.SIGUSR1  # not SIGINT, which nohup and shells' background jobs make their children ignore
+_INTERRUPT = (
+    signal.SIGUSR1
+)  # not SIGINT, which nohup and shells' background jobs make their children ignore
 _PAUSE_SECONDS = 0.5
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 
@@ -47,12 +50,15 @@ def guard_workers(path: str) -> Iterator[None]:
             letting_go.set()
             fcntl.flock(file, fcntl.LOCK_UN)
 
-        ender = threading.Thread(target=_end_workers, args=(path, letting_go, is_over), name="end workers", daemon=True)
+        ender = threading.Thread(
+            target=_end_workers, args=(path, letting_go, is_over), name="end workers", daemon=True
+        )
         ender.start()
         stack.enter_context(_interruptible(told, let_go))
 
         def see_worker_end(arguments: threading.ExceptHookArgs) -> None:
-            # Beam waits for each worker in a thread, which raises; the thread that runs the graph is not told.
+            # Beam waits for each worker in a thread, which raises; the thread that runs the graph
+            # is not told.
             found = _ENDED.fullmatch(str(arguments.exc_value))
             if found is None or letting_go.is_set():
                 others.append(arguments)  # what follows from a killed worker says nothing more
@@ -90,14 +96,18 @@ def watch_launcher(path: str) -> None:
 def _end_workers(path: str, letting_go: threading.Event, is_over: threading.Event) -> None:
     """Ends the workers of a launcher that lets go until it is over; those still starting up do not watch its lock yet.
 
-    They are known by their environment, also where the shell between was killed. Elsewhere than on Linux none is found.
+    They are known by their environment, also where the shell between was killed. Elsewhere than on
+    Linux none is found.
     """
     mark = f"{VARIABLE}={path}".encode()
     letting_go.wait()
     while not is_over.is_set():
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                if mark in Path(folder, "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                if (
+                    mark in Path(folder, "environ").read_bytes().split(b"\0")
+                    and int(folder.name) != os.getpid()
+                ):
                     os.kill(int(folder.name), signal.SIGKILL)
         is_over.wait(_PAUSE_SECONDS)
 
@@ -118,7 +128,9 @@ def _interruptible(told: list[int], let_go: Callable[[], None]) -> Iterator[None
         told.append(number)
         before[number](number, frame)
 
-    handled = [number for number, handler in before.items() if number == _INTERRUPT or callable(handler)]
+    handled = [
+        number for number, handler in before.items() if number == _INTERRUPT or callable(handler)
+    ]
     for number in handled:
         signal.signal(number, interrupt)
     try:
@@ -134,8 +146,16 @@ def _signal_of(return_code: int) -> int:
 
 
 def _describe(number: int) -> str:
-    memory = ", perhaps because memory ran out: fewer --workers need less" if number == signal.SIGKILL else ""
-    how = f"was killed (signal {number}{memory})" if number else "ended by itself, in code that it called"
+    memory = (
+        ", perhaps because memory ran out: fewer --workers need less"
+        if number == signal.SIGKILL
+        else ""
+    )
+    how = (
+        f"was killed (signal {number}{memory})"
+        if number
+        else "ended by itself, in code that it called"
+    )
     return f"a worker process {how}; what is finished is kept, the same command continues"
 
 

@@ -39,7 +39,8 @@ def small(text: str) -> str:
 def pairs(values: Mapping[str, Any]) -> str:
     """A table of names and values."""
     rows = "".join(
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{_value(v)}</td></tr>" for name, v in values.items()
+        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{_value(v)}</td></tr>"
+        for name, v in values.items()
     )
     return f'<table class="pairs">{rows}</table>'
 
@@ -55,4 +56,8 @@ def _value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         value = {None: "not set", True: "yes", False: "no"}[value]
     text = escape(value)
-    return f"<code>{text}</code>" if isinstance(value, str) and len(value) > 24 and " " not in value else text
+    return (
+        f"<code>{text}</code>"
+        if isinstance(value, str) and len(value) > 24 and " " not in value
+        else text
+    )

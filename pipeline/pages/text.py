@@ -21,7 +21,9 @@ def nice_ceiling(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(
-        power * factor for factor in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if value <= power * factor * (1 + 1e-9)
+        power * factor
+        for factor in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
+        if value <= power * factor * (1 + 1e-9)
     )
 
 
@@ -34,5 +36,8 @@ def short_number(value: float) -> str:
 
 
 def _show(character: str) -> str:
-    is_hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _HARMLESS_FORMATS
+    is_hidden = (
+        unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        and character not in _HARMLESS_FORMATS
+    )
     return f"⟨U+{ord(character):04X}⟩" if is_hidden else character

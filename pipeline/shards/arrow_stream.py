@@ -1,7 +1,8 @@
 """The buffers of a block's Arrow IPC stream, decompressed: docs/format.md, section 2, read to the letter.
 
 pyarrow's own reader takes 1.7 times the CPU: it makes a decompression
-context for every buffer. Here one serves a thread for good. Nothing is believed that the bytes do not show.
+context for every buffer. Here one serves a thread for good. Nothing is believed that the bytes do
+not show.
 """
 
 import struct
@@ -18,7 +19,8 @@ _SCHEMA, _RECORD_BATCH = 1, 3
 _ZSTD = 1
 _LENGTH, _PREFIX = struct.Struct("<q"), struct.Struct("<II")
 _MAX_LAYOUTS = 64
-# A block holds at most 65,536 tokens, so no column of it is longer than as many ids of 4 bytes and their offsets.
+# A block holds at most 65,536 tokens, so no column of it is longer than as many ids of 4 bytes and
+# their offsets.
 MAX_BUFFER_BYTES = 1 << 19
 
 
@@ -29,7 +31,8 @@ class RecordBatch:
     Attributes:
         schema: Its schema. One version of Arrow always gives the same object.
         lengths: Values of every column, and after each list column those of all its lists together.
-        buffers: The buffers of every column without validity: offsets and values of a list, else values.
+        buffers: The buffers of every column without validity: offsets and values of a list, else
+            values.
     """
 
     schema: pa.Schema
@@ -174,7 +177,8 @@ _layouts: dict[int, _Layout] = {}
 def _find_layout(message: bytes) -> _Layout:
     """Where the numbers lie. One version of Arrow puts them into the same places every time.
 
-    All but the numbers decides where they lie, so a message that is equal but for them need not be followed again.
+    All but the numbers decides where they lie, so a message that is equal but for them need not be
+    followed again.
     """
     layout = _layouts.get(len(message))
     if layout is None or layout.blank(message) != layout.rest:
@@ -187,10 +191,15 @@ def _find_layout(message: bytes) -> _Layout:
 def _parse_layout(message: bytes) -> _Layout:
     view = memoryview(message)
     table = _Table(view, _number(view, "I", 0))
-    _expect(table.number("B", 1) == _RECORD_BATCH, "another message than a record batch follows the schema")
+    _expect(
+        table.number("B", 1) == _RECORD_BATCH,
+        "another message than a record batch follows the schema",
+    )
     batch = table.table(2)
     is_compressed = batch.has(3)
-    _expect(not is_compressed or batch.table(3).number("b", 0) == _ZSTD, "it is not compressed by zstd")
+    _expect(
+        not is_compressed or batch.table(3).number("b", 0) == _ZSTD, "it is not compressed by zstd"
+    )
     places = (table.place(3), batch.place(0), batch.vector(1), batch.vector(2))
     _expect(max(places[:2]) + 8 <= len(message), "a number lies outside its message")
     layout = _Layout(*places, is_compressed, bytearray())
@@ -243,7 +252,9 @@ def _read_batch(
         name = next(name for name, nulls in zip(names, nodes[1::2], strict=True) if nulls)
         _expect(False, f"{name} holds nulls", damaged=True)
     lengths = list(nodes[0::2])
-    same = not lengths or (_LENGTH.unpack_from(message, layout.num_rows)[0] == lengths[0] and min(lengths) >= 0)
+    same = not lengths or (
+        _LENGTH.unpack_from(message, layout.num_rows)[0] == lengths[0] and min(lengths) >= 0
+    )
     _expect(same, "its columns differ in length")
     # Validity comes first in every pair of buffers, and nothing is null.
     buffers = []
@@ -267,7 +278,10 @@ def _decompress(stored: memoryview) -> bytes:
     if length == -1:
         return bytes(frame)
     if not 0 <= length <= MAX_BUFFER_BYTES:
-        _expect(False, f"a buffer says it becomes {length} bytes, at most {MAX_BUFFER_BYTES} are in a block")
+        _expect(
+            False,
+            f"a buffer says it becomes {length} bytes, at most {MAX_BUFFER_BYTES} are in a block",
+        )
     if zstandard.frame_content_size(frame) != length:
         _expect(False, "a buffer's length is not what its frame says")
     values: bytes = _decompressors.zstd.decompress(frame, allow_extra_data=False)
@@ -284,4 +298,6 @@ def _number(view: memoryview, kind: str, position: int) -> int:
 
 def _expect(holds: bool, what: str, damaged: bool = False) -> None:
     if not holds:
-        raise ValueError(f"{'damaged or foreign block' if damaged else 'not an Arrow block'}: {what}")
+        raise ValueError(
+            f"{'damaged or foreign block' if damaged else 'not an Arrow block'}: {what}"
+        )

@@ -1,7 +1,8 @@
 """A block: up to 65,536 // seq_len consecutive instances as one Arrow record batch (docs/format.md, section 2).
 
-Arrow's values and offsets are the concatenated tokens and cu_seqlens that variable-length attention consumes, so a
-batch is a few concatenated runs of blocks and never a loop over instances. N instances, T tokens, M masked positions.
+Arrow's values and offsets are the concatenated tokens and cu_seqlens that variable-length attention
+consumes, so a batch is a few concatenated runs of blocks and never a loop over instances. N
+instances, T tokens, M masked positions.
 """
 
 import dataclasses
@@ -26,7 +27,9 @@ except ImportError:  # a Beam worker, who writes and seldom reads
 
 TOKENS_PER_BLOCK = 65_536
 
-_BYTE, _UINT16, _UINT32, _UINT64, _INT32 = map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64, np.int32))
+_BYTE, _UINT16, _UINT32, _UINT64, _INT32 = map(
+    np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64, np.int32)
+)
 
 Array = npt.NDArray[Any]
 
@@ -118,7 +121,8 @@ def block_schema(token_dtype: Any) -> pa.Schema:
 def encode_block(block: Block) -> bytes:
     """The block as one Arrow IPC stream, zstd level 1. Equal blocks give equal bytes within one version of Arrow."""
     offsets, masked_offsets = (
-        np.ascontiguousarray(each - each[0], np.int32) for each in (block.offsets, block.masked_offsets)
+        np.ascontiguousarray(each - each[0], np.int32)
+        for each in (block.offsets, block.masked_offsets)
     )
     n, num_tokens, num_masked = block.num_instances, block.num_tokens, block.num_masked
     buffers = [
@@ -146,7 +150,8 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
         where: Shard and block, for messages.
 
     Raises:
-        ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the values.
+        ValueError: Not one record batch of the block schema, a null, or offsets that do not fit the
+            values.
     """
     return block_of_batch(read_batch(data, where), where)
 
@@ -169,11 +174,26 @@ def block_of_batch(batch: RecordBatch, where: str) -> Block:
     if token is None:
         found = repr(batch.schema.types)  # names may be no text
         expected = block_schema(np.uint16)
-        raise ValueError(f"{where}: damaged or foreign block: schema is\n{found}\nexpected\n{expected}")
-    n, num_tokens, n_segments, n_positions, num_masked, n_labels, num_labels, *n_others = batch.lengths
+        raise ValueError(
+            f"{where}: damaged or foreign block: schema is\n{found}\nexpected\n{expected}"
+        )
+    n, num_tokens, n_segments, n_positions, num_masked, n_labels, num_labels, *n_others = (
+        batch.lengths
+    )
     same = {n, n_segments, n_positions, n_labels, *n_others} == {n}
     _expect(same, where, f"its columns have {batch.lengths} values")
-    offsets_, ids_, segments_, masked_offsets_, positions_, label_offsets_, labels_, random_, a_, b_ = batch.buffers
+    (
+        offsets_,
+        ids_,
+        segments_,
+        masked_offsets_,
+        positions_,
+        label_offsets_,
+        labels_,
+        random_,
+        a_,
+        b_,
+    ) = batch.buffers
     offsets, lengths = _offsets("input_ids", offsets_, n, num_tokens, where)
     masked_offsets, _ = _offsets("masked_lm_positions", masked_offsets_, n, num_masked, where)
     equal = label_offsets_ == masked_offsets_ and num_labels == num_masked
@@ -196,7 +216,9 @@ def block_of_batch(batch: RecordBatch, where: str) -> Block:
 
 def token_dtype(schema: pa.Schema) -> "np.dtype[Any] | None":
     """The dtype of the tokens of a block's schema; None for any other schema."""
-    return next((dtype for dtype in (_UINT16, _UINT32) if schema.equals(_cached_schema(dtype.name))), None)
+    return next(
+        (dtype for dtype in (_UINT16, _UINT32) if schema.equals(_cached_schema(dtype.name))), None
+    )
 
 
 def concatenate_blocks(blocks: Sequence[Block]) -> Block:
@@ -222,7 +244,12 @@ def block_digest(block: Block) -> bytes:
     It covers values and not compressed bytes, so it is equal for every version of Arrow and zstd.
     """
     digest = hashlib.blake2b(digest_size=32)
-    sizes = (block.num_instances, block.num_tokens, block.num_masked, block.input_ids.dtype.itemsize)
+    sizes = (
+        block.num_instances,
+        block.num_tokens,
+        block.num_masked,
+        block.input_ids.dtype.itemsize,
+    )
     digest.update(np.array(sizes, dtype="<u8").tobytes())
     for values in (
         block.input_ids,
@@ -270,12 +297,16 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 _cached_schema = lru_cache(maxsize=2)(block_schema)
 
 
-def _offsets(name: str, buffer: bytes, num_rows: int, num_values: int, where: str) -> tuple[Array, Array]:
+def _offsets(
+    name: str, buffer: bytes, num_rows: int, num_values: int, where: str
+) -> tuple[Array, Array]:
     """Offsets [N+1] of lists, and the lists' lengths [N]."""
     if not num_rows and not buffer:  # Arrow may leave the single offset of no rows out
         return np.zeros(1, np.int32), np.zeros(0, np.int32)
     offsets = _values(f"offsets of {name}", buffer, _INT32, num_rows + 1, where)
-    ordered = offsets[0] == 0 and offsets[-1] == num_values and bool((offsets[1:] >= offsets[:-1]).all())
+    ordered = (
+        offsets[0] == 0 and offsets[-1] == num_values and bool((offsets[1:] >= offsets[:-1]).all())
+    )
     if not ordered:
         _expect(False, where, f"offsets of {name} do not fit its {num_values} values")
     return offsets, offsets[1:] - offsets[:-1]
@@ -283,7 +314,9 @@ def _offsets(name: str, buffer: bytes, num_rows: int, num_values: int, where: st
 
 def _values(name: str, buffer: bytes, dtype: "np.dtype[Any]", count: int, where: str) -> Array:
     if len(buffer) < count * dtype.itemsize:
-        _expect(False, where, f"{name} has {len(buffer)} bytes for {count} values of {dtype.itemsize}")
+        _expect(
+            False, where, f"{name} has {len(buffer)} bytes for {count} values of {dtype.itemsize}"
+        )
     return np.frombuffer(buffer, dtype, count)
 
 

@@ -1,7 +1,8 @@
 """blocks.parquet: where every block of every shard lies (docs/format.md, section 3). Written whole, read as needed.
 
-A small file is read whole, of a large one the footer once and then the row groups of the shards that are wanted.
-5 million blocks of 80,000 shards are 165 MB, of which a rank needs its lanes' rows.
+A small file is read whole, of a large one the footer once and then the row groups of the shards
+that are wanted. 5 million blocks of 80,000 shards are 165 MB, of which a rank needs its lanes'
+rows.
 """
 
 import io
@@ -64,9 +65,12 @@ def write_blocks(sink: IO[bytes], tables: Iterable[BlockTable]) -> None:
     with pq.ParquetWriter(sink, BLOCKS_SCHEMA, **options) as writer:
         for first, members in _group_shards(tables):
             columns: dict[str, Array] = {
-                name: np.concatenate([getattr(table, name) for table in members]) for name in BLOCKS_SCHEMA.names[1:]
+                name: np.concatenate([getattr(table, name) for table in members])
+                for name in BLOCKS_SCHEMA.names[1:]
             }
-            columns["shard"] = np.repeat(np.arange(first, first + len(members)), [len(table) for table in members])
+            columns["shard"] = np.repeat(
+                np.arange(first, first + len(members)), [len(table) for table in members]
+            )
             arrays = [pa.array(columns[field.name]).cast(field.type) for field in BLOCKS_SCHEMA]
             writer.write_table(pa.table(arrays, schema=BLOCKS_SCHEMA))
 
@@ -101,7 +105,8 @@ class OpenedTables(NamedTuple):
 class BlockTables:
     """The rows of every shard; safe to use from several threads, which read different shards at once.
 
-    What turns out to be damaged is read again when it is asked for again: the wire may have damaged it.
+    What turns out to be damaged is read again when it is asked for again: the wire may have damaged
+    it.
     """
 
     def __init__(
@@ -115,7 +120,8 @@ class BlockTables:
         """Nothing is read yet.
 
         Args:
-            read: Bytes start to stop - 1 of the file; what it raises is raised by `table`, as is what size raises.
+            read: Bytes start to stop - 1 of the file; what it raises is raised by `table`, as is
+                what size raises.
             size: Its size in bytes.
             shards: Rows of shards.parquet, whose blocks it must have.
             where: Its URL, for messages.
@@ -151,25 +157,37 @@ class BlockTables:
             return self._read
         return lambda start, stop: keep(f"{start}-{stop}", lambda: self._read(start, stop))
 
-    def _rows_of(self, row: int, opened: OpenedTables, read: Callable[[int, int], bytes]) -> BlockTable:
+    def _rows_of(
+        self, row: int, opened: OpenedTables, read: Callable[[int, int], bytes]
+    ) -> BlockTable:
         first, stop = opened.first_row[row : row + 2].tolist()
         if opened.whole is not None:
-            return _parse_rows(opened.whole.slice(first, stop - first), row, self._shards[row], self._where)
+            return _parse_rows(
+                opened.whole.slice(first, stop - first), row, self._shards[row], self._where
+            )
         group = int(np.searchsorted(opened.group_rows, first, side="right")) - 1
-        rows = self._read_group(opened, group, read).slice(first - int(opened.group_rows[group]), stop - first)
+        rows = self._read_group(opened, group, read).slice(
+            first - int(opened.group_rows[group]), stop - first
+        )
         parsed = _parse_rows(rows, row, self._shards[row], self._where)
         del rows
         pa.default_memory_pool().release_unused()  # Arrow would keep some MB for every thread that reads
         return parsed
 
-    def _read_group(self, opened: OpenedTables, group: int, read: Callable[[int, int], bytes]) -> pa.Table:
-        # Arrow is not asked where the columns lie: where that is damaged, its answer ends the process. When it reads
-        # them it raises an error.
-        share = (opened.num_bytes - opened.metadata.serialized_size) / max(1, len(opened.group_rows) - 1)
+    def _read_group(
+        self, opened: OpenedTables, group: int, read: Callable[[int, int], bytes]
+    ) -> pa.Table:
+        # Arrow is not asked where the columns lie: where that is damaged, its answer ends the
+        # process. When it reads them it raises an error.
+        share = (opened.num_bytes - opened.metadata.serialized_size) / max(
+            1, len(opened.group_rows) - 1
+        )
         ahead = _Ahead(read, opened.num_bytes, int(_AHEAD_SHARES * share))
         try:
             with named_damage(self._where):
-                file = pq.ParquetFile(ahead, metadata=opened.metadata, page_checksum_verification=True)
+                file = pq.ParquetFile(
+                    ahead, metadata=opened.metadata, page_checksum_verification=True
+                )
                 return file.read_row_group(group, use_threads=False)
         except ValueError:
             if ahead.failure is not None:  # of the store, and not of the table
@@ -195,7 +213,9 @@ class BlockTables:
 
     def _open(self, keep: Keep | None) -> OpenedTables:
         read = self._reader(keep)
-        num_bytes = self._size() if keep is None else int(keep("size", lambda: str(self._size()).encode()))
+        num_bytes = (
+            self._size() if keep is None else int(keep("size", lambda: str(self._size()).encode()))
+        )
         if num_bytes <= WHOLE_BYTES:
             file = read_parquet(read(0, num_bytes), BLOCKS_SCHEMA, self._where)
             rows = self._count_rows(file)
@@ -207,14 +227,20 @@ class BlockTables:
         if length > len(tail):
             begin = max(0, num_bytes - length)
             start, tail = begin, read(begin, start) + tail
-        file = read_parquet(_Piece(tail, start, num_bytes), BLOCKS_SCHEMA, self._where, num_bytes=num_bytes)
+        file = read_parquet(
+            _Piece(tail, start, num_bytes), BLOCKS_SCHEMA, self._where, num_bytes=num_bytes
+        )
         return OpenedTables(None, file.metadata, num_bytes, *self._count_rows(file))
 
     def _count_rows(self, file: pq.ParquetFile) -> tuple[Array, Array]:
         """The first row of each shard and of each row group, and the ends, checked against each other."""
-        blocks = [max(1, -(-shard.instances // block_instances(shard.seq_len))) for shard in self._shards]
+        blocks = [
+            max(1, -(-shard.instances // block_instances(shard.seq_len))) for shard in self._shards
+        ]
         first_row = np.cumsum([0, *blocks], dtype=np.int64)
-        groups = [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
+        groups = [
+            file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)
+        ]
         group_rows = np.cumsum([0, *groups], dtype=np.int64)
         advice = "restore or rebuild the dataset"
         if group_rows[-1] != first_row[-1]:
@@ -248,7 +274,9 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
     if holes := [name for name in BLOCKS_SCHEMA.names if table.column(name).null_count]:
         raise ValueError(f"{where}: rows of {shard.name} hold no {holes[0]} in places; {advice}")
     # Copies, so that the rows of other shards are let go.
-    columns: dict[str, Array] = {name: table.column(name).to_numpy().copy() for name in BLOCKS_SCHEMA.names}
+    columns: dict[str, Array] = {
+        name: table.column(name).to_numpy().copy() for name in BLOCKS_SCHEMA.names
+    }
     blocks = BlockTable(
         offset=columns["offset"],
         size=columns["size"],
@@ -261,7 +289,9 @@ def _parse_rows(table: pa.Table, index: int, shard: Shard, where: str) -> BlockT
             raise ValueError(f"they name another shard than number {index}")  # noqa: TRY301
         check_blocks(blocks, shard)
     except ValueError as error:
-        raise ValueError(f"{where}: rows of {shard.name} do not describe it: {error}; {advice}") from error
+        raise ValueError(
+            f"{where}: rows of {shard.name} do not describe it: {error}; {advice}"
+        ) from error
     return blocks
 
 
@@ -279,7 +309,10 @@ class _Ahead(SeekableFile):
         self.failure: Exception | None = None
 
     def read(self, size: int = -1) -> bytes:
-        begin, end = self._position, self._size if size < 0 else min(self._size, self._position + size)
+        begin, end = (
+            self._position,
+            self._size if size < 0 else min(self._size, self._position + size),
+        )
         if end <= begin:
             return b""
         if not self._start <= begin <= end <= self._start + len(self._data):
@@ -304,6 +337,8 @@ class _Piece(SeekableFile):
         stop = self._size if size < 0 else min(self._size, self._position + size)
         first, last = self._position - self._start, stop - self._start
         if not 0 <= first <= last <= len(self._data):
-            raise OSError(f"bytes {self._position}-{stop} are asked for, where {self._start}- should be all there is")
+            raise OSError(
+                f"bytes {self._position}-{stop} are asked for, where {self._start}- should be all there is"
+            )
         self._position = stop
         return self._data[first:last]

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.block_tables import BlockTables, Keep, OpenedTables
-from pipeline.shards.manifest import BLOCKS_TABLE, MANIFEST, SHARDS_TABLE, parse_manifest, parse_shards_table, root_hash
+from pipeline.shards.manifest import (
+    BLOCKS_TABLE,
+    MANIFEST,
+    SHARDS_TABLE,
+    parse_manifest,
+    parse_shards_table,
+    root_hash,
+)
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
@@ -41,7 +48,11 @@ class Dataset:
     """
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, shards: Sequence[Shard], tables: OpenedTables | None = None
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        shards: Sequence[Shard],
+        tables: OpenedTables | None = None,
     ) -> None:
         self.folder = folder
         self.manifest = manifest
@@ -80,12 +91,18 @@ class Dataset:
             if (group.split, group.seq_len) == (split, seq_len):
                 return group.passes
         choices = ", ".join(f"{group.split} L{group.seq_len}" for group in self.manifest.groups)
-        raise ValueError(f"{self.url}: no {split} instances of seq_len {seq_len}; the dataset has {choices}")
+        raise ValueError(
+            f"{self.url}: no {split} instances of seq_len {seq_len}; the dataset has {choices}"
+        )
 
     def shards(self, split: str, seq_len: int, pass_index: int) -> list[Shard]:
         """The shards of one pass, sorted by name."""
         wanted = (split, seq_len, pass_index)
-        found = [shard for shard in self.all_shards if (shard.split, shard.seq_len, shard.pass_index) == wanted]
+        found = [
+            shard
+            for shard in self.all_shards
+            if (shard.split, shard.seq_len, shard.pass_index) == wanted
+        ]
         return sorted(found, key=lambda shard: shard.name)
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
@@ -98,12 +115,15 @@ class Dataset:
         tables = reread_damaged(read, is_local=self.is_local)
         return OpenedDataset(self.url, self.manifest, self.all_shards, tables)
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:
+    def blocks(
+        self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
+    ) -> BlockTable:
         """Where a shard's blocks lie. A large file is read a row group at a time, its footer apart.
 
         Args:
             shard: A shard of this dataset.
-            attempts: On stores; 1 for callers that try again themselves, who then see the error as it came.
+            attempts: On stores; 1 for callers that try again themselves, who then see the error as
+                it came.
             keep: Keeps what is read of the table, by keys that name it for good.
 
         Raises:
@@ -150,7 +170,9 @@ class Dataset:
         try:
             yield
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{self.locate(name)} is missing; restore or rebuild the dataset") from error
+            raise FileNotFoundError(
+                f"{self.locate(name)} is missing; restore or rebuild the dataset"
+            ) from error
 
     def locate(self, name: str) -> str:
         """The URL of a file of the dataset, for messages."""
@@ -161,7 +183,8 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     """Opens a finished dataset and checks that its tables are the manifest's own.
 
     Raises:
-        FileNotFoundError: There is no manifest (an unfinished build, or another folder) or no shard table.
+        FileNotFoundError: There is no manifest (an unfinished build, or another folder) or no shard
+            table.
         ValueError: A file is damaged or belongs to another dataset.
     """
     folder = Folder(url, storage_options)
@@ -175,13 +198,19 @@ def open_dataset(url: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 def open_again(opened: OpenedDataset, storage_options: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset that another process has opened and checked; nothing is read."""
-    return Dataset(Folder(opened.url, storage_options), opened.manifest, opened.shards, opened.tables)
+    return Dataset(
+        Folder(opened.url, storage_options), opened.manifest, opened.shards, opened.tables
+    )
 
 
 def _read_dataset(folder: Folder) -> Dataset:
     manifest = parse_manifest(folder.read(MANIFEST), f"{folder.url}/{MANIFEST}")
-    if unpinned := [name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256]:
-        raise ValueError(f"{folder.url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset")
+    if unpinned := [
+        name for name in (SHARDS_TABLE, BLOCKS_TABLE) if name not in manifest.tables_sha256
+    ]:
+        raise ValueError(
+            f"{folder.url}/{MANIFEST}: tables_sha256 lacks {unpinned[0]}; restore or rebuild the dataset"
+        )
     dataset = Dataset(folder, manifest, [])
     shards = parse_shards_table(dataset.read_file(SHARDS_TABLE), dataset.locate(SHARDS_TABLE))
     if root_hash(shards) != manifest.root_hash:
@@ -198,7 +227,8 @@ def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Bl
     Args:
         dataset: Has the shard.
         shard: A shard of it.
-        at_once: How many are read at a time, where it is more than one, ahead of whoever takes them.
+        at_once: How many are read at a time, where it is more than one, ahead of whoever takes
+            them.
 
     Raises:
         ValueError: A block is damaged.
@@ -219,5 +249,7 @@ def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) 
     start, stop = int(table.offset[number]), int(table.offset[number] + table.size[number])
     data = dataset.folder.read_range(shard.name, start, stop)
     if checksum(data) != int(table.crc32[number]):
-        raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
+        raise ValueError(
+            f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset"
+        )
     return decode_block(data, where)

@@ -1,8 +1,9 @@
 """A dataset whose build is still running: what the builder publishes before the manifest, and a reader that follows.
 
-    _tasks/plan.json                           the manifest as far as it is known at the start; totals are 0
-    _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
-    train/L128/pass-00/pass.json               the shards of that pass; written after its blocks.parquet
+    _tasks/plan.json                           the manifest as far as it is known at the start;
+    totals are 0 _tasks/train/L128/pass-00/blocks.parquet   where the blocks of a complete pass lie
+    train/L128/pass-00/pass.json               the shards of that pass; written after its
+    blocks.parquet
 
 When manifest.json is there, _tasks/ goes.
 """
@@ -88,11 +89,17 @@ class GrowingDataset(Dataset):
         self._growing = threading.Lock()
         self._looking = threading.Lock()
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:  # noqa: ARG002
+    def blocks(
+        self,
+        shard: Shard,
+        attempts: int = ATTEMPTS,
+        keep: Keep | None = None,  # noqa: ARG002
+    ) -> BlockTable:
         """Where the blocks of a shard of a pass found lie; as `Dataset.blocks`, and nothing is kept.
 
-        The build takes away what it published of a pass when it ends, and writes blocks.parquet anew when more passes
-        are added, so what is not there or does not fit is looked for once more.
+        The build takes away what it published of a pass when it ends, and writes blocks.parquet
+        anew when more passes are added, so what is not there or does not fit is looked for once
+        more.
         """
         find = self._find_blocks[_folder(shard)]
         try:
@@ -108,8 +115,8 @@ class GrowingDataset(Dataset):
         """Whether a pass is complete; from then on its shards are known here.
 
         Raises:
-            ValueError: What is there is damaged or belongs to another build, or the build ended with fewer passes than
-                planned.
+            ValueError: What is there is damaged or belongs to another build, or the build ended
+                with fewer passes than planned.
         """
         with self._growing:
             if self.shards(split, seq_len, pass_index):
@@ -136,14 +143,18 @@ class GrowingDataset(Dataset):
             shards, find = found
             if pass_hash(shards) != pass_hash(self.shards(*place)):
                 where = self.locate(_folder(shard))
-                raise ValueError(f"{where} was built again with other instances than it had; begin this run anew")
+                raise ValueError(
+                    f"{where} was built again with other instances than it had; begin this run anew"
+                )
             self._find_blocks[_folder(shard)] = find
             return True
         finally:
             if is_held:
                 self._looking.release()
 
-    def _look(self, split: str, seq_len: int, pass_index: int) -> tuple[list[Shard], FindBlocks] | None:
+    def _look(
+        self, split: str, seq_len: int, pass_index: int
+    ) -> tuple[list[Shard], FindBlocks] | None:
         """The shards of a complete pass, and what finds their blocks; None where it is not complete."""
         self.folder.filesystem.invalidate_cache()  # a listing kept from before would hide it
         try:
@@ -155,7 +166,9 @@ class GrowingDataset(Dataset):
     def _look_published(self, folder: str) -> tuple[list[Shard], FindBlocks]:
         """A pass published before the manifest; FileNotFoundError where it is not."""
         where, blocks_name = self.locate(f"{folder}/pass.json"), _blocks_name(folder)
-        settings_hash, shards = parse_pass_json(self.read_file(f"{folder}/pass.json"), folder, where)
+        settings_hash, shards = parse_pass_json(
+            self.read_file(f"{folder}/pass.json"), folder, where
+        )
         num_bytes = self.folder.size(blocks_name)
         self._refuse_foreign(settings_hash, where)
         row = {shard.name: number for number, shard in enumerate(shards)}
@@ -176,7 +189,9 @@ class GrowingDataset(Dataset):
             self.locate(name),
         )
 
-    def _look_finished(self, split: str, seq_len: int, pass_index: int) -> tuple[list[Shard], FindBlocks] | None:
+    def _look_finished(
+        self, split: str, seq_len: int, pass_index: int
+    ) -> tuple[list[Shard], FindBlocks] | None:
         """A pass that the finished dataset tells of; None where it does not, or there is none yet."""
         if not self.folder.exists(MANIFEST):
             return None
@@ -194,14 +209,18 @@ class GrowingDataset(Dataset):
     def _open_finished(self) -> Dataset:
         """The dataset as the build left it, opened anew where that is not what it was."""
         where = self.locate(MANIFEST)
-        manifest = reread_damaged(lambda: parse_manifest(self.read_file(MANIFEST), where), is_local=self.is_local)
+        manifest = reread_damaged(
+            lambda: parse_manifest(self.read_file(MANIFEST), where), is_local=self.is_local
+        )
         if self._finished is None or self._finished.manifest != manifest:
             self._finished = open_dataset(self.url, self.folder.options)
         return self._finished
 
     def _refuse_foreign(self, settings_hash: str, where: str) -> None:
         if settings_hash != self.manifest.settings_hash:
-            raise ValueError(f"{where} belongs to a build of other settings than the one that was followed")
+            raise ValueError(
+                f"{where} belongs to a build of other settings than the one that was followed"
+            )
 
 
 def open_growing(
@@ -231,7 +250,9 @@ def open_growing(
     return (patience or Patience()).wait(look, what, lambda: len(folder.list()))
 
 
-def wait_for_pass(dataset: Dataset, split: str, seq_len: int, pass_index: int, patience: Patience) -> None:
+def wait_for_pass(
+    dataset: Dataset, split: str, seq_len: int, pass_index: int, patience: Patience
+) -> None:
     """Waits until a pass is complete.
 
     Raises:
@@ -240,7 +261,9 @@ def wait_for_pass(dataset: Dataset, split: str, seq_len: int, pass_index: int, p
     if not isinstance(dataset, GrowingDataset):
         return
     what = f"{dataset.locate(pass_folder(split, seq_len, pass_index))} to be built"
-    patience.wait(lambda: dataset.find_pass(split, seq_len, pass_index) or None, what, dataset.count_files)
+    patience.wait(
+        lambda: dataset.find_pass(split, seq_len, pass_index) or None, what, dataset.count_files
+    )
 
 
 def _folder(shard: Shard) -> str:

@@ -1,7 +1,7 @@
 """What a dataset says of itself: manifest.json, pass.json, shards.parquet (docs/format.md, section 3).
 
-manifest.json is small and written last: its presence means that the dataset is complete. The hashes cover content,
-so they are equal on every runner, worker count, part size, order of files and retry.
+manifest.json is small and written last: its presence means that the dataset is complete. The hashes
+cover content, so they are equal on every runner, worker count, part size, order of files and retry.
 """
 
 import contextlib
@@ -15,7 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.shards.records import MANIFEST_HASH, Group, Manifest, Shard, canonical_hash, json_bytes
+from pipeline.shards.records import (
+    MANIFEST_HASH,
+    Group,
+    Manifest,
+    Shard,
+    canonical_hash,
+    json_bytes,
+)
 from pipeline.shards.seal import Seal
 from pipeline.shards.table_checks import check_manifest, check_parquet, check_rows, check_shards
 from pipeline.storage.faults import SizeError, StorageError
@@ -76,9 +83,13 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         manifest = Manifest(groups=groups, sources=sources, seal=seal, **fields)
         check_manifest(manifest)
     except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"{where}: not a dataset manifest: {error}; restore or rebuild the dataset") from error
+        raise ValueError(
+            f"{where}: not a dataset manifest: {error}; restore or rebuild the dataset"
+        ) from error
     if (found := settings_hash(manifest.settings)) != manifest.settings_hash:
-        raise ValueError(f"{where}: its settings have the hash {found}, it says {manifest.settings_hash}")
+        raise ValueError(
+            f"{where}: its settings have the hash {found}, it says {manifest.settings_hash}"
+        )
     return manifest
 
 
@@ -121,14 +132,20 @@ def root_hash(shards: Iterable[Shard]) -> str:
     """blake2b-256, in hex, of the sorted lines `pass_folder pass_hash`."""
     passes: dict[str, list[Shard]] = {}
     for shard in shards:
-        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
+        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(
+            shard
+        )
     return _hash_lines(f"{folder} {pass_hash(members)}" for folder, members in passes.items())
 
 
 def pass_json(shards: Sequence[Shard], settings_hash_hex: str) -> bytes:
     """pass.json: written when a pass is complete, so that training can follow a build that is still running."""
     rows = [shard_row(shard) for shard in sorted(shards, key=lambda shard: shard.name)]
-    hashes = {"settings_hash": settings_hash_hex, "pass_hash": pass_hash(shards), "rows_hash": canonical_hash(rows)}
+    hashes = {
+        "settings_hash": settings_hash_hex,
+        "pass_hash": pass_hash(shards),
+        "rows_hash": canonical_hash(rows),
+    }
     return json_bytes({**hashes, "shards": rows})
 
 
@@ -149,23 +166,35 @@ def parse_pass_json(data: bytes, folder: str, where: str) -> tuple[str, list[Sha
         found = str(fields["settings_hash"])
         check_rows(shards)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{where}: not a list of shards: {error!r}; run the build again") from error
+        raise ValueError(
+            f"{where}: not a list of shards: {error!r}; run the build again"
+        ) from error
     if foreign := [shard.name for shard in shards if shard.name.rpartition("/")[0] != folder]:
-        raise ValueError(f"{where}: tells of {foreign[0]}, expected shards of {folder}; run the build again")
+        raise ValueError(
+            f"{where}: tells of {foreign[0]}, expected shards of {folder}; run the build again"
+        )
     if not shards or pass_json(shards, found) != data:
-        raise ValueError(f"{where} is damaged: its hashes are not those of its shards; run the build again")
+        raise ValueError(
+            f"{where} is damaged: its hashes are not those of its shards; run the build again"
+        )
     return found, shards
 
 
 def shard_row(shard: Shard) -> dict[str, Any]:
     """A shard as JSON holds it, without what a dataset of one source does not have."""
     row = dataclasses.asdict(shard)
-    return row if shard.source_tokens else {name: value for name, value in row.items() if name != "source_tokens"}
+    return (
+        row
+        if shard.source_tokens
+        else {name: value for name, value in row.items() if name != "source_tokens"}
+    )
 
 
 def parse_shard_row(row: Mapping[str, Any]) -> Shard:
     """What `shard_row` returned, out of JSON."""
-    return Shard(**{**row, "seal": Seal(**row["seal"]), "source_tokens": tuple(row.get("source_tokens", ()))})
+    return Shard(
+        **{**row, "seal": Seal(**row["seal"]), "source_tokens": tuple(row.get("source_tokens", ()))}
+    )
 
 
 def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
@@ -192,7 +221,9 @@ def group_totals(shards: Iterable[Shard]) -> tuple[Group, ...]:
 
 def shards_table(shards: Sequence[Shard]) -> bytes:
     """shards.parquet, one row a shard."""
-    schema = SHARDS_SCHEMA_OF_SOURCES if any(shard.source_tokens for shard in shards) else SHARDS_SCHEMA
+    schema = (
+        SHARDS_SCHEMA_OF_SOURCES if any(shard.source_tokens for shard in shards) else SHARDS_SCHEMA
+    )
     columns = zip(*(_table_row(shard)[: len(schema)] for shard in shards), strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = io.BytesIO()
@@ -235,7 +266,9 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
 def _join_seals(*columns: Sequence[Any]) -> list[Seal]:
     """[N] seals out of their columns; one object for all shards of a bucket."""
     seals: dict[tuple[Any, ...], Seal] = {}
-    return [seals.get(row) or seals.setdefault(row, Seal(*row)) for row in zip(*columns, strict=True)]
+    return [
+        seals.get(row) or seals.setdefault(row, Seal(*row)) for row in zip(*columns, strict=True)
+    ]
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
@@ -251,7 +284,8 @@ def read_parquet(
     """Opens a table from its bytes, or from a file of num_bytes.
 
     Raises:
-        ValueError: It is damaged, too large for its bytes, or has other columns than one of the schemas.
+        ValueError: It is damaged, too large for its bytes, or has other columns than one of the
+            schemas.
     """
     with named_damage(where):
         where_from = source if num_bytes is not None else pa.BufferReader(source)
@@ -259,7 +293,9 @@ def read_parquet(
         names = file.schema_arrow.names
         check_parquet(file, len(source) if num_bytes is None else num_bytes)
     if not any(file.schema_arrow.equals(each) for each in (schema, *others)):
-        raise ValueError(f"{where}: columns are {names}, expected {schema.names} of format {FORMAT_VERSION}")
+        raise ValueError(
+            f"{where}: columns are {names}, expected {schema.names} of format {FORMAT_VERSION}"
+        )
     return file
 
 
@@ -270,5 +306,12 @@ def named_damage(where: str, remedy: str = "restore or rebuild the dataset") -> 
         yield
     except (StorageError, SizeError, FileNotFoundError, PermissionError):
         raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise ValueError(f"{where}: a damaged Parquet table: {error}; {remedy}") from error

@@ -20,10 +20,11 @@ MANIFEST_HASH = "manifest_hash"
 class Shard:
     """One row of shards.parquet.
 
-    `name` is relative to the dataset, `num_bytes` counts the whole tar file, `blocks_hash` is its block table's digest.
-    Of the `masked` positions, `masked_as_mask` show [MASK], `masked_kept` the token itself, and the rest other tokens.
-    `seal` is of the documents of its bucket, whether or not weights use them in its pass. `source_tokens` are the
-    tokens of each source, by its number; there are none where a dataset has one source.
+    `name` is relative to the dataset, `num_bytes` counts the whole tar file, `blocks_hash` is its
+    block table's digest. Of the `masked` positions, `masked_as_mask` show [MASK], `masked_kept` the
+    token itself, and the rest other tokens. `seal` is of the documents of its bucket, whether or
+    not weights use them in its pass. `source_tokens` are the tokens of each source, by its number;
+    there are none where a dataset has one source.
     """
 
     split: str
@@ -68,7 +69,9 @@ class BlockTable:
     def digest(self) -> str:
         """blake2b-128, in hex, of these rows (docs/format.md, section 4): the table a shard's row speaks of, or not."""
         numbers = np.stack([self.offset, self.size, self.instances, self.tokens]).astype("<i8")
-        rows = len(self).to_bytes(8, "little") + numbers.tobytes() + self.crc32.astype("<u4").tobytes()
+        rows = (
+            len(self).to_bytes(8, "little") + numbers.tobytes() + self.crc32.astype("<u4").tobytes()
+        )
         return hashlib.blake2b(rows, digest_size=16).hexdigest()
 
 
@@ -106,8 +109,8 @@ class Manifest:
         root_hash: blake2b-256 over all passes' hashes.
         seal: The seal of all documents that were kept.
         sources: Name, language, weight and counters of each source, by its number.
-        tables_sha256: The sha256 of shards.parquet and blocks.parquet as they are stored, by name; none while
-            the build is in progress.
+        tables_sha256: The sha256 of shards.parquet and blocks.parquet as they are stored, by name;
+            none while the build is in progress.
     """
 
     format_version: int
@@ -127,7 +130,11 @@ class Manifest:
 
     def sha256_of(self, name: str) -> str | None:
         """sha256 of a file of the dataset, by its name; None of files that the manifest does not pin."""
-        pinned = {"vocab.txt": self.vocab_sha256, "tokenizer.json": self.tokenizer_sha256, **self.tables_sha256}
+        pinned = {
+            "vocab.txt": self.vocab_sha256,
+            "tokenizer.json": self.tokenizer_sha256,
+            **self.tables_sha256,
+        }
         return pinned.get(name)
 
     def to_json(self) -> bytes:

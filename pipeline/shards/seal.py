@@ -1,6 +1,7 @@
 """The seal of a set of documents: how many, their tokens, the xor of their ids. Seals of sets that share none add up.
 
-What one place says of a bucket's documents is held to what another found, without either knowing the ids themselves.
+What one place says of a bucket's documents is held to what another found, without either knowing
+the ids themselves.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """One shard file from its blocks: a WebDataset tar of `NNNNNN.arrow` members with fixed metadata, and its block table.
 
-The tar is what `webdataset.TarWriter` would write, byte for byte; that library itself is not imported, because it pulls
-torch in where there is one.
+The tar is what `webdataset.TarWriter` would write, byte for byte; that library itself is not
+imported, because it pulls torch in where there is one.
 """
 
 import hashlib
@@ -12,13 +12,26 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pipeline.shards.block import Block, block_digest, checksum, content_hash, count_block, encode_block
+from pipeline.shards.block import (
+    Block,
+    block_digest,
+    checksum,
+    content_hash,
+    count_block,
+    encode_block,
+)
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.seal import Seal
 
 
 def pack_shard(
-    blocks: Iterable[Block], split: str, seq_len: int, pass_index: int, name: str, mask_id: int, seal: Seal
+    blocks: Iterable[Block],
+    split: str,
+    seq_len: int,
+    pass_index: int,
+    name: str,
+    mask_id: int,
+    seal: Seal,
 ) -> tuple[bytes, Shard, BlockTable]:
     """The tar file's bytes, the shard's row and its block table: same blocks, same bytes within one lock file."""
     stream = io.BytesIO()
@@ -28,7 +41,9 @@ def pack_shard(
     for number, block in enumerate(blocks):
         data = encode_block(block)
         stream.write(_member_header(f"{number:06d}.arrow", len(data)))
-        rows.append((stream.tell(), len(data), block.num_instances, block.num_tokens, checksum(data)))
+        rows.append(
+            (stream.tell(), len(data), block.num_instances, block.num_tokens, checksum(data))
+        )
         stream.write(data)
         stream.write(bytes(-len(data) % tarfile.BLOCKSIZE))
         digests.append(block_digest(block))
@@ -36,7 +51,9 @@ def pack_shard(
     stream.write(bytes(2 * tarfile.BLOCKSIZE))
     stream.write(bytes(-stream.tell() % tarfile.RECORDSIZE))
     tar = stream.getvalue()
-    offset, size, instances, tokens, crc32 = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    offset, size, instances, tokens, crc32 = (
+        np.array(column, np.int64) for column in zip(*rows, strict=True)
+    )
     table = BlockTable(offset, size, instances, tokens, crc32.astype(np.uint32))
     sha256 = hashlib.sha256(tar).hexdigest()
     shard = Shard(

@@ -1,7 +1,8 @@
 """Whether a dataset's manifest and tables can be what they say, asked before anything of them is used.
 
-They may come from somebody else: every name, number and count is held to what the format allows (docs/format.md,
-section 3), so that none leads out of the dataset, asks for memory without end or overflows.
+They may come from somebody else: every name, number and count is held to what the format allows
+(docs/format.md, section 3), so that none leads out of the dataset, asks for memory without end or
+overflows.
 """
 
 import dataclasses
@@ -20,7 +21,9 @@ SPLITS = ("train", "validation")
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 MAX_SEQ_LEN = 65_535
 MAX_PASSES = 1000
-MAX_BLOCK_BYTES = 64 * TOKENS_PER_BLOCK  # compressed columns of that many tokens are a twentieth of it
+MAX_BLOCK_BYTES = (
+    64 * TOKENS_PER_BLOCK
+)  # compressed columns of that many tokens are a twentieth of it
 MAX_SHARD_BYTES = 2**36
 _MIN_MEMBER_BYTES = 1024  # of a tar file: a header and what is in it, in pieces of 512 bytes
 _MAX_NUMBER = 2**62
@@ -40,14 +43,23 @@ def check_manifest(manifest: Manifest) -> None:
     for name in ("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"):
         _check_hash(name, getattr(manifest, name))
     for name in ("software", "settings", "special_ids", "counters", "tables_sha256"):
-        _expect(isinstance(getattr(manifest, name), Mapping), name, getattr(manifest, name), "an object")
+        _expect(
+            isinstance(getattr(manifest, name), Mapping), name, getattr(manifest, name), "an object"
+        )
     _check_number("vocab_size", manifest.vocab_size, 1, 2**32)
     _check_seal("seal", manifest.seal)
     special = manifest.special_ids
-    _expect(set(special) == set(SPECIAL_NAMES), "special_ids", sorted(special), f"the names {SPECIAL_NAMES}")
+    _expect(
+        set(special) == set(SPECIAL_NAMES),
+        "special_ids",
+        sorted(special),
+        f"the names {SPECIAL_NAMES}",
+    )
     for name, value in special.items():
         _check_number(f"special_ids {name}", value, 0, manifest.vocab_size - 1)
-    _expect(len(set(special.values())) == len(special), "special_ids", dict(special), "ids that differ")
+    _expect(
+        len(set(special.values())) == len(special), "special_ids", dict(special), "ids that differ"
+    )
     for group in manifest.groups:
         _check_row(group, f"group {group.split} L{group.seq_len}")
         _check_number("passes of a group", group.passes, 1, MAX_PASSES)
@@ -84,11 +96,20 @@ def check_rows(shards: Sequence[Shard]) -> None:
         _expect(is_own, f"{where}, name", shard.name, f"{expected}/shard-NNNNN.tar")
         for field, digits in _DIGITS.items():
             value = getattr(shard, field)
-            _expect(_are_hashes([value], digits), f"{where}, {field}", value, f"{digits} hex digits")
-    for seal in {id(shard.seal): shard.seal for shard in shards}.values():  # a bucket's shards share one
+            _expect(
+                _are_hashes([value], digits), f"{where}, {field}", value, f"{digits} hex digits"
+            )
+    for seal in {
+        id(shard.seal): shard.seal for shard in shards
+    }.values():  # a bucket's shards share one
         _check_seal("the seal of a shard", seal)
     names = {shard.name for shard in shards}
-    _expect(len(names) == len(shards), "names", f"{len(names)} names", f"one for each of {len(shards)} shards")
+    _expect(
+        len(names) == len(shards),
+        "names",
+        f"{len(names)} names",
+        f"one for each of {len(shards)} shards",
+    )
 
 
 def check_blocks(table: BlockTable, shard: Shard) -> None:
@@ -103,34 +124,55 @@ def check_blocks(table: BlockTable, shard: Shard) -> None:
     check_range("instances", table.instances, 0, full)
     check_range("tokens", table.tokens, 0, full * shard.seq_len)
     ends = table.offset + table.size
-    _expect(bool(np.all(table.offset[1:] >= ends[:-1])), "offset", "blocks that overlap", "blocks one after another")
+    _expect(
+        bool(np.all(table.offset[1:] >= ends[:-1])),
+        "offset",
+        "blocks that overlap",
+        "blocks one after another",
+    )
     check_range("the last byte", ends, 0, shard.num_bytes)
     sums = f"{int(table.instances.sum())} instances and {int(table.tokens.sum())} tokens"
     expected = f"{shard.instances} instances and {shard.tokens} tokens"
     _expect(sums == expected, "sums", sums, f"what the shard table says: {expected}")
     _expect(
-        bool(np.all(table.instances[:-1] == full)), "instances", "a short block", f"{full} in every one but the last"
+        bool(np.all(table.instances[:-1] == full)),
+        "instances",
+        "a short block",
+        f"{full} in every one but the last",
     )
     found = table.digest()
-    _expect(found == shard.blocks_hash, "blocks_hash", found, f"{shard.blocks_hash}, as the shard table says")
+    _expect(
+        found == shard.blocks_hash,
+        "blocks_hash",
+        found,
+        f"{shard.blocks_hash}, as the shard table says",
+    )
 
 
 def check_parquet(file: pq.ParquetFile, num_bytes: int) -> None:
     """Checks what a table's own description says of its size, before its rows are read.
 
     Raises:
-        ValueError: More rows or bytes than such a table can hold: each row has hashes or a checksum, which no
-            compression makes smaller than a byte.
+        ValueError: More rows or bytes than such a table can hold: each row has hashes or a
+            checksum, which no compression makes smaller than a byte.
     """
     metadata = file.metadata
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     rows = [metadata.num_rows, *(group.num_rows for group in groups)]
-    _expect(all(0 <= each <= num_bytes for each in rows), "rows", max(rows), f"at most {num_bytes}, its bytes")
+    _expect(
+        all(0 <= each <= num_bytes for each in rows),
+        "rows",
+        max(rows),
+        f"at most {num_bytes}, its bytes",
+    )
     # Of the columns' own descriptions nothing is asked: where one is broken, that ends the process.
     sizes = [group.total_byte_size for group in groups]
     limit = 2**16 + 64 * num_bytes
     _expect(
-        all(each >= 0 for each in sizes) and sum(sizes) <= limit, "columns", f"{sum(sizes)} bytes", f"{limit} at most"
+        all(each >= 0 for each in sizes) and sum(sizes) <= limit,
+        "columns",
+        f"{sum(sizes)} bytes",
+        f"{limit} at most",
     )
 
 
@@ -141,7 +183,12 @@ def _check_passes(shards: Iterable[Shard]) -> None:
         passes.setdefault((shard.split, shard.seq_len), set()).add(shard.pass_index)
     for (split, seq_len), found in passes.items():
         is_whole = found == set(range(len(found)))
-        _expect(is_whole, f"passes of {split} L{seq_len}", sorted(found)[:9], "0, 1 and so on without a gap")
+        _expect(
+            is_whole,
+            f"passes of {split} L{seq_len}",
+            sorted(found)[:9],
+            "0, 1 and so on without a gap",
+        )
 
 
 def _are_plausible(shards: Sequence[Shard]) -> bool:
@@ -162,7 +209,11 @@ def _are_plausible(shards: Sequence[Shard]) -> bool:
         column = {name: np.array(values, np.int64) for name, values in numbers.items()}
     except OverflowError:
         return False
-    limits = {"seq_len": (1, MAX_SEQ_LEN), "pass_index": (0, MAX_PASSES - 1), "num_bytes": (0, MAX_SHARD_BYTES)}
+    limits = {
+        "seq_len": (1, MAX_SEQ_LEN),
+        "pass_index": (0, MAX_PASSES - 1),
+        "num_bytes": (0, MAX_SHARD_BYTES),
+    }
     for name, values in column.items():
         least, most = limits.get(name, (0, _MAX_NUMBER))
         if not bool(np.all((values >= least) & (values <= most))):
@@ -173,9 +224,13 @@ def _are_plausible(shards: Sequence[Shard]) -> bool:
     most_tokens = [shard.instances * shard.seq_len for shard in shards]
     fits = all(shard.tokens <= most for shard, most in zip(shards, most_tokens, strict=True))
     fits = fits and bool(
-        np.all((column["masked"] <= column["tokens"]) & (column["random_next"] <= column["instances"]))
+        np.all(
+            (column["masked"] <= column["tokens"]) & (column["random_next"] <= column["instances"])
+        )
     )
-    hashes = (([getattr(shard, name) for shard in shards], digits) for name, digits in _DIGITS.items())
+    hashes = (
+        ([getattr(shard, name) for shard in shards], digits) for name, digits in _DIGITS.items()
+    )
     return fits and all(_are_hashes(*each) for each in hashes) and all(map(_is_named_well, shards))
 
 
@@ -225,7 +280,9 @@ def _check_seal(name: str, seal: Seal) -> None:
 
 def _check_number(name: str, value: Any, least: int, most: int) -> None:
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    _expect(is_number and least <= value <= most, name, value, f"a whole number from {least} to {most}")
+    _expect(
+        is_number and least <= value <= most, name, value, f"a whole number from {least} to {most}"
+    )
 
 
 def check_range(name: str, values: Any, least: int, most: int) -> None:

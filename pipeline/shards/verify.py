@@ -20,7 +20,14 @@ from pipeline.shards.block import (
 )
 from pipeline.shards.coverage import find_uncovered
 from pipeline.shards.dataset import Dataset
-from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, document_id_bytes, group_totals, pass_folder, pass_json
+from pipeline.shards.manifest import (
+    DOCUMENT_IDS,
+    MANIFEST,
+    document_id_bytes,
+    group_totals,
+    pass_folder,
+    pass_json,
+)
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.seal import ID_BYTES
 
@@ -52,8 +59,8 @@ def verify_dataset(
         dataset: Opened, so that its tables already belong to its manifest.
         threads: Shards checked at once.
         on_shard: Called after each shard, from the calling thread.
-        check_block: Says what else is wrong with a block, from several threads; one whose bytes or counts are not the
-            tables' is not shown to it.
+        check_block: Says what else is wrong with a block, from several threads; one whose bytes or
+            counts are not the tables' is not shown to it.
 
     Returns:
         Everything wrong, in the shards' order; empty for a sound dataset.
@@ -61,10 +68,16 @@ def verify_dataset(
     findings = [*_check_pinned(dataset), *_check_counters(dataset), *_check_document_ids(dataset)]
     findings += [*_check_files(dataset), *_check_passes(dataset), *_check_coverage(dataset)]
     if group_totals(dataset.all_shards) != dataset.manifest.groups:
-        findings.append(Finding(dataset.locate(MANIFEST), "its totals are not those of the shard table"))
+        findings.append(
+            Finding(dataset.locate(MANIFEST), "its totals are not those of the shard table")
+        )
     with ThreadPoolExecutor(threads) as pool, contextlib.ExitStack() as stack:
-        checks = pool.map(lambda shard: list(_check_shard(dataset, shard, check_block)), dataset.all_shards)
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # who interrupts waits for no more shards
+        checks = pool.map(
+            lambda shard: list(_check_shard(dataset, shard, check_block)), dataset.all_shards
+        )
+        stack.callback(
+            pool.shutdown, wait=False, cancel_futures=True
+        )  # who interrupts waits for no more shards
         for shard, found in zip(dataset.all_shards, checks, strict=True):
             findings += found
             on_shard(shard)
@@ -88,12 +101,17 @@ def _check_vocabulary(dataset: Dataset, vocab: bytes) -> Iterator[Finding]:
     """What the manifest says of vocab.txt besides its sha256."""
     tokens, manifest = vocab.split(b"\n")[:-1], dataset.manifest
     if len(tokens) != manifest.vocab_size:
-        yield Finding(dataset.locate(VOCAB), f"{len(tokens)} entries, the manifest says {manifest.vocab_size}")
+        yield Finding(
+            dataset.locate(VOCAB), f"{len(tokens)} entries, the manifest says {manifest.vocab_size}"
+        )
         return
     for name, number in manifest.special_ids.items():
         if tokens[number] != f"[{name.upper()}]".encode():
             found = tokens[number].decode(errors="replace")
-            yield Finding(dataset.locate(VOCAB), f"id {number} is {found}, the manifest says it is [{name.upper()}]")
+            yield Finding(
+                dataset.locate(VOCAB),
+                f"id {number} is {found}, the manifest says it is [{name.upper()}]",
+            )
 
 
 def _check_counters(dataset: Dataset) -> Iterator[Finding]:
@@ -121,13 +139,21 @@ def _check_document_ids(dataset: Dataset) -> Iterator[Finding]:
         stop = min(size, start + _ROWS_AT_ONCE * row_bytes)
         data = dataset.folder.read_range(DOCUMENT_IDS, start, stop)
         digest.update(data)
-        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes).reshape(-1, row_bytes)
+        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes).reshape(
+            -1, row_bytes
+        )
         ids_xor ^= np.bitwise_xor.reduce(rows, axis=0)
     where, seal = dataset.locate(DOCUMENT_IDS), dataset.manifest.seal
     if digest.hexdigest() != expected:
         yield Finding(where, f"blake2b is {digest.hexdigest()}, documents_hash says {expected}")
-    elif (found := (size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex())) != (seal.documents, seal.ids_xor):
-        yield Finding(where, f"{found[0]:,} documents (xor of ids {found[1]}), the manifest's seal is of {seal}")
+    elif (found := (size // row_bytes, ids_xor[:ID_BYTES].tobytes().hex())) != (
+        seal.documents,
+        seal.ids_xor,
+    ):
+        yield Finding(
+            where,
+            f"{found[0]:,} documents (xor of ids {found[1]}), the manifest's seal is of {seal}",
+        )
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
@@ -135,13 +161,22 @@ def _check_files(dataset: Dataset) -> Iterator[Finding]:
     names = [shard.name for shard in dataset.all_shards]
     first_of: dict[str, str] = {}
     for shard in dataset.all_shards:
-        if shard.instances and (first := first_of.setdefault(shard.content_hash, shard.name)) != shard.name:
-            yield Finding(dataset.locate(shard.name), f"its content is that of {first}: a copy; rebuild the dataset")
+        if (
+            shard.instances
+            and (first := first_of.setdefault(shard.content_hash, shard.name)) != shard.name
+        ):
+            yield Finding(
+                dataset.locate(shard.name),
+                f"its content is that of {first}: a copy; rebuild the dataset",
+            )
     known = {*names, *(f"{_folder(shard)}/pass.json" for shard in dataset.all_shards)}
     for split in sorted({shard.split for shard in dataset.all_shards}):
         for name in (dataset.folder / split).list():
             if f"{split}/{name}" not in known:
-                yield Finding(dataset.locate(f"{split}/{name}"), "foreign file: no table speaks of it; remove it")
+                yield Finding(
+                    dataset.locate(f"{split}/{name}"),
+                    "foreign file: no table speaks of it; remove it",
+                )
 
 
 def _check_passes(dataset: Dataset) -> Iterator[Finding]:
@@ -156,7 +191,9 @@ def _check_passes(dataset: Dataset) -> Iterator[Finding]:
             yield Finding(dataset.locate(name), "missing")
             continue
         if not is_own:
-            yield Finding(dataset.locate(name), "does not say what the shard table and the manifest say")
+            yield Finding(
+                dataset.locate(name), "does not say what the shard table and the manifest say"
+            )
 
 
 def _check_coverage(dataset: Dataset) -> Iterator[Finding]:
@@ -197,18 +234,26 @@ def _check_shard(dataset: Dataset, shard: Shard, check_block: CheckBlock) -> Ite
     yield from _compare_counts(shard, counts, where)
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
-        yield Finding(where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks")
+        yield Finding(
+            where, f"sha256 is {sha256}, expected {shard.sha256}: damaged outside its blocks"
+        )
 
 
 def _compare_counts(shard: Shard, counts: Counter[str], where: str) -> Iterator[Finding]:
     for name, count in counts.items():
         if count != getattr(shard, name):
-            yield Finding(where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table")
+            yield Finding(
+                where, f"{name}: {count} in its blocks, {getattr(shard, name)} in the shard table"
+            )
     if shard.source_tokens and sum(shard.source_tokens) != shard.tokens:
-        yield Finding(where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}")
+        yield Finding(
+            where, f"{sum(shard.source_tokens)} tokens of all sources, expected {shard.tokens}"
+        )
 
 
-def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int) -> Block:
+def _check_block(
+    dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, number: int
+) -> Block:
     """A block's content.
 
     Raises:
@@ -220,14 +265,19 @@ def _check_block(dataset: Dataset, shard: Shard, tar: bytes, table: BlockTable, 
     if len(data) != size or checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
     block = decode_block(data, where)
-    found, expected = (block.num_instances, block.num_tokens), (int(table.instances[number]), int(table.tokens[number]))
+    found, expected = (
+        (block.num_instances, block.num_tokens),
+        (int(table.instances[number]), int(table.tokens[number])),
+    )
     if found != expected:
         raise ValueError(
             f"{where}: {found[0]} instances of {found[1]} tokens, the block table says {expected[0]} of {expected[1]}"
         )
     full = block_instances(shard.seq_len)
     if number < len(table) - 1 and block.num_instances != full:
-        raise ValueError(f"{where}: {block.num_instances} instances, every block but the last has {full}")
+        raise ValueError(
+            f"{where}: {block.num_instances} instances, every block but the last has {full}"
+        )
     check_instances(block, dataset.manifest.vocab_size, shard.seq_len, where)
     return block
 
@@ -236,9 +286,13 @@ def check_instances(block: Block, vocab_size: int, seq_len: int, where: str) -> 
     """Holds a block's numbers to what its dataset says; raises ValueError, which names one that cannot be."""
     lengths = np.diff(block.offsets)
     if block.num_tokens and int(block.input_ids.max()) >= vocab_size:
-        raise ValueError(f"{where}: token id {block.input_ids.max()} is past the vocabulary of {vocab_size}")
+        raise ValueError(
+            f"{where}: token id {block.input_ids.max()} is past the vocabulary of {vocab_size}"
+        )
     if block.num_instances and int(lengths.max()) > seq_len:
-        raise ValueError(f"{where}: an instance of {lengths.max()} tokens, at most {seq_len} are allowed")
+        raise ValueError(
+            f"{where}: an instance of {lengths.max()} tokens, at most {seq_len} are allowed"
+        )
     limits = np.repeat(lengths, np.diff(block.masked_offsets))
     if np.any(block.masked_lm_positions >= limits):
         raise ValueError(f"{where}: a masked position is past the end of its instance")

@@ -1,6 +1,7 @@
 """The commands that build: `vocab`, `tokens`, `shards`, and `build`, which runs the three in order.
 
-Each stage skips what is already there, so a build that was killed anywhere ends, run again, with the same root hash.
+Each stage skips what is already there, so a build that was killed anywhere ends, run again, with
+the same root hash.
 """
 
 import json
@@ -101,7 +102,9 @@ def run_tokens(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
     _write_overlaps(settings, store)
     _print_counts(settings, store)
-    print(f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}")
+    print(
+        f"{store.totals.documents} distinct documents, {store.totals.tokens} tokens in {settings.tokens_folder}"
+    )
 
 
 def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
@@ -111,10 +114,14 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> None:
     where = f"{settings.output}/{VOCAB}"
     vocabulary = parse_vocab(settings.open_output().read(VOCAB), where)
     if vocabulary.sha256 != store.settings["vocab_sha256"]:
-        raise ValueError(f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with")
+        raise ValueError(
+            f"{where} is not the vocabulary that {settings.tokens_folder} was encoded with"
+        )
     wanted = store_settings(settings, vocabulary.sha256) | choice_content(settings)
     if changed := describe_changes({**store.settings, **store.choice}, wanted):
-        raise ValueError(f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones")
+        raise ValueError(
+            f"{settings.tokens_folder} holds tokens of other settings: {changed}; give the same ones"
+        )
     dataset = make_shards(settings, vocabulary, store, beam_arguments)
     _print_counts(settings, store)
     _print_result(dataset, watch())
@@ -125,11 +132,13 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
     Raises:
         FileNotFoundError: A pattern matches nothing.
-        ValueError: No input is named, all of a source is empty, two sources hold the same file, or the output lies in
-            the input.
+        ValueError: No input is named, all of a source is empty, two sources hold the same file, or
+            the output lies in the input.
     """
     if not (settings.input or settings.sources):
-        raise ValueError("no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file")
+        raise ValueError(
+            "no input: give --input FILE_FOLDER_OR_GLOB ..., or `sources:` in the --config file"
+        )
     options = settings.filesystem_options()
     _refuse_output_in_input(settings)
     left_out: list[str] = []
@@ -156,7 +165,9 @@ def _refuse_shared_files(sources: Sequence[Source], files: Sequence[InputFile]) 
         owner = owners.setdefault(file.url, file.source)
         if owner != file.source:
             names = " and ".join(sources[number].name for number in (owner, file.source))
-            raise ValueError(f"{file.url} is in the input of the sources {names}; a file belongs to one source only")
+            raise ValueError(
+                f"{file.url} is in the input of the sources {names}; a file belongs to one source only"
+            )
 
 
 def _refuse_output_in_input(settings: BuildSettings) -> None:
@@ -228,14 +239,19 @@ def _write_overlaps(settings: BuildSettings, store: TokenStore) -> None:
     """task_overlaps.parquet, where the build has task files; it changes no hash."""
     if settings.task_files:
         number = write_overlaps(settings.open_tokens(), store.part_names, settings.open_output())
-        tqdm.write(f"task files: {number:,} documents are listed in {settings.open_output().locate(OVERLAPS_TABLE)}")
+        tqdm.write(
+            f"task files: {number:,} documents are listed in {settings.open_output().locate(OVERLAPS_TABLE)}"
+        )
 
 
 def _write_report(dataset: Dataset, settings: BuildSettings, seconds: dict[str, float]) -> None:
     """report.json, its page and croissant.json; a run that found all finished leaves the times of the one before."""
     machine = {"host": platform.node(), "cores": num_cores(), "python": sys.version.split()[0]}
     machine["compiled"] = ", ".join(filter(load, _COMPILED_MODULES)) or "nothing"
-    run: dict[str, Any] = {"seconds": {stage: round(value, 2) for stage, value in seconds.items()}, "machine": machine}
+    run: dict[str, Any] = {
+        "seconds": {stage: round(value, 2) for stage, value in seconds.items()},
+        "machine": machine,
+    }
     run["date"] = datetime.now(UTC).date().isoformat()
     left_out = {"storage_options", "sources"}  # may hold secrets; have a table of their own
     left_out |= {"input", *OF_A_SOURCE} if settings.sources else set()

@@ -1,6 +1,7 @@
 """The shards stage: runs the shards job over the shards that are not there yet, and publishes what is finished.
 
-manifest.json comes after everything it speaks of; lengths and passes may be added to a finished dataset.
+manifest.json comes after everything it speaks of; lengths and passes may be added to a finished
+dataset.
 """
 
 import dataclasses
@@ -51,17 +52,22 @@ from tokenizer.vocab import CONTINUATION, Vocabulary
 
 
 def make_shards(
-    settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore, beam_arguments: Sequence[str]
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    store: TokenStore,
+    beam_arguments: Sequence[str],
 ) -> Dataset:
     """Builds every shard that is missing and publishes the dataset.
 
     Raises:
-        ValueError: The folder holds a dataset of other settings or documents, there are too few documents, or a runner
-            or store did not deliver every document of every bucket once.
+        ValueError: The folder holds a dataset of other settings or documents, there are too few
+            documents, or a runner or store did not deliver every document of every bucket once.
     """
     folder = settings.open_output()
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.deciding)
-    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    held_out = choose_held_out(
+        store.totals.sources, settings.validation_fraction, settings.validation_tokens
+    )
     buckets = choose_buckets(settings, store.totals, held_out)
     names = plan_names(buckets, settings.seq_lens, settings.passes)
     built = _without_lost(folder, _claim_folder(folder, settings, content), names)
@@ -73,7 +79,17 @@ def make_shards(
     contents = _seal_buckets(settings, store, buckets, held_out, folder)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
     with KeptBlocks() as kept:
-        _build_missing(settings, vocabulary, store, held_out, tasks, total_seal(contents), built, kept, beam_arguments)
+        _build_missing(
+            settings,
+            vocabulary,
+            store,
+            held_out,
+            tasks,
+            total_seal(contents),
+            built,
+            kept,
+            beam_arguments,
+        )
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -95,7 +111,9 @@ def _build_missing(
     built = _without_others(built, tasks)
     built |= read_records(folder, _not_in(built, tasks), settings_hash, kept)
     missing = _not_in(built, tasks)
-    plan = dataclasses.replace(described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH)
+    plan = dataclasses.replace(
+        described, groups=planned_groups(tasks, built), root_hash=UNKNOWN_HASH
+    )
     write_tokenizer(folder, vocabulary, settings.lower_case)
     publish_plan(folder, plan)
     # A record whose shard is gone or cut must not tell a worker that there is nothing to do.
@@ -103,18 +121,29 @@ def _build_missing(
     publisher = PassPublisher(folder, tasks, built, settings_hash, kept)
     num_found = len(tasks) - len(missing)
     outputs = Outputs("shards", len(tasks), num_found, lambda: num_found + publisher.look(), folder)
-    tokens = TokenParts(settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, held_out.ids)
+    tokens = TokenParts(
+        settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, held_out.ids
+    )
     rules = {seq_len: instance_rule(settings, vocabulary, seq_len) for seq_len in settings.seq_lens}
     builder = ShardBuilder(folder, rules, len(settings.corpus), settings_hash)
     run_shards_job(
-        builder, tokens, store.part_names, missing, settings.exchange, outputs, settings.workers, beam_arguments
+        builder,
+        tokens,
+        store.part_names,
+        missing,
+        settings.exchange,
+        outputs,
+        settings.workers,
+        beam_arguments,
     )
     built |= publisher.built
     built |= read_records(folder, _not_in(built, missing), settings_hash, kept)
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
-    publish_dataset(folder, built, describe_dataset(settings, vocabulary, store, held_out, shards, seal))
+    publish_dataset(
+        folder, built, describe_dataset(settings, vocabulary, store, held_out, shards, seal)
+    )
 
 
 def _seal_buckets(
@@ -178,7 +207,10 @@ def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -
     by_prefix = np.array(totals.documents_by_prefix, np.int64)
     prefixes = [prefix_of(each, len(by_prefix)) for each in split_ids(held_out.ids)]
     by_prefix -= np.bincount(prefixes, minlength=len(by_prefix)).astype(np.int64)
-    sizes = ([getattr(source, name) for source in totals.sources] for name in ("documents", "cleaned_bytes"))
+    sizes = (
+        [getattr(source, name) for source in totals.sources]
+        for name in ("documents", "cleaned_bytes")
+    )
     used_bytes, used = apply_weights(settings.weights, *sizes)
     number = choose_num_buckets(by_prefix, used_bytes, settings.num_buckets, "num_buckets", used)
     return plan_buckets(number, held_out.ids)
@@ -191,11 +223,15 @@ def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str,
     if folder.exists(MANIFEST):
         dataset = open_dataset(settings.output, settings.filesystem_options())
         found = dataset.manifest.settings
-        built = {shard.name: (shard, partial(dataset.blocks, shard)) for shard in dataset.all_shards}
+        built = {
+            shard.name: (shard, partial(dataset.blocks, shard)) for shard in dataset.all_shards
+        }
     elif folder.exists(SETTINGS):
         found = json.loads(folder.read(SETTINGS))
     if found is not None and (changed := describe_changes(found, content)):
-        raise ValueError(f"{settings.output} holds shards of other settings: {changed}; give another --output")
+        raise ValueError(
+            f"{settings.output} holds shards of other settings: {changed}; give another --output"
+        )
     if not built:
         folder.write(SETTINGS, json_bytes(content))
     return built
@@ -210,7 +246,11 @@ def _without_lost(folder: Folder, built: Built, names: Iterable[str]) -> Built:
 
 def _without_others(built: Built, tasks: Sequence[ShardTask]) -> Built:
     """Leaves out those of these shards that were built of other documents."""
-    others = {task.name for task in tasks if task.name in built and built[task.name][0].seal != task.contents.seal}
+    others = {
+        task.name
+        for task in tasks
+        if task.name in built and built[task.name][0].seal != task.contents.seal
+    }
     return {name: rows for name, rows in built.items() if name not in others}
 
 

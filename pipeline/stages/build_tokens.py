@@ -1,6 +1,7 @@
 """The tokens stage: runs the tokens job over the parts that are not finished, then indexes all of them.
 
-tokens.json is written last; it names the parts that belong to the input, and only those are ever read.
+tokens.json is written last; it names the parts that belong to the input, and only those are ever
+read.
 """
 
 import hashlib
@@ -17,7 +18,11 @@ from pipeline.jobs.tokens_job import TokensRule, run_tokens_job
 from pipeline.settings import BuildSettings, describe_changes
 from pipeline.shards.records import json_bytes
 from pipeline.stages.build_vocab import reading_rule
-from pipeline.stages.choose_documents import choice_content, describe_near_duplicates, drop_documents
+from pipeline.stages.choose_documents import (
+    choice_content,
+    describe_near_duplicates,
+    drop_documents,
+)
 from pipeline.storage.folder import Folder
 from pipeline.storage.names import require_plain
 from pipeline.text.task_texts import TaskTexts, prepare_texts
@@ -52,12 +57,14 @@ class TokenStore:
         settings: What decided their content.
         parts_key: Hash of the parts of the input and of the choice among their documents.
         part_names: Names of the token parts.
-        counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of all kept ones.
+        counters: Documents read, dropped by reason, cut; sentences, tokens and unknown tokens of
+            all kept ones.
         totals: Distinct documents.
         source_counters: The counters of each source, by its number.
         dropped_examples: A few dropped documents of each reason; they decide nothing.
         choice: What decided which documents are left out because of others, or held out.
-        without_text: The first input files that gave no text; the counter files_without_text says how many did.
+        without_text: The first input files that gave no text; the counter files_without_text says
+            how many did.
     """
 
     settings: Mapping[str, Any]
@@ -83,12 +90,16 @@ class TokenStore:
 
 
 def make_tokens(
-    settings: BuildSettings, vocabulary: Vocabulary, parts: Sequence[Part], beam_arguments: Sequence[str]
+    settings: BuildSettings,
+    vocabulary: Vocabulary,
+    parts: Sequence[Part],
+    beam_arguments: Sequence[str],
 ) -> TokenStore:
     """Encodes every part that is not finished yet and returns the store of all of them.
 
     Raises:
-        ValueError: The folder holds tokens of other settings, the input is malformed, or all of it is dropped.
+        ValueError: The folder holds tokens of other settings, the input is malformed, or all of it
+            is dropped.
     """
     folder = settings.open_tokens()
     content = store_settings(settings, vocabulary.sha256)
@@ -100,10 +111,15 @@ def make_tokens(
         if store.parts_key == key:
             _remove_other_files(folder, store)  # a kill may have come before it
             return store
-        # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those of others.
+        # Its index and dropped.ids are about to be replaced: a kill must not leave it beside those
+        # of others.
         folder.remove([STORE])
-    run_tokens_job(parts, tokens_rule(settings, vocabulary), folder, settings.workers, beam_arguments)
-    records = [record for found in finished_parts(folder.list(), parts).values() for record in found]
+    run_tokens_job(
+        parts, tokens_rule(settings, vocabulary), folder, settings.workers, beam_arguments
+    )
+    records = [
+        record for found in finished_parts(folder.list(), parts).values() for record in found
+    ]
     names = sorted(record_stem(record) for record in records)
     num_sources = len(settings.corpus)
     with open_index(folder, names) as index:
@@ -117,7 +133,9 @@ def make_tokens(
     examples += describe_near_duplicates(folder, names, found.near_duplicates)
     rows = [by_source.get(source, {}) for source in range(num_sources)]
     named = [url for url, _ in silent[:_NUM_NAMED]]
-    store = TokenStore(content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice, named)
+    store = TokenStore(
+        content, key, tuple(names), sum_counters(by_source), totals, rows, examples, choice, named
+    )
     folder.write(STORE, json_bytes(asdict(store)))
     _remove_other_files(folder, store)
     return store
@@ -133,7 +151,9 @@ def read_store(folder: Folder) -> TokenStore:
     try:
         fields = json.loads(folder.read(STORE))
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder.locate()} holds no {STORE}: run `python -m pipeline tokens` first") from error
+        raise FileNotFoundError(
+            f"{folder.locate()} holds no {STORE}: run `python -m pipeline tokens` first"
+        ) from error
     layout = fields["settings"].get("layout")
     if layout != LAYOUT:
         raise ValueError(
@@ -143,13 +163,19 @@ def read_store(folder: Folder) -> TokenStore:
     require_plain(fields["part_names"], folder.locate(STORE))
     totals = fields.pop("totals")
     sources = tuple(SourceTotals(**each) for each in totals.pop("sources"))
-    return TokenStore(totals=Totals(**totals, sources=sources), part_names=tuple(fields.pop("part_names")), **fields)
+    return TokenStore(
+        totals=Totals(**totals, sources=sources),
+        part_names=tuple(fields.pop("part_names")),
+        **fields,
+    )
 
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
     """What a folder of token parts says of itself: what decides their content, and how they are laid out."""
     signs = {"signatures": True} if settings.signs else {}
-    return settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs | _task_content(settings)
+    return (
+        settings.tokens_content(vocab_sha256) | {"layout": LAYOUT} | signs | _task_content(settings)
+    )
 
 
 def _task_content(settings: BuildSettings) -> dict[str, Any]:
@@ -157,7 +183,9 @@ def _task_content(settings: BuildSettings) -> dict[str, Any]:
     if not settings.task_files:
         return {}
     found = hash_task_files(settings.task_files, settings.filesystem_options())
-    return dict(zip(_TASK_SETTINGS, (found, settings.task_overlap, settings.task_words), strict=True))
+    return dict(
+        zip(_TASK_SETTINGS, (found, settings.task_overlap, settings.task_words), strict=True)
+    )
 
 
 def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
@@ -169,7 +197,9 @@ def open_task_texts(settings: BuildSettings) -> TaskTexts | None:
     """
     if not settings.task_files:
         return None
-    return prepare_texts(read_task_texts(settings.task_files, settings.filesystem_options()), settings.task_words)
+    return prepare_texts(
+        read_task_texts(settings.task_files, settings.filesystem_options()), settings.task_words
+    )
 
 
 def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
@@ -182,7 +212,9 @@ def tokens_rule(settings: BuildSettings, vocabulary: Vocabulary) -> TokensRule:
     )  # fmt: skip
 
 
-def _count(told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]]) -> dict[int, dict[str, int]]:
+def _count(
+    told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]]
+) -> dict[int, dict[str, int]]:
     """The counters of each source, its files without text among them where there are any."""
     by_source = count_by_source(told)
     for source, number in Counter(source for _, source in silent).items():
@@ -191,7 +223,11 @@ def _count(told: Sequence[Mapping[str, Any]], silent: Sequence[tuple[str, int]])
 
 
 def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
-    dropped = {name.removeprefix("dropped_"): count for name, count in counters.items() if name.startswith("dropped_")}
+    dropped = {
+        name.removeprefix("dropped_"): count
+        for name, count in counters.items()
+        if name.startswith("dropped_")
+    }
     dropped |= totals.dropped
     if totals.documents == 0 and any(dropped.values()):
         counted = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items() if count)
@@ -214,7 +250,9 @@ def _claim_folder(folder: Folder, url: str, content: Mapping[str, Any]) -> None:
         return
     found = json.loads(folder.read(SETTINGS))
     if changed := describe_changes(found, content):
-        raise ValueError(f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder")
+        raise ValueError(
+            f"{url} holds tokens of other settings: {changed}; give the same ones, or another folder"
+        )
 
 
 def _remove_other_files(folder: Folder, store: TokenStore) -> None:

@@ -1,7 +1,7 @@
 """The vocabulary stage: reuses a vocabulary from a file, or learns one from a bounded sample of the input's documents.
 
-The words of the sample stay in word_counts.parquet. vocab.json beside vocab.txt says what the vocabulary was made of,
-so that running again reuses it and other input is refused.
+The words of the sample stay in word_counts.parquet. vocab.json beside vocab.txt says what the
+vocabulary was made of, so that running again reuses it and other input is refused.
 """
 
 import hashlib
@@ -41,13 +41,17 @@ _COUNTING = "_words"  # what the job leaves while it runs
 
 
 def prepare_vocabulary(
-    settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part], beam_arguments: Sequence[str]
+    settings: BuildSettings,
+    files: Sequence[InputFile],
+    parts: Sequence[Part],
+    beam_arguments: Sequence[str],
 ) -> Vocabulary:
     """Reuses the dataset's vocabulary, or makes it and writes vocab.txt, tokenizer.json and vocab.json.
 
     Raises:
-        ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT vocabulary, the input is
-            malformed or without words, or vocab_size does not hold its alphabet.
+        ValueError: The dataset has a vocabulary of another origin, --vocab is not a BERT
+            vocabulary, the input is malformed or without words, or vocab_size does not hold its
+            alphabet.
     """
     folder = settings.open_output()
     origin = _origin(settings, files)
@@ -80,7 +84,10 @@ def write_tokenizer(folder: Folder, vocabulary: Vocabulary, lower_case: bool) ->
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
     """What decides the vocabulary: the given file, or the input and how it is learned."""
     if settings.vocab:
-        return {"vocab_sha256": read_vocabulary(settings, settings.vocab).sha256, "lower_case": settings.lower_case}
+        return {
+            "vocab_sha256": read_vocabulary(settings, settings.vocab).sha256,
+            "lower_case": settings.lower_case,
+        }
     listing = "".join(f"{file.url} {file.size}\n" for file in files)
     origin: dict[str, Any] = {
         "input": hashlib.blake2b(listing.encode(), digest_size=16).hexdigest(),
@@ -116,7 +123,9 @@ def _reading(source: Source) -> dict[str, Any]:
 def reading_rule(settings: BuildSettings) -> ReadingRule:
     """How documents are read by these settings."""
     text_fields = tuple(source.text_field for source in settings.corpus)
-    return ReadingRule(text_fields, settings.on_bad_document, settings.part_bytes, settings.filesystem_options())
+    return ReadingRule(
+        text_fields, settings.on_bad_document, settings.part_bytes, settings.filesystem_options()
+    )
 
 
 def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
@@ -127,37 +136,57 @@ def read_vocabulary(settings: BuildSettings, url: str) -> Vocabulary:
     return parse_vocab(folder.read(name), url)
 
 
-def make_vocabulary(settings: BuildSettings, words: Sequence[str], counts: Sequence[int]) -> Vocabulary:
+def make_vocabulary(
+    settings: BuildSettings, words: Sequence[str], counts: Sequence[int]
+) -> Vocabulary:
     """Learns a vocabulary from counted words, or extends the one that is given."""
     if settings.extend is None:
-        return learn_vocabulary(words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size)
+        return learn_vocabulary(
+            words, counts, settings.vocab_size, settings.num_unused, settings.alphabet_size
+        )
     old = read_vocabulary(settings, settings.extend)
-    return extend_vocabulary(old, words, counts, settings.vocab_size, settings.num_unused, settings.lower_case)
+    return extend_vocabulary(
+        old, words, counts, settings.vocab_size, settings.num_unused, settings.lower_case
+    )
 
 
-def _learn(settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_arguments: Sequence[str]) -> Vocabulary:
+def _learn(
+    settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_arguments: Sequence[str]
+) -> Vocabulary:
     counters, table, silent = _count_words(settings, parts, folder, beam_arguments)
     folder.write(WORD_COUNTS, table)
     words, counts = read_commonest(table)
     sampled = f"{counters.get('documents_counted', 0):,} of {counters.get('documents_read', 0):,} documents"
     if not words:
         said = f"; no text came from {', '.join(silent[:_NUM_NAMED])}" if silent else ""
-        raise ValueError(f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE")
+        raise ValueError(
+            f"no word was found in {sampled}{said}; expected text to learn from, or --vocab FILE"
+        )
     tqdm.write(f"vocabulary: {_asked(settings)} from {len(words):,} words of {sampled}")
     vocabulary = make_vocabulary(settings, words, counts)
     if settings.extend:
         _say_gain(settings, read_vocabulary(settings, settings.extend), vocabulary, words, counts)
     elif len(vocabulary) < settings.vocab_size:
-        tqdm.write(f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}")
+        tqdm.write(
+            f"the input holds {len(vocabulary)} distinct pieces, fewer than vocab_size {settings.vocab_size}"
+        )
     return vocabulary
 
 
 def _asked(settings: BuildSettings) -> str:
-    return f"extending {settings.extend}" if settings.extend else f"learning {settings.vocab_size:,} pieces"
+    return (
+        f"extending {settings.extend}"
+        if settings.extend
+        else f"learning {settings.vocab_size:,} pieces"
+    )
 
 
 def _say_gain(
-    settings: BuildSettings, old: Vocabulary, new: Vocabulary, words: Sequence[str], counts: Sequence[int]
+    settings: BuildSettings,
+    old: Vocabulary,
+    new: Vocabulary,
+    words: Sequence[str],
+    counts: Sequence[int],
 ) -> None:
     """Says what was added and what it saves."""
     replaced = sum(before != after for before, after in zip(old.tokens, new.tokens, strict=False))
@@ -167,7 +196,9 @@ def _say_gain(
         f"a word of the sample takes {after:.3f} tokens, {before:.3f} before"
     )
     if not replaced and len(new) == len(old):
-        tqdm.write(f"vocabulary: nothing was added: raise vocab_size {settings.vocab_size} above {len(old)} to append")
+        tqdm.write(
+            f"vocabulary: nothing was added: raise vocab_size {settings.vocab_size} above {len(old)} to append"
+        )
 
 
 def _count_words(
@@ -178,7 +209,9 @@ def _count_words(
     sample = choose_sample(parts)
     num_bits = {part.key: bits for part, bits in sample.items() if bits}
     factors = count_factors([source.millionths for source in settings.corpus])
-    rule = CountingRule(reading_rule(settings), settings.filter_rule, num_bits, settings.lower_case, factors)
+    rule = CountingRule(
+        reading_rule(settings), settings.filter_rule, num_bits, settings.lower_case, factors
+    )
     run_vocab_job(list(sample), rule, folder, settings.workers, beam_arguments)
     names = folder.list()
     records = [record for found in finished_parts(names, list(sample)).values() for record in found]

@@ -1,8 +1,8 @@
 """Which documents of a finished folder of token parts are left out because of what other documents there are.
 
-Those of other datasets and near-duplicates are found here, after the tokens job and before the index, and written as
-one sorted file of ids (pipeline.tokens.dropped_ids). Both look at ids and signatures only, a 256th of the ids at a
-time.
+Those of other datasets and near-duplicates are found here, after the tokens job and before the
+index, and written as one sorted file of ids (pipeline.tokens.dropped_ids). Both look at ids and
+signatures only, a 256th of the ids at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,8 @@ class Found:
     """What is known of the documents that are left out.
 
     Attributes:
-        reasons: Those looked for; none where both filters are off, and then there is no dropped.ids.
+        reasons: Those looked for; none where both filters are off, and then there is no
+            dropped.ids.
         near_duplicates: The first few that were dropped, by id.
     """
 
@@ -55,7 +56,8 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
     """The settings that decide which documents are left out because of others or held out, where they are not usual.
 
     Raises:
-        FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
+        FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
+            holds.
         ValueError: It is the one being built, or is damaged.
     """
     content: dict[str, Any] = {}
@@ -65,7 +67,9 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
         content["near_duplicates"] = settings.near_duplicates
     if settings.exclude_documents_of:
         datasets = _open_excluded(settings)
-        content["excluded_documents"] = sorted({each.manifest.settings["documents_hash"] for each in datasets})
+        content["excluded_documents"] = sorted(
+            {each.manifest.settings["documents_hash"] for each in datasets}
+        )
     return content
 
 
@@ -81,7 +85,8 @@ def drop_documents(
         beam_arguments: The user's arguments for Beam.
 
     Raises:
-        FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it holds.
+        FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
+            holds.
         ValueError: It is damaged.
     """
     folder = settings.open_tokens()
@@ -117,7 +122,9 @@ def describe_near_duplicates(
     ]
 
 
-def _choose_groups(rows: Iterator[Rows], sources: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]) -> Iterator[Rows]:
+def _choose_groups(
+    rows: Iterator[Rows], sources: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]
+) -> Iterator[Rows]:
     for own in rows:
         yield choose_dropped(own, {reason: next(groups) for reason, groups in sources.items()})
     for groups in sources.values():  # what a source only knows at its end
@@ -130,21 +137,29 @@ def _open_excluded(settings: BuildSettings) -> list[Dataset]:
     own = settings.open_output().path
     datasets = [open_excluded(url, options) for url in settings.exclude_documents_of]
     if any(dataset.folder.path == own for dataset in datasets):
-        raise ValueError(f"exclude_documents_of: {settings.output} is the dataset being built; give another --output")
+        raise ValueError(
+            f"exclude_documents_of: {settings.output} is the dataset being built; give another --output"
+        )
     return datasets
 
 
-def _join_groups(streams: Sequence[Iterator[npt.NDArray[np.bytes_]]]) -> Iterator[npt.NDArray[np.bytes_]]:
+def _join_groups(
+    streams: Sequence[Iterator[npt.NDArray[np.bytes_]]],
+) -> Iterator[npt.NDArray[np.bytes_]]:
     for groups in zip(*streams, strict=True):
         yield np.concatenate(groups)
 
 
-def _read_found(folder: Folder, ranges: Sequence[KeyRange], found: Found) -> Iterator[npt.NDArray[np.bytes_]]:
+def _read_found(
+    folder: Folder, ranges: Sequence[KeyRange], found: Found
+) -> Iterator[npt.NDArray[np.bytes_]]:
     """The ids that the job found, in 256 groups; the first of them become examples."""
     with LocalGroups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
         for group in files:
             rows = keep_smallest(group)
             for row in rows[: _NUM_EXAMPLES - len(found.near_duplicates)]:
                 ids = join_id(row["high"], row["low"]), join_id(row["other_high"], row["other_low"])
-                found.near_duplicates.append(NearDuplicate(*ids, similarity_of(int(row["matches"]))))
+                found.near_duplicates.append(
+                    NearDuplicate(*ids, similarity_of(int(row["matches"])))
+                )
             yield id_keys(rows)

@@ -32,10 +32,15 @@ def describe_dataset(
 ) -> Manifest:
     """The manifest of a dataset of all these shards, and of documents that this is the seal of."""
     content = settings.content(vocabulary.sha256, store.totals.documents_hash, store.deciding)
-    special = {name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")}
+    special = {
+        name: getattr(vocabulary, f"{name}_id") for name in ("pad", "unk", "cls", "sep", "mask")
+    }
     totals = store.totals
     counters = dict(store.counters) | _count_distinct(totals)
-    software = {"beambert": importlib.metadata.version("beambert"), "python": platform.python_version()}
+    software = {
+        "beambert": importlib.metadata.version("beambert"),
+        "python": platform.python_version(),
+    }
     software |= {"numpy": np.__version__, "pyarrow": pa.__version__}
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -43,7 +48,9 @@ def describe_dataset(
         settings=content,
         settings_hash=settings_hash(content),
         vocab_sha256=vocabulary.sha256,
-        tokenizer_sha256=hashlib.sha256(tokenizer_json(vocabulary, settings.lower_case).encode()).hexdigest(),
+        tokenizer_sha256=hashlib.sha256(
+            tokenizer_json(vocabulary, settings.lower_case).encode()
+        ).hexdigest(),
         vocab_size=len(vocabulary),
         special_ids=special,
         groups=group_totals(shards),
@@ -52,7 +59,13 @@ def describe_dataset(
         seal=seal,
         sources=tuple(
             _describe_source(*each)
-            for each in zip(settings.corpus, store.source_counters, totals.sources, held_out.sources, strict=True)
+            for each in zip(
+                settings.corpus,
+                store.source_counters,
+                totals.sources,
+                held_out.sources,
+                strict=True,
+            )
         ),
     )
 
@@ -60,14 +73,19 @@ def describe_dataset(
 def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dict[str, int]]:
     """The counters of each source, by its name."""
     rows = zip(settings.corpus, store.source_counters, store.totals.sources, strict=True)
-    return {source.name: dict(counters) | _count_distinct(totals) for source, counters, totals in rows}
+    return {
+        source.name: dict(counters) | _count_distinct(totals) for source, counters, totals in rows
+    }
 
 
 def _describe_source(
     source: Source, counters: Mapping[str, int], totals: SourceTotals, validation: HeldOutSource
 ) -> dict[str, Any]:
     named = {"name": source.name, "language": source.language, "weight": source.millionths / UNIT}
-    return named | {"counters": dict(counters) | _count_distinct(totals), "validation": asdict(validation)}
+    return named | {
+        "counters": dict(counters) | _count_distinct(totals),
+        "validation": asdict(validation),
+    }
 
 
 def _count_distinct(totals: Totals | SourceTotals) -> dict[str, int]:

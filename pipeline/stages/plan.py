@@ -1,6 +1,7 @@
 """What a build will make and cost, said before it runs (`build --plan true`): measured on a sample of the input itself.
 
-A few MB from places spread over the input are read, encoded and built in this process, and scaled. Nothing is written.
+A few MB from places spread over the input are read, encoded and built in this process, and scaled.
+Nothing is written.
 """
 
 import resource
@@ -29,8 +30,9 @@ from pipeline.tokens.token_parts import pack_documents
 from tokenizer.vocab import Vocabulary
 
 _LONG_PARTS = 8
-# By python -m scripts.bench.plan: CPU-seconds of the launcher with its first import of Beam, and of the start of a
-# worker process in a job; and what the workers of three corpora took for each second of a plan's sample.
+# By python -m scripts.bench.plan: CPU-seconds of the launcher with its first import of Beam, and of
+# the start of a worker process in a job; and what the workers of three corpora took for each second
+# of a plan's sample.
 _LAUNCHER_SECONDS, _WORKER_START_SECONDS, _OVERHEAD = 2.4, 1.1, 1.18
 _JOBS = 2
 _MAX_LANES = 256  # docs/order.md: how many places the trainer reads at once
@@ -70,7 +72,8 @@ class BuildPlan:
         lengths: One row a length.
         tasks: Shards that workers build, of all lengths and passes.
         worker_bytes: Memory of one worker.
-        worker_seconds: CPU time of the workers' work, for everything but learning a vocabulary; their start aside.
+        worker_seconds: CPU time of the workers' work, for everything but learning a vocabulary;
+            their start aside.
         dropped: Documents of the sample that are left out, by reason.
         warnings: What is likely not wanted, or not counted.
     """
@@ -94,7 +97,9 @@ class BuildPlan:
 
     def reads(self, *, shuffles: bool) -> int:
         """Reading requests to the stores: the input, each part's index twice, and the documents of each bucket."""
-        of_buckets = self.parts if shuffles else self.tasks * min(self.parts, self.documents // self.buckets)
+        of_buckets = (
+            self.parts if shuffles else self.tasks * min(self.parts, self.documents // self.buckets)
+        )
         return 3 * self.parts + of_buckets
 
     @property
@@ -148,17 +153,28 @@ def make_plan(
     spread = np.diff(-(-np.arange(prefixes + 1) * documents // prefixes))
     used_bytes, used = apply_weights(settings.weights, documents_of, bytes_of)
     buckets = choose_num_buckets(spread, used_bytes, settings.num_buckets, "num_buckets", used)
-    held_out = wanted_tokens(tokens, settings.validation_fraction, settings.validation_tokens) / max(1, tokens)
+    held_out = wanted_tokens(
+        tokens, settings.validation_fraction, settings.validation_tokens
+    ) / max(1, tokens)
     lengths = tuple(
-        _plan_length(sample, rule_for(settings, sample.vocabulary, seq_len), [each * (1 - held_out) for each in scales])
+        _plan_length(
+            sample,
+            rule_for(settings, sample.vocabulary, seq_len),
+            [each * (1 - held_out) for each in scales],
+        )
         for seq_len in settings.seq_lens
     )
-    token_bytes = sum(sample.scaled(scales, lambda own: sum(map(len, (*pack_documents(own), pack_places(own))))))
+    token_bytes = sum(
+        sample.scaled(scales, lambda own: sum(map(len, (*pack_documents(own), pack_places(own)))))
+    )
     shard_bytes = max(length.instances * length.bytes_each for length in lengths) / buckets
     encoding = sum(scale * seconds for scale, seconds in zip(scales, sample.seconds, strict=True))
     building = settings.passes * sum(each.instances * each.seconds_each for each in lengths)
-    # A resident process with everything imported, a part as text, sentences and tokens, or a bucket and its shard.
-    worker_bytes = _peak_bytes() + max(6 * settings.part_bytes, round(token_bytes / buckets + 2 * shard_bytes))
+    # A resident process with everything imported, a part as text, sentences and tokens, or a bucket
+    # and its shard.
+    worker_bytes = _peak_bytes() + max(
+        6 * settings.part_bytes, round(token_bytes / buckets + 2 * shard_bytes)
+    )
     return BuildPlan(
         files=len(files),
         stored_bytes=sum(file.size for file in files),
@@ -220,26 +236,37 @@ def _format_source(source: SourcePlan, num_sources: int) -> str:
     return f"{shown}, {source.tokens:,} in all; weight {source.weight:g} makes them {source.used_share:.1%} of a pass"
 
 
-def _plan_sources(sources: Sequence[Source], documents: Sequence[int], tokens: Sequence[int]) -> tuple[SourcePlan, ...]:
+def _plan_sources(
+    sources: Sequence[Source], documents: Sequence[int], tokens: Sequence[int]
+) -> tuple[SourcePlan, ...]:
     used = [source.millionths * own for source, own in zip(sources, tokens, strict=True)]
     return tuple(
-        SourcePlan(source.name, source.weight, own_documents, own_tokens, own_used / max(1, sum(used)))
-        for source, own_documents, own_tokens, own_used in zip(sources, documents, tokens, used, strict=True)
+        SourcePlan(
+            source.name, source.weight, own_documents, own_tokens, own_used / max(1, sum(used))
+        )
+        for source, own_documents, own_tokens, own_used in zip(
+            sources, documents, tokens, used, strict=True
+        )
     )
 
 
 def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) -> LengthPlan:
     """Counts every document once; weights then multiply what each source gave."""
     seconds = 0.0
-    for _ in range(2):  # the first takes half as long again, as what it imports and allocates is new
+    for _ in range(
+        2
+    ):  # the first takes half as long again, as what it imports and allocates is new
         start = time.process_time()
         documents = gather_documents(sample.documents)
         blocks = list(build_bucket(documents, replace(rule, weights=()), 0, "plan"))
         seal = seal_documents(documents.ids, len(documents.tokens))
-        tar, shard, _ = pack_shard(blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal)
+        tar, shard, _ = pack_shard(
+            blocks, "train", rule.seq_len, 0, "plan", rule.masking.mask_id, seal
+        )
         seconds = time.process_time() - start
     source_of = {
-        int.from_bytes(key[:8], "big"): source for key, source in zip(documents.ids, documents.sources, strict=True)
+        int.from_bytes(key[:8], "big"): source
+        for key, source in zip(documents.ids, documents.sources, strict=True)
     }
     instances = Counter(source_of[key] for block in blocks for key in block.document_a.tolist())
     weights = rule.weights or (UNIT,) * len(scales)
@@ -251,13 +278,17 @@ def _plan_length(sample: Sample, rule: InstanceRule, scales: Sequence[float]) ->
     return LengthPlan(rule.seq_len, round(total), len(tar) / each, seconds / each)
 
 
-def _files_of_one_worker(settings: BuildSettings, parts: Sequence[Part], sample: Sample) -> Iterator[str]:
+def _files_of_one_worker(
+    settings: BuildSettings, parts: Sequence[Part], sample: Sample
+) -> Iterator[str]:
     """Files that cannot be cut and are long: a worker takes one from its beginning to its end."""
     long = [part for part in parts if part.text_bytes > _LONG_PARTS * settings.part_bytes]
     if long:
         part = max(long, key=lambda part: part.text_bytes)
         stored_bytes = sum(each.num_bytes for each in part.ranges)
-        seconds = sample.seconds[part.source] / max(1, sample.stored_bytes[part.source]) * stored_bytes
+        seconds = (
+            sample.seconds[part.source] / max(1, sample.stored_bytes[part.source]) * stored_bytes
+        )
         yield (
             f"{hide(part.ranges[0].url)} cannot be cut: one worker reads its {_size(part.text_bytes)} of text, some"
             f" {_hours(seconds)}; {len(long)} file(s) are more than {_LONG_PARTS} parts long, cut such into files of"
@@ -271,9 +302,13 @@ def _warnings(lengths: Sequence[LengthPlan], buckets: int) -> list[str]:
         blocks = each.instances // block_instances(each.seq_len)
         lanes = max(1, min(_MAX_LANES, blocks // 8))
         if lanes < _MAX_LANES:
-            found.append(f"L{each.seq_len}: training reads {lanes} place(s) at once; more ranks than that read twice")
+            found.append(
+                f"L{each.seq_len}: training reads {lanes} place(s) at once; more ranks than that read twice"
+            )
         if blocks < buckets:
-            found.append(f"L{each.seq_len}: {buckets} shards share {blocks} full block(s); fewer num_buckets suffice")
+            found.append(
+                f"L{each.seq_len}: {buckets} shards share {blocks} full block(s); fewer num_buckets suffice"
+            )
     return found
 
 

@@ -56,15 +56,22 @@ class Sample:
     vocabulary: Vocabulary
     dropped: Mapping[str, int]
 
-    def scaled(self, scales: Sequence[float], measure: Callable[[Sequence[TokenizedDocument]], int]) -> list[int]:
+    def scaled(
+        self, scales: Sequence[float], measure: Callable[[Sequence[TokenizedDocument]], int]
+    ) -> list[int]:
         """What is measured of each source's documents, scaled to the whole source."""
         return [
-            round(scale * measure([document for document in self.documents if document.source == number]))
+            round(
+                scale
+                * measure([document for document in self.documents if document.source == number])
+            )
             for number, scale in enumerate(scales)
         ]
 
 
-def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part]) -> Sample:
+def take_sample(
+    settings: BuildSettings, files: Sequence[InputFile], parts: Sequence[Part]
+) -> Sample:
     """Reads and encodes up to 8 places of half a MB, of several sources at least 2 each, spread evenly by size."""
     corpus = settings.corpus
     places = max(2, _NUM_PLACES // len(corpus))
@@ -86,7 +93,9 @@ def take_sample(settings: BuildSettings, files: Sequence[InputFile], parts: Sequ
     documents: list[TokenizedDocument] = []
     for each in lists:
         start = time.process_time()
-        documents += encode_documents(split_documents(each, [source.language for source in corpus]), encoder).documents
+        documents += encode_documents(
+            split_documents(each, [source.language for source in corpus]), encoder
+        ).documents
         seconds[each.source] += time.process_time() - start
     return Sample(documents, stored_bytes, seconds, encoder.vocab, _count_dropped(lists))
 
@@ -95,16 +104,22 @@ def _count_dropped(lists: Sequence[DocumentList[Document]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for each in lists:
         total.update(
-            {name.removeprefix("dropped_"): n for name, n in each.counters.items() if "dropped_" in name and n}
+            {
+                name.removeprefix("dropped_"): n
+                for name, n in each.counters.items()
+                if "dropped_" in name and n
+            }
         )
     return dict(sorted(total.items()))
 
 
-def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[DocumentList[Document], int, float]:
+def _read_place(
+    settings: BuildSettings, source: Source, part: Part
+) -> tuple[DocumentList[Document], int, float]:
     """The first documents of a part, the stored bytes they came from and the CPU time of reading them.
 
-    A decompressor and a batch of rows give many documents at once. Reading stops where another such lot begins: what
-    came before it are whole documents of bytes that are known.
+    A decompressor and a batch of rows give many documents at once. Reading stops where another such
+    lot begins: what came before it are whole documents of bytes that are known.
     """
     meter, start = Meter(), time.process_time()
     skipped: dict[str, int] = {}
@@ -119,7 +134,8 @@ def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[Do
     size, num_bytes, seconds, malformed = 0, 0, 0.0, skipped
     for document in documents:
         if size >= _PLACE_BYTES and meter.num_bytes != num_bytes:
-            # It begins in the lot before, half its length from the end on average, if it fits into a lot.
+            # It begins in the lot before, half its length from the end on average, if it fits into
+            # a lot.
             num_bytes = num_bytes * size // (size + min(len(document.text), _LOT_CHARACTERS) // 2)
             break
         found.append(document)
@@ -133,7 +149,11 @@ def _read_place(settings: BuildSettings, source: Source, part: Part) -> tuple[Do
 
 
 def _choose_places(
-    settings: BuildSettings, source: Source, files: Sequence[InputFile], formats: Mapping[str, str], number: int
+    settings: BuildSettings,
+    source: Source,
+    files: Sequence[InputFile],
+    formats: Mapping[str, str],
+    number: int,
 ) -> list[Part]:
     ends = np.cumsum([file.size for file in files])
     wanted = (np.arange(number) + 0.5) / number * ends[-1]
@@ -143,8 +163,12 @@ def _choose_places(
         options = settings.filesystem_options()
         file_format = formats[files[index].url]
         part_bytes = _PLACE_BYTES
-        if not is_plain(file_format, files[index].url):  # a lot may be long, and lies in one of the ranges
-            (whole,) = plan_parts([files[index]], file_format, sys.maxsize, options, source.wrapping)
+        if not is_plain(
+            file_format, files[index].url
+        ):  # a lot may be long, and lies in one of the ranges
+            (whole,) = plan_parts(
+                [files[index]], file_format, sys.maxsize, options, source.wrapping
+            )
             part_bytes = -(-whole.text_bytes // count)
         found = plan_parts([files[index]], file_format, part_bytes, options, source.wrapping)
         picks = {int((pick + 0.5) / count * len(found)) for pick in range(count)}
@@ -152,7 +176,9 @@ def _choose_places(
     return places
 
 
-def _find_vocabulary(settings: BuildSettings, lists: Sequence[DocumentList[Document]]) -> Vocabulary:
+def _find_vocabulary(
+    settings: BuildSettings, lists: Sequence[DocumentList[Document]]
+) -> Vocabulary:
     for url in filter(None, (settings.vocab, f"{settings.output}/vocab.txt")):
         folder, name = Folder.of_file(url, settings.filesystem_options())
         if folder.exists(name):

@@ -6,7 +6,9 @@ from pipeline.stages.plan import BuildPlan
 _GB = 1e9
 
 
-def format_price(plan: BuildPlan, prices: Prices, workers: int, passes: int, *, shuffles: bool) -> str:
+def format_price(
+    plan: BuildPlan, prices: Prices, workers: int, passes: int, *, shuffles: bool
+) -> str:
     """One line: the dollars of a build, of what they consist, and those that its data then takes a month.
 
     Args:
@@ -21,7 +23,10 @@ def format_price(plan: BuildPlan, prices: Prices, workers: int, passes: int, *, 
     shuffled = plan.token_bytes / _GB if shuffles else 0.0
     dollars = {
         f"{hours:,.3g} core-hours of a core as fast as this one": hours * prices.core_and_its_share,
-        f"{reads:,} reads and {writes:,} writes": (reads * prices.reads_1000 + writes * prices.writes_1000) / 1000,
+        f"{reads:,} reads and {writes:,} writes": (
+            reads * prices.reads_1000 + writes * prices.writes_1000
+        )
+        / 1000,
     }
     if shuffled and prices.shuffle_gb is not None:
         dollars[f"a shuffle of {shuffled:,.3g} GB"] = shuffled * prices.shuffle_gb
@@ -33,5 +38,7 @@ def format_price(plan: BuildPlan, prices: Prices, workers: int, passes: int, *, 
         f"and ${plan.token_bytes / _GB * prices.storage_gb_month:,.2f} a month for the tokens until they are deleted",
     ]
     if shuffled and prices.shuffle_gb is None:
-        rows.append(f"; the prices leave out the shuffle of {shuffled:,.3g} GB: give --prices.shuffle_gb")
+        rows.append(
+            f"; the prices leave out the shuffle of {shuffled:,.3g} GB: give --prices.shuffle_gb"
+        )
     return " ".join(rows).replace(" ;", ";")

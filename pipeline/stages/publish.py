@@ -1,7 +1,7 @@
 """Making shards readable: each pass as it is complete, while the job runs, and in the end the whole dataset.
 
-A record counts only for its own task, and only while its shard has its size. The rows of all shards are held in memory,
-where their blocks lie is kept on this machine's disk.
+A record counts only for its own task, and only while its shard has its size. The rows of all shards
+are held in memory, where their blocks lie is kept on this machine's disk.
 """
 
 import dataclasses
@@ -66,7 +66,12 @@ class PassPublisher:
     """Publishes the passes of a running job as their shards are finished; called from one thread at a time."""
 
     def __init__(
-        self, folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str, kept: KeptBlocks
+        self,
+        folder: Folder,
+        tasks: Sequence[ShardTask],
+        built: Built,
+        settings_hash: str,
+        kept: KeptBlocks,
     ) -> None:
         """Takes back what an earlier job published of passes that are not complete now.
 
@@ -93,21 +98,31 @@ class PassPublisher:
         """Publishes what became complete; how many of the job's shards are finished."""
         files = (self._folder / RECORDS).list()
         self._unfinished -= {
-            name for name in self._unfinished if record_name(name).removeprefix(f"{RECORDS}/") in files
+            name
+            for name in self._unfinished
+            if record_name(name).removeprefix(f"{RECORDS}/") in files
         }
-        for place in [place for place, names in self._waiting.items() if not names & self._unfinished]:
+        for place in [
+            place for place, names in self._waiting.items() if not names & self._unfinished
+        ]:
             names = sorted(self._waiting[place])
             tasks = [self._tasks[name] for name in names if name not in self.built]
             self.built |= read_records(self._folder, tasks, self._settings_hash, self._kept, place)
             if self.built.keys() >= set(names):
                 rows = (self.built[name] for name in names)
-                publish_pass(self._folder, [(shard, read()) for shard, read in rows], self._settings_hash)
+                publish_pass(
+                    self._folder, [(shard, read()) for shard, read in rows], self._settings_hash
+                )
                 del self._waiting[place]
         return self._num_missing - len(self._unfinished)
 
 
 def read_records(
-    folder: Folder, tasks: Sequence[ShardTask], settings_hash: str, kept: KeptBlocks, place: str = ""
+    folder: Folder,
+    tasks: Sequence[ShardTask],
+    settings_hash: str,
+    kept: KeptBlocks,
+    place: str = "",
 ) -> Built:
     """The finished ones among the tasks: those with a record that counts, and a shard of its size.
 
@@ -140,17 +155,23 @@ def publish_plan(folder: Folder, manifest: Manifest) -> None:
 def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...]:
     """The groups there will be, with their passes and shards; all totals are 0."""
     shards = {(task.bucket.split, task.seq_len, task.pass_index, task.name) for task in tasks}
-    shards |= {(shard.split, shard.seq_len, shard.pass_index, shard.name) for shard, _ in built.values()}
+    shards |= {
+        (shard.split, shard.seq_len, shard.pass_index, shard.name) for shard, _ in built.values()
+    }
     members: dict[tuple[str, int], list[int]] = {}
     for split, seq_len, pass_index, _ in shards:
         members.setdefault((split, seq_len), []).append(pass_index)
-    return tuple(Group(*key, len(set(passes)), len(passes), *[0] * 6) for key, passes in sorted(members.items()))
+    return tuple(
+        Group(*key, len(set(passes)), len(passes), *[0] * 6)
+        for key, passes in sorted(members.items())
+    )
 
 
 def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
     """Writes pass.json of every pass, the tables, then the manifest; a kill in between loses nothing.
 
-    Records of every shard stay until the manifest is there, also of those that an earlier manifest spoke of.
+    Records of every shard stay until the manifest is there, also of those that an earlier manifest
+    spoke of.
     """
     ordered = [built[name] for name in sorted(built)]
     shards = [shard for shard, _ in ordered]
@@ -165,7 +186,9 @@ def publish_dataset(folder: Folder, built: Built, manifest: Manifest) -> None:
         folder.remove([MANIFEST])
     passes: dict[str, list[Shard]] = {}
     for shard in shards:
-        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(shard)
+        passes.setdefault(pass_folder(shard.split, shard.seq_len, shard.pass_index), []).append(
+            shard
+        )
     for place, members in passes.items():
         folder.write(f"{place}/pass.json", pass_json(members, manifest.settings_hash))
     rows = shards_table(shards)

@@ -12,7 +12,9 @@ AT_ONCE = 32
 """Requests to a store: of 30 ms each, so many give a thousand a second."""
 
 
-def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Iterator[Result]:
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE
+) -> Iterator[Result]:
     """The results in the order of the items; at most twice `at_once` of them wait to be taken."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(at_once) as threads:

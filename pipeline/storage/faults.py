@@ -1,8 +1,9 @@
 """What passes and what does not: the errors of stores, how often a request is tried, and with what pauses.
 
-Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`), with growing random
-pauses of at most 16 s in all, besides what the store's own driver tries. A store that has answered before and now
-refuses is asked again for REFUSAL_SECONDS: a key may be in renewal. Local disks are asked once.
+Requests to stores are tried ATTEMPTS times where the error is one that passes (`is_transient`),
+with growing random pauses of at most 16 s in all, besides what the store's own driver tries. A
+store that has answered before and now refuses is asked again for REFUSAL_SECONDS: a key may be in
+renewal. Local disks are asked once.
 """
 
 import contextlib
@@ -20,15 +21,36 @@ REFUSAL_SECONDS = 30.0
 DAMAGE_ATTEMPTS = 3  # wrong bytes may come from the wire; else they stay
 
 _REFUSED_STATUS = {401, 403}
-_TRANSIENT_STATUS = {408, 412, 429, 500, 502, 503, 504}  # 412: the Hub's, where another commit came first
-_TRANSIENT_ERRNO = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH}
-# By name, because drivers are optional: errors of transport of botocore, aiohttp, requests, urllib3, gcsfs and httpx.
+_TRANSIENT_STATUS = {
+    408,
+    412,
+    429,
+    500,
+    502,
+    503,
+    504,
+}  # 412: the Hub's, where another commit came first
+_TRANSIENT_ERRNO = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EIO,
+    errno.EREMOTEIO,
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+}
+# By name, because drivers are optional: errors of transport of botocore, aiohttp, requests,
+# urllib3, gcsfs and httpx.
 _TRANSIENT_CLASSES = {
     "HTTPClientError", "ResponseParserError", "ClientConnectionError", "ClientPayloadError", "Timeout",
     "ConnectionError", "ChunkedEncodingError", "IncompleteRead", "ChecksumError", "TransportError",
 }  # fmt: skip
 
-_REFUSAL_CLASSES = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "RefreshError"}
+_REFUSAL_CLASSES = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "RefreshError",
+}
 """By name, as the drivers are: botocore's and google.auth's errors where a machine has no key, or one that is out."""
 
 _answered: set[int] = set()
@@ -65,11 +87,15 @@ class Pauses:
         self._seconds = min(2 * self._seconds, self._max_seconds)
         if is_refusal(error):
             self._refused = min(self._refused, now)
-            pause = min(pause, self._refused + REFUSAL_SECONDS - now)  # the last attempt is at the end of patience
+            pause = min(
+                pause, self._refused + REFUSAL_SECONDS - now
+            )  # the last attempt is at the end of patience
         return pause
 
 
-def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None) -> Result:
+def call_patiently(
+    what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None
+) -> Result:
     """Calls a function until it returns, as long as its error is one that passes.
 
     Args:
@@ -80,7 +106,8 @@ def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMP
 
     Raises:
         FileNotFoundError, FileExistsError, ValueError: At once, as they came.
-        PermissionError: With the URL; at once where the store has answered nothing yet, else after REFUSAL_SECONDS.
+        PermissionError: With the URL; at once where the store has answered nothing yet, else after
+            REFUSAL_SECONDS.
         StorageError: The attempts are used up, or the error will not pass.
     """
     began, failures, pauses = time.monotonic(), 0, Pauses(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
@@ -94,7 +121,9 @@ def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMP
             pause = pauses.after(error, now)
             if is_refusal(error):
                 if hash(filesystem) not in _answered or pause <= 0:
-                    raise PermissionError(f"{what}: {error or 'refused'}; check the credentials and the URL") from error
+                    raise PermissionError(
+                        f"{what}: {error or 'refused'}; check the credentials and the URL"
+                    ) from error
             else:
                 failures += 1
                 _raise_unless_passing(what, error, failures, attempts, now - began)
@@ -105,10 +134,16 @@ def call_patiently(what: str, call: Callable[[], Result], attempts: int = ATTEMP
         time.sleep(pause)
 
 
-def _raise_unless_passing(what: str, error: Exception, failures: int, attempts: int, seconds: float) -> None:
+def _raise_unless_passing(
+    what: str, error: Exception, failures: int, attempts: int, seconds: float
+) -> None:
     passes, cause = is_transient(error), str(error) or repr(error)
     if not passes or failures == attempts:
-        advice = "run the same command again when the store answers" if passes else "check the URL and settings"
+        advice = (
+            "run the same command again when the store answers"
+            if passes
+            else "check the URL and settings"
+        )
         spent = f"gave up after {failures} attempt(s) in {seconds:.1f} s"
         raise StorageError(f"{what}: {spent}: {cause}; {advice}") from error
 
@@ -117,7 +152,8 @@ def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
     """Calls a function that reads and checks files, DAMAGE_ATTEMPTS times where it finds a store's bytes damaged.
 
     Raises:
-        ValueError: They are every time; or on a local disk, which is read once. As the function raised it.
+        ValueError: They are every time; or on a local disk, which is read once. As the function
+            raised it.
     """
     for left in reversed(range(1 if is_local else DAMAGE_ATTEMPTS)):
         try:
@@ -132,12 +168,18 @@ def reread_damaged(read: Callable[[], Result], *, is_local: bool) -> Result:
 def is_refusal(error: BaseException) -> bool:
     """Whether a store said that a request is not allowed, or its driver has no key to ask with."""
     names = {each.__name__ for each in type(error).__mro__}
-    return isinstance(error, PermissionError) or _status(error) in _REFUSED_STATUS or bool(names & _REFUSAL_CLASSES)
+    return (
+        isinstance(error, PermissionError)
+        or _status(error) in _REFUSED_STATUS
+        or bool(names & _REFUSAL_CLASSES)
+    )
 
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: time-outs, connections lost, overload and server errors, bodies cut short."""
-    if type(error) is RuntimeError and error.__cause__:  # huggingface_hub wraps what an upload's threads raise
+    if (
+        type(error) is RuntimeError and error.__cause__
+    ):  # huggingface_hub wraps what an upload's threads raise
         return is_transient(error.__cause__)
     if (status := _status(error)) is not None:
         return status in _TRANSIENT_STATUS
@@ -152,7 +194,9 @@ def _status(error: BaseException) -> int | None:
     """What the store's answer has as its status, where the error tells."""
     response = getattr(error, "response", None)
     status = str(
-        getattr(error, "code", None) or getattr(error, "status", None) or getattr(response, "status_code", None)
+        getattr(error, "code", None)
+        or getattr(error, "status", None)
+        or getattr(response, "status_code", None)
     )
     return int(status) if status.isdigit() else None
 

@@ -1,7 +1,7 @@
 """One folder at any fsspec URL: its files listed, read by range with a length check, written whole or not at all.
 
-A request to a store is tried again where its error is one that passes (`pipeline.storage.faults`); a local disk is
-asked once.
+A request to a store is tried again where its error is one that passes (`pipeline.storage.faults`);
+a local disk is asked once.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ Result = TypeVar("Result")
 class Folder:
     """A folder, and its files by their names relative to it.
 
-    Making one asks nothing and costs little. The filesystem is opened when it is first needed, in every process for
-    itself, so that a folder can be pickled.
+    Making one asks nothing and costs little. The filesystem is opened when it is first needed, in
+    every process for itself, so that a folder can be pickled.
 
     Attributes:
         url: URL or local path.
@@ -67,13 +67,17 @@ class Folder:
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         learn(self.options)
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of every file; ours show the work
+        os.environ.setdefault(
+            "HF_HUB_DISABLE_PROGRESS_BARS", "1"
+        )  # of every file; ours show the work
         if "@" in self.url and (password := find_password(self.url)):
             learn({"password": password})
         try:
             filesystem, path = fsspec.core.url_to_fs(self.url, **(self.options or {}))
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{self.url}: cannot be opened: {describe_missing(error) or error}") from error
+            raise ValueError(
+                f"{self.url}: cannot be opened: {describe_missing(error) or error}"
+            ) from error
         return filesystem, str(path).rstrip("/")
 
     @cached_property
@@ -81,7 +85,8 @@ class Folder:
         """The fsspec filesystem, for what no method here does.
 
         Raises:
-            ValueError: No filesystem is known for the URL's protocol, or its driver is not installed.
+            ValueError: No filesystem is known for the URL's protocol, or its driver is not
+                installed.
         """
         return self._opened[0]
 
@@ -151,7 +156,10 @@ class Folder:
         """
         self.filesystem.invalidate_cache()
         found = self.ask(lambda: self.filesystem.find(self.path, detail=True))
-        sizes = {name.removeprefix(self._prefix): int(info["size"]) for name, info in sorted(found.items())}
+        sizes = {
+            name.removeprefix(self._prefix): int(info["size"])
+            for name, info in sorted(found.items())
+        }
         for name in sizes:
             self._refuse_leaving(name)
         return sizes
@@ -165,19 +173,22 @@ class Folder:
 
         Raises:
             CutFileError: A local file ends before them.
-            StorageError: The store returned another number of bytes, or failed otherwise, in every attempt.
+            StorageError: The store returned another number of bytes, or failed otherwise, in every
+                attempt.
         """
         read = partial(self._read, self._cat, self._prefix + name, start, stop)
         if self.is_local:
             return read()
-        return call_patiently(f"{self.locate(name)}, bytes {start}-{stop}", read, ATTEMPTS, self.filesystem)
+        return call_patiently(
+            f"{self.locate(name)}, bytes {start}-{stop}", read, ATTEMPTS, self.filesystem
+        )
 
     def read_once(self, name: str, start: int, stop: int) -> bytes:
         """The same by one request in this thread, for callers that try again themselves and see errors as they came.
 
         Raises:
-            SizeError: The store returned another number of bytes than asked for: some cut a body short without an
-                error.
+            SizeError: The store returned another number of bytes than asked for: some cut a body
+                short without an error.
             CutFileError: So did a local disk.
         """
         return self._read(self._range_reader, self._prefix + name, start, stop)
@@ -204,7 +215,9 @@ class Folder:
             raise kind(f"{path}: asked for bytes {start}-{stop}, got {len(data)} of {stop - start}")
         return data
 
-    def read_each(self, names: Sequence[str], sizes: Mapping[str, int] | None = None) -> Iterator[bytes]:
+    def read_each(
+        self, names: Sequence[str], sizes: Mapping[str, int] | None = None
+    ) -> Iterator[bytes]:
         """Small files in the order of their names, one request each, some ahead of the reader.
 
         Each length is checked against the folder's listing, which is made here unless it is given.
@@ -215,7 +228,9 @@ class Folder:
         """
         sizes = (self.list() if names else {}) if sizes is None else sizes
         if missing := [name for name in names if name not in sizes]:
-            raise FileNotFoundError(f"{self.locate()}: {missing[0]} and {len(missing) - 1} more are missing")
+            raise FileNotFoundError(
+                f"{self.locate()}: {missing[0]} and {len(missing) - 1} more are missing"
+            )
         return map_ahead(lambda name: self.read_range(name, 0, sizes[name]), names)
 
     def read_many(self, names: Sequence[str]) -> dict[str, bytes]:
@@ -250,10 +265,12 @@ class Folder:
 
         Args:
             name: The file.
-            data: Its bytes; or a local file that holds them, which is copied without being held in memory.
+            data: Its bytes; or a local file that holds them, which is copied without being held in
+                memory.
 
         Raises:
-            StorageError: The disk is full, or the store did not take the file; nothing is there under its name.
+            StorageError: The disk is full, or the store did not take the file; nothing is there
+                under its name.
             PermissionError: The store refuses.
         """
         if self.is_local:
@@ -262,7 +279,8 @@ class Folder:
             self.ask(partial(self._upload, self._prefix + name, data), name)
 
     def _upload(self, path: str, data: bytes | Path) -> None:
-        # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes the partial object.
+        # Never `with fs.open(path, "wb")` around a producer: leaving it by an exception publishes
+        # the partial object.
         if isinstance(data, Path):
             self.filesystem.put_file(str(data), path)
         else:
@@ -271,7 +289,9 @@ class Folder:
         stored = self.filesystem.size(path)
         if stored != size_of(data):
             self.filesystem.rm_file(path)
-            raise SizeError(f"{size_of(data)} bytes were uploaded, the store held {stored}, which were removed")
+            raise SizeError(
+                f"{size_of(data)} bytes were uploaded, the store held {stored}, which were removed"
+            )
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files, several at once, and on local disks the folders that this empties.
@@ -291,13 +311,17 @@ class Folder:
                 remove_empty_folders(parent, self.local_path())
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # an attempt before may have removed it without an answer
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # an attempt before may have removed it without an answer
             self.ask(partial(self.filesystem.rm_file, self._prefix + name), name)
 
     def _refuse_leaving(self, name: str) -> None:
         if not stays_below(name):
             where = self.locate()
-            raise ValueError(f"{where}: found the key {name!r}, which leads out of the folder; remove that object")
+            raise ValueError(
+                f"{where}: found the key {name!r}, which leads out of the folder; remove that object"
+            )
 
     def ask(self, call: Callable[[], Result], name: str = "", attempts: int = ATTEMPTS) -> Result:
         """Calls a function that asks for a file: patiently, but once where the disk is local or attempts are 1."""
@@ -322,6 +346,8 @@ def parse_storage_options(text: str | None) -> Mapping[str, Any] | None:
         options = None
     if not isinstance(options, dict):
         example = '{"anon": true}'
-        raise ValueError(f"storage_options is not a JSON object such as {example}, nor @FILE holding one")  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"storage_options is not a JSON object such as {example}, nor @FILE holding one"
+        )
     learn(options)
     return options

@@ -42,7 +42,9 @@ def replace_file(path: Path, data: bytes | Path) -> None:
         if error.errno not in _DISK_IS_FULL:
             raise
         advice = "free some space and run the same command again; what is finished is kept"
-        raise StorageError(f"{path}: no room for its {size_of(data)} bytes: {error.strerror}; {advice}") from error
+        raise StorageError(
+            f"{path}: no room for its {size_of(data)} bytes: {error.strerror}; {advice}"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -59,7 +61,9 @@ def make_folder(folder: Path) -> None:
         try:
             folder.mkdir(exist_ok=True)
         except FileExistsError as error:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+            raise NotADirectoryError(
+                errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)
+            ) from error
         make_durable(folder.parent)
 
 
@@ -69,7 +73,9 @@ def make_durable(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some network disks know no fsync of folders
+        if (
+            error.errno != errno.EINVAL or not path.is_dir()
+        ):  # some network disks know no fsync of folders
             raise
     finally:
         os.close(descriptor)

@@ -1,9 +1,10 @@
 """A Parquet file's description of itself, read without Arrow. Stdlib only.
 
-Arrow ends the process, by an exception that Python cannot catch, where the description of a column is damaged and its
-place is asked for; and it takes the sizes that pages tell as they are. So places and sizes are read here, and held to
-the bytes there are, before Arrow reads. Written from the format's description (parquet.thrift, Thrift's compact
-protocol): numbers of a varying length, fields with the distance to the one before, sizes before lists and texts.
+Arrow ends the process, by an exception that Python cannot catch, where the description of a column
+is damaged and its place is asked for; and it takes the sizes that pages tell as they are. So places
+and sizes are read here, and held to the bytes there are, before Arrow reads. Written from the
+format's description (parquet.thrift, Thrift's compact protocol): numbers of a varying length,
+fields with the distance to the one before, sizes before lists and texts.
 """
 
 import os
@@ -16,7 +17,18 @@ _TAIL_BYTES = 8  # the footer's length and MAGIC
 _ENOUGH_BYTES = 2**16  # what Arrow reads first too, so that a store is asked once
 _HEADER_BYTES = 2**16  # of a page; statistics of a data page may be long, of which none are needed
 _MAX_DEPTH = 32
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+)
 _INTEGERS = (4, 5, 6)
 
 # What fields of other kinds and lengths than a footer or a page's header has lead to.
@@ -31,7 +43,8 @@ class ColumnChunk:
         path: Names of the column and of what it is nested in.
         start, stop: Where it lies.
         num_values: In it.
-        bounds: The least and the most of its values as they are stored; None where the file does not say.
+        bounds: The least and the most of its values as they are stored; None where the file does
+            not say.
     """
 
     path: tuple[bytes, ...]
@@ -79,13 +92,17 @@ def read_footer(read: Callable[[int, int], bytes], num_bytes: int) -> list[RowGr
     end = num_bytes - _TAIL_BYTES - length
     if tail[-4:] != MAGIC or end < len(MAGIC):
         raise DamagedParquetError(f"it ends with {tail[-8:]!r}, which tells no footer of it")
-    footer = tail[end - start : -_TAIL_BYTES] if end >= start else read(end, num_bytes - _TAIL_BYTES)
+    footer = (
+        tail[end - start : -_TAIL_BYTES] if end >= start else read(end, num_bytes - _TAIL_BYTES)
+    )
     try:
         groups, num_rows = _parse(footer, end)
     except _WRONG_FIELDS as error:
         raise DamagedParquetError(f"its footer is damaged: {error or repr(error)}") from error
     if sum(group.num_rows for group in groups) != num_rows:
-        raise DamagedParquetError(f"its footer is damaged: row groups do not hold the {num_rows} rows of all")
+        raise DamagedParquetError(
+            f"its footer is damaged: row groups do not hold the {num_rows} rows of all"
+        )
     return groups
 
 
@@ -126,10 +143,14 @@ def dictionary_bytes(read: Callable[[int, int], bytes], chunk: ColumnChunk) -> i
         page = _Reader(read(chunk.start, min(chunk.stop, chunk.start + _HEADER_BYTES)), 0).struct()
         return max(0, int(page[2])) if 7 in page else 0
     except _WRONG_FIELDS as error:
-        raise DamagedParquetError(f"a column at byte {chunk.start}: {error or repr(error)}") from error
+        raise DamagedParquetError(
+            f"a column at byte {chunk.start}: {error or repr(error)}"
+        ) from error
 
 
-def _check_page(data: bytes, position: int, chunk: ColumnChunk, max_bytes: Callable[[int], int]) -> tuple[int, int]:
+def _check_page(
+    data: bytes, position: int, chunk: ColumnChunk, max_bytes: Callable[[int], int]
+) -> tuple[int, int]:
     """Where the page at a position ends, and the values of the column in it."""
     reader = _Reader(data, position)
     page = reader.struct()
@@ -190,7 +211,9 @@ def _chunk(reader: "_Reader", kind: int, end: int) -> ColumnChunk:
     if 0 < told.get(11, 0) < start:
         start = told[11]
     if not (len(MAGIC) <= start <= start + size <= end and values >= 0):
-        raise ValueError(f"a column of {values} values at bytes {start}-{start + size}, before the footer are {end}")
+        raise ValueError(
+            f"a column of {values} values at bytes {start}-{start + size}, before the footer are {end}"
+        )
     return ColumnChunk(told[3], start, start + size, values, told.get(12))
 
 

@@ -26,7 +26,9 @@ class Patience:
     say: Callable[[str], object] = field(default=lambda _: None)
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def wait(self, look: Callable[[], Found | None], what: str, count_files: Callable[[], int]) -> Found:
+    def wait(
+        self, look: Callable[[], Found | None], what: str, count_files: Callable[[], int]
+    ) -> Found:
         """Looks until something is found, at growing intervals.
 
         Args:

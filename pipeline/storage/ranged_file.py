@@ -36,7 +36,9 @@ class SeekableFile(io.RawIOBase):
         """Moves to a position of the file; reading at or past its end gives nothing."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError(f"{self._name}: cannot seek to {base + offset}, before the start of the file")
+            raise OSError(
+                f"{self._name}: cannot seek to {base + offset}, before the start of the file"
+            )
         self._position = base + offset
         return self._position
 

@@ -1,7 +1,8 @@
 """Secrets by their value: what storage options hold is shown nowhere, however it was given. Stdlib only.
 
-Options are learned where they are parsed and where a filesystem is opened, in every process. From then on `hide` takes
-their values out of a text, `hide_in` out of a record before it is written, and tracebacks are printed without them.
+Options are learned where they are parsed and where a filesystem is opened, in every process. From
+then on `hide` takes their values out of a text, `hide_in` out of a record before it is written, and
+tracebacks are printed without them.
 """
 
 import contextlib
@@ -117,7 +118,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _pattern() -> re.Pattern[str] | None:
-    spellings = {each for value in _values for each in (value, json.dumps(value)[1:-1], quote(value, safe=""))}
+    spellings = {
+        each
+        for value in _values
+        for each in (value, json.dumps(value)[1:-1], quote(value, safe=""))
+    }
     spellings |= {repr(value)[1:-1] for value in _values}
     if not spellings:
         return None
@@ -148,7 +153,9 @@ def _watch_tracebacks() -> None:
 
     def make_hidden(*arguments: Any, **options: Any) -> logging.LogRecord:
         record = make(*arguments, **options)
-        with contextlib.suppress(TypeError, ValueError):  # of a message that does not fit its arguments
+        with contextlib.suppress(
+            TypeError, ValueError
+        ):  # of a message that does not fit its arguments
             said = record.getMessage()
             if (hidden := hide(said)) != said:
                 record.msg, record.args = hidden, ()

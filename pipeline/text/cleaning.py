@@ -27,10 +27,12 @@ _REPLACEMENTS = {
     **dict.fromkeys(_DROPPED, ""),
 }
 
-# For the compiled module: the kind of each character, by these numbers; and of each byte, whether no
-# character of the lists begins with it (so of the space, which stays where it is single).
+# For the compiled module: the kind of each character, by these numbers; and of each byte, whether
+# no character of the lists begins with it (so of the space, which stays where it is single).
 _KIND_NUMBERS = {" ": 1, "\n": 2, "": 3}
-_KINDS = bytes(_KIND_NUMBERS[_REPLACEMENTS[code]] if code in _REPLACEMENTS else 0 for code in range(1 << 16))
+_KINDS = bytes(
+    _KIND_NUMBERS[_REPLACEMENTS[code]] if code in _REPLACEMENTS else 0 for code in range(1 << 16)
+)
 _ENCODED = {chr(code).encode("utf-8", "ignore") for code in _REPLACEMENTS}
 _FIRST_BYTES = {byte for each in _ENCODED for byte in each[:1]} - set(b" ")
 _PLAIN = bytes(byte not in _FIRST_BYTES for byte in range(256))
@@ -51,4 +53,6 @@ def clean_text(raw: bytes | str) -> str:
 
 def document_id(cleaned: str | bytes) -> bytes:
     """The id of a document (16 bytes), of its text or this in UTF-8: equal texts have equal ids, wherever they lie."""
-    return blake2b(cleaned.encode() if isinstance(cleaned, str) else cleaned, digest_size=16).digest()
+    return blake2b(
+        cleaned.encode() if isinstance(cleaned, str) else cleaned, digest_size=16
+    ).digest()

@@ -41,7 +41,8 @@ class FilterRule:
         """What decides which documents stay: nothing for filters that are off, so that old hashes stay as they are.
 
         Raises:
-            ValueError: A filter of the user's own cannot be imported, or the library for languages is not installed.
+            ValueError: A filter of the user's own cannot be imported, or the library for languages
+                is not installed.
         """
         found: dict[str, Any] = {}
         if self.min_characters:
@@ -51,7 +52,10 @@ class FilterRule:
         if self.languages:
             from pipeline.text.languages import describe_method
 
-            found |= {"languages": sorted(set(self.languages)), "language_threshold": self.language_threshold}
+            found |= {
+                "languages": sorted(set(self.languages)),
+                "language_threshold": self.language_threshold,
+            }
             found["language_method"] = describe_method()
         if self.own:
             found["filter"] = [describe_filter(name) for name in self.own]
@@ -65,7 +69,8 @@ class DocumentFilter:
         """Loads what the rule needs.
 
         Raises:
-            ValueError: A filter cannot be imported, a language is not known, or the library is not installed.
+            ValueError: A filter cannot be imported, a language is not known, or the library is not
+                installed.
         """
         self._rule = rule
         self._own = [(name, load_filter(name)) for name in rule.own]

@@ -1,7 +1,8 @@
 """Which language a document is in, by py3langid's model, scored so that no machine scores otherwise.
 
-The model counts byte n-grams of a bounded sample of the text and multiplies them with its table. The library does so in
-32-bit floats, whose sum depends on the processor and the number of threads; here it is a sum of whole numbers.
+The model counts byte n-grams of a bounded sample of the text and multiplies them with its table.
+The library does so in 32-bit floats, whose sum depends on the processor and the number of threads;
+here it is a sum of whole numbers.
 """
 
 import importlib.metadata
@@ -50,7 +51,9 @@ def check_languages(codes: Sequence[str]) -> None:
     """
     known = sorted(set(_identifier().labels))
     if wrong := [code for code in codes if code not in known]:
-        raise ValueError(f"languages: {', '.join(wrong)} not known; {LIBRARY} knows {', '.join(known)}")
+        raise ValueError(
+            f"languages: {', '.join(wrong)} not known; {LIBRARY} knows {', '.join(known)}"
+        )
 
 
 @cache
@@ -61,7 +64,9 @@ def _identifier() -> Any:
     class Identifier(langid.LanguageIdentifier):  # type: ignore[misc]
         __slots__ = ()
 
-        def _sparse_score(self, visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        def _sparse_score(
+            self, visits: Mapping[int, int], table: npt.NDArray[Any]
+        ) -> npt.NDArray[np.float64]:
             return np.asarray(_score(visits, table) + self.nb_pc, np.float64)
 
     return Identifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

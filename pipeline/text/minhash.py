@@ -1,9 +1,10 @@
 """MinHash signatures of documents: how alike two texts are, from 256 bytes of each.
 
-A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of 128 permutations of
-the 32-bit numbers, the least image of a shingle's hash: the share of equal places in two signatures estimates the
-Jaccard similarity of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128). Integer arithmetic and
-constants from blake2b only: equal on every machine and version of Python.
+A document's shingles are its runs of 5 words, lower-cased (ASCII). Its signature is, for each of
+128 permutations of the 32-bit numbers, the least image of a shingle's hash: the share of equal
+places in two signatures estimates the Jaccard similarity of the two sets of shingles, with standard
+deviation sqrt(J (1 - J) / 128). Integer arithmetic and constants from blake2b only: equal on every
+machine and version of Python.
 
 D documents, N bytes, W words, S shingles, K = 128 permutations.
 """
@@ -33,14 +34,17 @@ def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
     """[D, K] uint16, the low 16 bits of each least image.
 
     Args:
-        texts: Cleaned: one space or line end between words, none at the ends; none empty. An ideograph or kana is a
-            word of its own. A text of fewer than 5 words is one shingle, so it equals only one of the same words.
+        texts: Cleaned: one space or line end between words, none at the ends; none empty. An
+            ideograph or kana is a word of its own. A text of fewer than 5 words is one shingle, so
+            it equals only one of the same words.
     """
     if not texts:
         return np.zeros((0, NUM_HASHES), SIGNATURE_DTYPE)
     windows = [_cut_windows(text.encode().lower().replace(b"\n", b" ")) for text in texts]
     num_windows = np.array([len(each) for each in windows])
-    least = np.concatenate([_sign_batch(batch) for batch in _batches([part for each in windows for part in each])])
+    least = np.concatenate(
+        [_sign_batch(batch) for batch in _batches([part for each in windows for part in each])]
+    )
     return np.minimum.reduceat(least, np.cumsum(num_windows) - num_windows).astype(SIGNATURE_DTYPE)
 
 
@@ -50,7 +54,9 @@ def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint
     return np.asarray(low[:, ::2] | low[:, 1::2] << 4, np.uint8)
 
 
-def count_matches(left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+def count_matches(
+    left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int64]:
     """[P] equal places of the P pairs of sketches, [P, K / 2] each."""
     differing = left ^ right
     equal = np.count_nonzero(differing & 15 == 0, axis=1) + np.count_nonzero(differing < 16, axis=1)
@@ -64,17 +70,24 @@ def similarity_of(matches: int) -> float:
 
 def matches_for(similarity: float) -> int:
     """The least number of equal places whose estimate is at least `similarity`."""
-    return next(matches for matches in range(NUM_HASHES + 1) if similarity_of(matches) >= similarity - 1e-9)
+    return next(
+        matches for matches in range(NUM_HASHES + 1) if similarity_of(matches) >= similarity - 1e-9
+    )
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:
     """Bands and the rows of each: as many rows as let 99 % of pairs of just that similarity share a band.
 
-    Pairs of similarity s share a band of b with probability 1 - (1 - s^r)^b: 21 bands of 6 rows at 0.8.
+    Pairs of similarity s share a band of b with probability 1 - (1 - s^r)^b: 21 bands of 6 rows at
+    0.8.
     """
     shapes = [(NUM_HASHES // rows, rows) for rows in range(1, NUM_HASHES + 1)]
     return max(
-        (shape for shape in shapes if share_band_probability(threshold, *shape) >= _LEAST_PROBABILITY),
+        (
+            shape
+            for shape in shapes
+            if share_band_probability(threshold, *shape) >= _LEAST_PROBABILITY
+        ),
         key=lambda shape: shape[1],
     )
 
@@ -126,8 +139,8 @@ def _sign_batch(batch: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]]:
     """[S] hashes of all shingles of some texts, and [D] where each text's begin.
 
-    A run of bytes is hashed as a polynomial in an odd number modulo 2^64: the difference of two running sums, times
-    the inverse of the power that the run begins at.
+    A run of bytes is hashed as a polynomial in an odd number modulo 2^64: the difference of two
+    running sums, times the inverse of the power that the run begins at.
     """
     data = np.frombuffer(b" ".join(batch), np.uint8)
     first_bytes = np.cumsum([0, *(len(text) + 1 for text in batch)])
@@ -139,8 +152,14 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Words, npt.NDArray[np.int64]
     shift = np.repeat(first_words[:-1] - first_shingles, num_shingles)
     begins = np.arange(len(shift)) + shift
     finishes = begins + np.repeat(np.minimum(num_words, SHINGLE_WORDS), num_shingles) - 1
-    table, powers, inverses = _byte_values(), _powers(_MULTIPLIER, len(data)), _powers(_inverse(), len(data))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(table[data] * powers, dtype=np.uint64)])
+    table, powers, inverses = (
+        _byte_values(),
+        _powers(_MULTIPLIER, len(data)),
+        _powers(_inverse(), len(data)),
+    )
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), np.cumsum(table[data] * powers, dtype=np.uint64)]
+    )
     runs = (sums[ends[finishes]] - sums[starts[begins]]) * inverses[starts[begins]]
     return _mix(runs), first_shingles
 
@@ -184,7 +203,10 @@ def _mix(values: Words) -> Words:
 
 @cache
 def _constants(name: str, count: int) -> Words:
-    return np.array([seed_of(f"near-duplicates/{name}/{number}", num_bytes=8) for number in range(count)], np.uint64)
+    return np.array(
+        [seed_of(f"near-duplicates/{name}/{number}", num_bytes=8) for number in range(count)],
+        np.uint64,
+    )
 
 
 @cache
@@ -196,7 +218,8 @@ def _byte_values() -> Words:
 def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """[K] odd factors and [K] summands: x -> factor * x + summand is one to one modulo 2^32."""
     factors, summands = (
-        (_constants(name, NUM_HASHES) >> np.uint64(32)).astype(np.uint32) for name in ("factor", "summand")
+        (_constants(name, NUM_HASHES) >> np.uint64(32)).astype(np.uint32)
+        for name in ("factor", "summand")
     )
     return factors | np.uint32(1), summands
 

@@ -9,7 +9,16 @@ from pipeline.documents import Document
 
 OwnFilter = Callable[[str], Any]
 RESERVED_REASONS = frozenset(
-    {"duplicate", "near_duplicate", "excluded", "empty", "too_short", "too_long", "language", "task_text"}
+    {
+        "duplicate",
+        "near_duplicate",
+        "excluded",
+        "empty",
+        "too_short",
+        "too_long",
+        "language",
+        "task_text",
+    }
 )
 _REASON = re.compile("[a-z0-9_-]{1,40}")
 _EXPECTED = "expected None or True to keep the document, or why it is dropped as a string of [a-z0-9_-]{1,40}"
@@ -19,11 +28,14 @@ def load_filter(name: str) -> OwnFilter:
     """The function that "module:function" names.
 
     Raises:
-        ValueError: The name has another form, the module cannot be imported, or it has no such function.
+        ValueError: The name has another form, the module cannot be imported, or it has no such
+            function.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise ValueError(f"filter {name!r}: expected module:function, such as my_filters:keep_prose")
+        raise ValueError(
+            f"filter {name!r}: expected module:function, such as my_filters:keep_prose"
+        )
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
@@ -54,7 +66,8 @@ def call_filter(name: str, function: OwnFilter, document: Document) -> str | Non
     """A filter's answer: None to keep the document, or the reason to drop it.
 
     Raises:
-        ValueError: It raised, or returned something else; names the filter and the document's place.
+        ValueError: It raised, or returned something else; names the filter and the document's
+            place.
     """
     where = f"filter {name}, document {document.where}"
     try:
@@ -66,5 +79,7 @@ def call_filter(name: str, function: OwnFilter, document: Document) -> str | Non
     if not isinstance(answer, str) or not _REASON.fullmatch(answer):
         raise ValueError(f"{where}: it returned {answer!r:.100}; {_EXPECTED}")
     if answer in RESERVED_REASONS:
-        raise ValueError(f"{where}: it returned {answer!r}, which the build counts itself; give another reason")
+        raise ValueError(
+            f"{where}: it returned {answer!r}, which the build counts itself; give another reason"
+        )
     return answer

@@ -13,14 +13,17 @@ RULES = 2
 MAX_CHARACTERS = 1000
 """The most characters of a sentence; a longer one is cut at a space."""
 
-# `sentencex` takes quadratic time on opening quotes that nothing closes (1.5 s at 200,000 characters, 4 ms at 10,000).
+# `sentencex` takes quadratic time on opening quotes that nothing closes (1.5 s at 200,000
+# characters, 4 ms at 10,000).
 _WINDOW_CHARACTERS = 10_000
 _LANGUAGE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 _MAX_UTF8_BYTES = 4  # of a character
-# `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and years begin many.
+# `sentencex` never ends a sentence before a digit; where no space follows a full stop, dates and
+# years begin many.
 _WITHOUT_SPACES = {"zh", "yue", "wuu", "ja"}
 _STOP_BEFORE_DIGIT = re.compile(r"(?<=[。\uff01\uff1f])(?=\d)")
-# `sentencex` keeps whole what stands between quotation marks, brackets, or one apostrophe and the next.
+# `sentencex` keeps whole what stands between quotation marks, brackets, or one apostrophe and the
+# next.
 _LONG_QUOTATION = 200  # characters
 _OPENING_MARKS, _CLOSING_MARKS = "“„«\u2039\u2018\u201a([", "”»\u203a\u2019)]"
 _MARKS = dict.fromkeys(map(ord, _OPENING_MARKS + _CLOSING_MARKS + "\"'"), "x")
@@ -32,13 +35,17 @@ _ITEM = re.compile(r"([•\u2043] ?)?(\d{1,3}|[a-z])\. (?=\S)")
 _OPENING, _CLOSING = "「『“\uff08《", "」』”\uff09》"
 
 
-def split_sentences(text: str, language: str = "en", max_characters: int = MAX_CHARACTERS) -> list[str]:
+def split_sentences(
+    text: str, language: str = "en", max_characters: int = MAX_CHARACTERS
+) -> list[str]:
     """Sentences of cleaned text in order, none empty; a line end always ends one.
 
     Args:
         text: What `pipeline.text.cleaning.clean_text` returns.
-        language: ISO 639 code of the rules to use; `sentencex` has those of some 240 and falls back to relatives.
-        max_characters: A longer sentence is cut at the last space that fits, or at this many where there is none.
+        language: ISO 639 code of the rules to use; `sentencex` has those of some 240 and falls back
+            to relatives.
+        max_characters: A longer sentence is cut at the last space that fits, or at this many where
+            there is none.
 
     Raises:
         ValueError: `language` is no code.
@@ -51,7 +58,9 @@ def split_sentences(text: str, language: str = "en", max_characters: int = MAX_C
         found = [
             part
             for each in found
-            for part in (_split_long_quotation(each, language) if len(each) > _LONG_QUOTATION else (each,))
+            for part in (
+                _split_long_quotation(each, language) if len(each) > _LONG_QUOTATION else (each,)
+            )
         ]
     if not has_spaces:
         found = [sentence for each in found for sentence in _split_before_digits(each)]
@@ -63,7 +72,9 @@ def split_sentences(text: str, language: str = "en", max_characters: int = MAX_C
 
 def keep_lines(text: str, max_characters: int = MAX_CHARACTERS) -> list[str]:
     """The lines of cleaned text as its sentences, longer ones cut as `split_sentences` does."""
-    return [piece for line in text.split("\n") if line for piece in _cut_sentence(line, max_characters)]
+    return [
+        piece for line in text.split("\n") if line for piece in _cut_sentence(line, max_characters)
+    ]
 
 
 def _split_items(line: str) -> Iterator[str]:
@@ -72,7 +83,9 @@ def _split_items(line: str) -> Iterator[str]:
     while found and (found[1] or start or found[2] in ("1", "a")):
         number = str(int(found[2]) + 1) if found[2].isdecimal() else chr(ord(found[2]) + 1)
         mark = re.escape(found[1] or "")
-        following = re.compile(rf"(?<= )({mark})({re.escape(number)})\. (?=\S)").search(line, found.end())
+        following = re.compile(rf"(?<= )({mark})({re.escape(number)})\. (?=\S)").search(
+            line, found.end()
+        )
         if following:
             yield line[start : following.start()]
             start = following.start()
@@ -95,7 +108,9 @@ def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
 
     A stop before closing marks stands behind them for that.
     """
-    if not any(map(sentence[:-2].__contains__, _STOPS)) or not _INNER_STOP.search(sentence):  # the first is quick
+    if not any(map(sentence[:-2].__contains__, _STOPS)) or not _INNER_STOP.search(
+        sentence
+    ):  # the first is quick
         return (sentence,)
     letters = _STOP_BEFORE_MARKS.sub(r"\2\1", sentence).translate(_MARKS)
     if letters == sentence:
@@ -115,8 +130,8 @@ def _split_line(line: str, language: str) -> list[str]:
 def _split_windows(line: str, language: str) -> list[str]:
     """Sentences of a long line.
 
-    It is split in windows. What seems the last sentence of a window may go on in the next, which therefore
-    starts with it; one that fills its window is cut there.
+    It is split in windows. What seems the last sentence of a window may go on in the next, which
+    therefore starts with it; one that fills its window is cut there.
     """
     start = 0
     found: list[str] = []

@@ -1,9 +1,10 @@
 """Texts of task files, and whether a document holds some of one: windows of n words that both have.
 
-A word is a run of letters and digits without case and accents; all else stands between words, and an ideograph or kana
-is a word by itself (GPT-3 paper, appendix C: "a gram as a lowercase, whitespace delimited word with no punctuation").
-A text of fewer than n words counts as one window where it has at least LEAST_WORDS, the least n of that appendix.
-`pipeline.text._task_texts`, where it is built, finds the same.
+A word is a run of letters and digits without case and accents; all else stands between words, and
+an ideograph or kana is a word by itself (GPT-3 paper, appendix C: "a gram as a lowercase,
+whitespace delimited word with no punctuation"). A text of fewer than n words counts as one window
+where it has at least LEAST_WORDS, the least n of that appendix. `pipeline.text._task_texts`, where
+it is built, finds the same.
 """
 
 import unicodedata
@@ -24,9 +25,16 @@ compiled: Any = load("pipeline.text._task_texts")
 LEAST_WORDS = 8
 MOST_WORDS = 64
 _MOST_BYTES = 2**31 - 2
-_UNICODE = unicodedata.ucd_3_2_0  # part of every Python, so that no version of it decides what a word is
+_UNICODE = (
+    unicodedata.ucd_3_2_0
+)  # part of every Python, so that no version of it decides what a word is
 _SOFT_HYPHEN = "\u00ad"  # a dash to that version
-_ALONE = (range(0x3040, 0x3100), range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00))
+_ALONE = (
+    range(0x3040, 0x3100),
+    range(0x3400, 0x4DC0),
+    range(0x4E00, 0xA000),
+    range(0xF900, 0xFB00),
+)
 
 
 def _form_of(code: int) -> str:
@@ -40,7 +48,9 @@ def _form_of(code: int) -> str:
     if any(code in codes for codes in _ALONE):
         return f" {character} "
     lower = character.lower()
-    bare = "".join(each for each in _UNICODE.normalize("NFD", lower) if _UNICODE.category(each) != "Mn")
+    bare = "".join(
+        each for each in _UNICODE.normalize("NFD", lower) if _UNICODE.category(each) != "Mn"
+    )
     return next(form for form in (bare, lower, character) if len(form) == 1)
 
 
@@ -63,7 +73,11 @@ def _table() -> bytes:
     codes = {" ": 0, "": 1}
     forms = _forms().values()
     return np.array(
-        [codes[form] if form in codes else ord(form.strip()) | (len(form) > 1) << 16 for form in forms], np.uint32
+        [
+            codes[form] if form in codes else ord(form.strip()) | (len(form) > 1) << 16
+            for form in forms
+        ],
+        np.uint32,
     ).tobytes()
 
 
@@ -109,10 +123,14 @@ def prepare_texts(texts: Iterable[tuple[str, str]], n: int) -> TaskTexts:
     least = min(n, LEAST_WORDS)
     kept = [(place, words) for place, words in rows if words and words.count(" ") + 1 >= least]
     if not kept:
-        raise ValueError(f"task_files: found {len(rows)} texts, none of {least} words or more, which are looked for")
+        raise ValueError(
+            f"task_files: found {len(rows)} texts, none of {least} words or more, which are looked for"
+        )
     joined = "".join(f"{words}\n" for _, words in kept).encode()
     if len(joined) > _MOST_BYTES:
-        raise ValueError(f"task_files: found {len(joined)} bytes of words, expected at most {_MOST_BYTES}")
+        raise ValueError(
+            f"task_files: found {len(joined)} bytes of words, expected at most {_MOST_BYTES}"
+        )
     return TaskTexts(n, joined, tuple(place for place, _ in kept))
 
 

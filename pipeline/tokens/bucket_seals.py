@@ -1,6 +1,7 @@
 """What every bucket must hold, added up from the index of the token parts before any bucket is brought together.
 
-It travels in the tasks of a bucket; the documents that are gathered for them are held to it (`refuse_others`).
+It travels in the tasks of a bucket; the documents that are gathered for them are held to it
+(`refuse_others`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,9 @@ class BucketSums:
         self._waiting: list[tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.uint64]]] = []
         self._num_waiting = 0
 
-    def add(self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]) -> None:
+    def add(
+        self, documents: Rows, num_rows: npt.NDArray[np.int64], crc32: npt.NDArray[np.uint64]
+    ) -> None:
         """Counts distinct documents, each with how many rows hold it or a copy, and with the sum of their crc32."""
         self._waiting.append((documents, num_rows, crc32))
         self._num_waiting += len(documents)
@@ -83,7 +86,9 @@ class BucketSums:
         self._waiting.clear()
         self._num_waiting = 0
         owners = self._finder.find(documents)
-        for row, values in enumerate((np.ones_like(num_rows), documents["tokens"], num_rows, crc32)):
+        for row, values in enumerate(
+            (np.ones_like(num_rows), documents["tokens"], num_rows, crc32)
+        ):
             np.add.at(self._counts[row], owners, values.astype(np.uint64))
         for row, name in enumerate(("high", "low")):
             np.bitwise_xor.at(self._ids[row], owners, documents[name])
@@ -94,7 +99,9 @@ class BucketSums:
             self._count()
         columns = zip(self._buckets, *self._counts.tolist(), *self._ids.tolist(), strict=True)
         return {
-            bucket.name: BucketContents(Seal(documents, tokens, f"{high:016x}{low:016x}"), rows, checksum)
+            bucket.name: BucketContents(
+                Seal(documents, tokens, f"{high:016x}{low:016x}"), rows, checksum
+            )
             for bucket, documents, tokens, rows, checksum, high, low in columns
         }
 
@@ -130,11 +137,16 @@ def total_seal(contents: Mapping[str, BucketContents]) -> Seal:
     return add_seals(each.seal for each in contents.values())
 
 
-def refuse_others(name: str, expected: BucketContents, found: BucketContents, came: DeliveredDocuments) -> None:
+def refuse_others(
+    name: str, expected: BucketContents, found: BucketContents, came: DeliveredDocuments
+) -> None:
     """Holds what was gathered of a bucket to what it must hold.
 
     Raises:
-        ValueError: It is something else; the message names the bucket, what was expected and found, what to do.
+        ValueError: It is something else; the message names the bucket, what was expected and found,
+            what to do.
     """
     if found != expected:
-        raise ValueError(f"bucket {name}: {came.origin} {found}, expected {expected}; {came.advice}")
+        raise ValueError(
+            f"bucket {name}: {came.origin} {found}, expected {expected}; {came.advice}"
+        )

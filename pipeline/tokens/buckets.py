@@ -1,7 +1,7 @@
 """Which documents form a bucket: how many buckets there are, and which ids one holds.
 
-Pure functions of the distinct documents' totals, so that file sizes, names and compression change nothing. Which
-documents are validation is said in pipeline.tokens.held_out.
+Pure functions of the distinct documents' totals, so that file sizes, names and compression change
+nothing. Which documents are validation is said in pipeline.tokens.held_out.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,8 @@ _LARGEST_ID = (1 << 128) - 1
 class Bucket:
     """Documents whose ids, read as 128-bit integers, lie in [first_id, last_id].
 
-    Of these, train buckets hold the documents that are not held out, the validation bucket those that are.
+    Of these, train buckets hold the documents that are not held out, the validation bucket those
+    that are.
 
     Attributes:
         split: train or validation.
@@ -53,7 +54,10 @@ class Bucket:
     @property
     def prefixes(self) -> range:
         """The id prefixes that the bucket's documents can have."""
-        first, last = (int.from_bytes(end[:4], "big") >> (32 - PREFIX_BITS) for end in (self.first_id, self.last_id))
+        first, last = (
+            int.from_bytes(end[:4], "big") >> (32 - PREFIX_BITS)
+            for end in (self.first_id, self.last_id)
+        )
         return range(first, last + 1)
 
 
@@ -64,7 +68,9 @@ def plan_buckets(num_train_buckets: int, held_out: bytes) -> list[Bucket]:
         num_train_buckets: A power of two.
         held_out: The ids of the validation documents, ascending, end to end.
     """
-    buckets = [Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])] if held_out else []
+    buckets = (
+        [Bucket("validation", 0, 1, held_out[:ID_BYTES], held_out[-ID_BYTES:])] if held_out else []
+    )
     for number in range(num_train_buckets):
         first = number * (_LARGEST_ID + 1) // num_train_buckets
         last = (number + 1) * (_LARGEST_ID + 1) // num_train_buckets - 1
@@ -82,18 +88,20 @@ def choose_num_buckets(
 ) -> int:
     """Train buckets: the smallest power of two with at most 128 MiB of text and some 64 documents each.
 
-    Halved until no bucket holds fewer than 2 documents, because a random B must come from another one.
+    Halved until no bucket holds fewer than 2 documents, because a random B must come from another
+    one.
 
     Args:
-        documents_by_prefix: [4096 or 65536] distinct train documents by the first 12 or 16 bits of their ids; there are
-            never more buckets than that.
+        documents_by_prefix: [4096 or 65536] distinct train documents by the first 12 or 16 bits of
+            their ids; there are never more buckets than that.
         total_bytes: Cleaned text of all of them.
         num_wanted: The user's number instead, checked.
         where: The setting's name, for messages.
         num_used: Documents that a pass uses, where weights leave some of them out.
 
     Raises:
-        ValueError: The user's number is no power of two up to that or leaves a bucket with fewer than 2 documents.
+        ValueError: The user's number is no power of two up to that or leaves a bucket with fewer
+            than 2 documents.
     """
     total, most = int(documents_by_prefix.sum()), len(documents_by_prefix)
     if num_wanted is not None:
@@ -109,7 +117,10 @@ def choose_num_buckets(
     num_buckets = 1
     while num_buckets < most and total_bytes > num_buckets * MAX_BUCKET_BYTES:
         num_buckets *= 2
-    while num_buckets > 1 and min(total, total if num_used is None else num_used) < num_buckets * MIN_BUCKET_DOCUMENTS:
+    while (
+        num_buckets > 1
+        and min(total, total if num_used is None else num_used) < num_buckets * MIN_BUCKET_DOCUMENTS
+    ):
         num_buckets //= 2
     while num_buckets > 1 and _fewest_documents(documents_by_prefix, num_buckets) < 2:
         num_buckets //= 2

@@ -1,7 +1,8 @@
 """documents.ids of a finished dataset: which documents it is made of, also after its tokens/ is gone.
 
-The ids of all documents, ascending, 16 bytes each (of several sources followed by the source's number, one byte): the
-very bytes that the dataset's documents_hash covers, so every reading is checked against its manifest.
+The ids of all documents, ascending, 16 bytes each (of several sources followed by the source's
+number, one byte): the very bytes that the dataset's documents_hash covers, so every reading is
+checked against its manifest.
 """
 
 import tempfile
@@ -45,7 +46,9 @@ def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) ->
             " that built it once more, which writes the file and leaves its shards alone"
         )
     if "documents_hash" not in dataset.manifest.settings:
-        raise ValueError(f"{url}: its manifest has no documents_hash, which {DOCUMENT_IDS} is checked by; rebuild it")
+        raise ValueError(
+            f"{url}: its manifest has no documents_hash, which {DOCUMENT_IDS} is checked by; rebuild it"
+        )
     return dataset
 
 

@@ -1,7 +1,7 @@
 """The stages from a part of the input to encoded documents, as pure functions over lists of documents.
 
-Lists, because moving single documents between Beam's stages costs more than handling them. Each function returns a new
-list and adds what it dropped or cut to the list's counters.
+Lists, because moving single documents between Beam's stages costs more than handling them. Each
+function returns a new list and adds what it dropped or cut to the list's counters.
 """
 
 import dataclasses
@@ -74,14 +74,19 @@ class DocumentList(Generic[DocumentKind]):
     overlaps: tuple[tuple[str, str, Overlap], ...] = ()
 
     def replace(
-        self, documents: list[Any], counters: Mapping[str, int], empty: Iterable[tuple[str, str]] = ()
+        self,
+        documents: list[Any],
+        counters: Mapping[str, int],
+        empty: Iterable[tuple[str, str]] = (),
     ) -> "DocumentList[Any]":
         """The list with other documents, counters added to its own, and examples (where, text) of empty ones."""
         summed = dict(Counter(self.counters) + Counter(counters))
         dropped = list(self.dropped)
         for where, text in empty:
             add_example(dropped, "empty", where, text)
-        return dataclasses.replace(self, documents=documents, counters=summed, dropped=tuple(dropped))
+        return dataclasses.replace(
+            self, documents=documents, counters=summed, dropped=tuple(dropped)
+        )
 
 
 def group_documents(
@@ -114,23 +119,30 @@ def group_documents(
         size += len(document.text)
     counters = {"documents_read": len(gathered) + sum(malformed.values())}
     counters |= {f"dropped_{reason}": number for reason, number in malformed.items()}
-    yield DocumentList(key, number, True, gathered, counters, tuple(examples), part.source, tuple(without_text))
+    yield DocumentList(
+        key, number, True, gathered, counters, tuple(examples), part.source, tuple(without_text)
+    )
 
 
 def clean_documents(documents: DocumentList[Document]) -> DocumentList[Document]:
     """Cleans every text and drops documents without any."""
-    cleaned = [Document(clean_text(each.text), each.where, each.is_split) for each in documents.documents]
+    cleaned = [
+        Document(clean_text(each.text), each.where, each.is_split) for each in documents.documents
+    ]
     kept = [document for document in cleaned if document.text]
     pairs = zip(documents.documents, cleaned, strict=True)
     empty = ((each.where, each.text) for each, clean in pairs if not clean.text)
     return documents.replace(kept, {"dropped_empty": len(cleaned) - len(kept)}, empty)
 
 
-def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) -> DocumentList[Document]:
+def filter_documents(
+    documents: DocumentList[Document], chosen: DocumentFilter
+) -> DocumentList[Document]:
     """Leaves out cleaned documents, counted as dropped_REASON.
 
     Raises:
-        ValueError: A filter of the user's own raised, gave no answer, or gave more than 100 different reasons.
+        ValueError: A filter of the user's own raised, gave no answer, or gave more than 100
+            different reasons.
     """
     kept: list[Document] = []
     examples = list(documents.dropped)
@@ -150,7 +162,9 @@ def filter_documents(documents: DocumentList[Document], chosen: DocumentFilter) 
     return dataclasses.replace(documents, dropped=tuple(examples)).replace(kept, counters)
 
 
-def find_task_texts(documents: DocumentList[Document], finder: WindowFinder, *, drops: bool) -> DocumentList[Document]:
+def find_task_texts(
+    documents: DocumentList[Document], finder: WindowFinder, *, drops: bool
+) -> DocumentList[Document]:
     """Notes the cleaned documents that hold text of task files, and leaves them out or counts them as listed."""
     found = [(each, finder.find(each.text)) for each in documents.documents]
     hits = [(each, overlap) for each, overlap in found if overlap]
@@ -162,10 +176,14 @@ def find_task_texts(documents: DocumentList[Document], finder: WindowFinder, *, 
     for each, overlap in hits:
         add_example(examples, TASK_TEXT, each.where, f"{overlap.place}: {overlap.words}")
     kept = [each for each, overlap in found if not overlap]
-    return dataclasses.replace(noted, dropped=tuple(examples)).replace(kept, {f"dropped_{TASK_TEXT}": len(hits)})
+    return dataclasses.replace(noted, dropped=tuple(examples)).replace(
+        kept, {f"dropped_{TASK_TEXT}": len(hits)}
+    )
 
 
-def split_documents(documents: DocumentList[Document], languages: Sequence[str]) -> DocumentList[SplitDocument]:
+def split_documents(
+    documents: DocumentList[Document], languages: Sequence[str]
+) -> DocumentList[SplitDocument]:
     """Splits cleaned documents into sentences by the rules of their source's language, unless their lines are some.
 
     A very long one becomes several documents with their own ids.
@@ -175,7 +193,11 @@ def split_documents(documents: DocumentList[Document], languages: Sequence[str])
     empty: list[tuple[str, str]] = []
     counters = {"dropped_empty": 0, "documents_cut": 0}
     for document in documents.documents:
-        sentences = keep_lines(document.text) if document.is_split else split_sentences(document.text, language)
+        sentences = (
+            keep_lines(document.text)
+            if document.is_split
+            else split_sentences(document.text, language)
+        )
         pieces = cut_document(sentences)
         if not pieces:
             empty.append((document.where, document.text[:1000]))
@@ -192,17 +214,23 @@ def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[Split
     """Gives every document the signature of its text, that of all its sentences."""
     signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
     pairs = zip(documents.documents, signatures, strict=True)
-    return documents.replace([dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs], {})
+    return documents.replace(
+        [dataclasses.replace(each, signature=own.tobytes()) for each, own in pairs], {}
+    )
 
 
-def encode_documents(documents: DocumentList[SplitDocument], encoder: Encoder) -> DocumentList[TokenizedDocument]:
+def encode_documents(
+    documents: DocumentList[SplitDocument], encoder: Encoder
+) -> DocumentList[TokenizedDocument]:
     """Encodes every sentence; sentences without tokens are left out, documents without any are dropped."""
     encoded: list[TokenizedDocument] = []
     empty: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
     for group in _group_by_sentences(documents.documents):
         # One call for many documents: the encoder looks once at each of its distinct words.
-        tokens, lengths = encoder.encode_sentences([sentence for each in group for sentence in each.sentences])
+        tokens, lengths = encoder.encode_sentences(
+            [sentence for each in group for sentence in each.sentences]
+        )
         sentence = start = 0
         for document in group:
             own = lengths[sentence : sentence + len(document.sentences)]

@@ -39,7 +39,8 @@ def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Ro
 
     Args:
         rows: With their ids as high and low.
-        reasons: Keys (`id_keys`) of the documents that each reason drops, whether or not they are among the rows.
+        reasons: Keys (`id_keys`) of the documents that each reason drops, whether or not they are
+            among the rows.
     """
     keys = id_keys(rows)
     numbers = np.full(len(rows), len(REASONS), np.uint8)

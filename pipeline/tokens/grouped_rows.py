@@ -1,7 +1,8 @@
 """Files of rows of one size in 256 groups, by a byte of each row: where each group begins stands first.
 
-So any range of groups is one read, and what is grouped by the first byte of a hash is read a 256th at a time. Many
-files together are fetched once, by one request each, and kept on this machine's disk (`LocalGroups`).
+So any range of groups is one read, and what is grouped by the first byte of a hash is read a 256th
+at a time. Many files together are fetched once, by one request each, and kept on this machine's
+disk (`LocalGroups`).
 """
 
 import os
@@ -78,8 +79,8 @@ def read_groups(folder: Folder, name: str, dtype: np.dtype[Any], first: int, las
 class LocalGroups:
     """The rows of many grouped files, fetched once and kept on this machine's disk, to be read a group at a time.
 
-    Memory is some 150 MB and the largest group, whatever the files hold. The disk, where TMPDIR says, takes their bytes
-    and 8 more a row.
+    Memory is some 150 MB and the largest group, whatever the files hold. The disk, where TMPDIR
+    says, takes their bytes and 8 more a row.
     """
 
     def __init__(self, folder: Folder, names: Sequence[str], dtype: np.dtype[Any]) -> None:
@@ -95,7 +96,9 @@ class LocalGroups:
         """
         self.folder, self.names = folder, tuple(names)
         self._dtype = np.dtype([*dtype.descr, ("file", "<u4"), ("number", "<u4")])
-        self._bounds: list[npt.NDArray[np.int64]] = []  # [257] first row of each group, of every run on the disk
+        self._bounds: list[
+            npt.NDArray[np.int64]
+        ] = []  # [257] first row of each group, of every run on the disk
         self._file = tempfile.TemporaryFile(prefix="beambert-rows-")  # noqa: SIM115 closed by __exit__
         try:
             self._fetch(dtype)
@@ -135,14 +138,20 @@ class LocalGroups:
     def __iter__(self) -> Iterator[Rows]:
         """The rows of each of the 256 groups, those of a file after those of the files before it.
 
-        To their columns come `file`, the place of their file among the names, and `number`, their place in it.
+        To their columns come `file`, the place of their file among the names, and `number`, their
+        place in it.
         """
         size = self._dtype.itemsize
         for group in range(NUM_GROUPS):
             ranges = [(int(bounds[group]), int(bounds[group + 1])) for bounds in self._bounds]
-            read = (os.pread(self._file.fileno(), (stop - start) * size, start * size) for start, stop in ranges)
+            read = (
+                os.pread(self._file.fileno(), (stop - start) * size, start * size)
+                for start, stop in ranges
+            )
             data = b"".join(read)
-            assert len(data) == size * sum(stop - start for start, stop in ranges), f"group {group} was cut"
+            assert len(data) == size * sum(stop - start for start, stop in ranges), (
+                f"group {group} was cut"
+            )
             yield np.frombuffer(data, self._dtype)
 
 
@@ -155,7 +164,9 @@ def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt
     bounds = parse_bounds(data) if len(data) >= HEAD_BYTES else np.zeros(NUM_GROUPS + 1, np.int64)
     expected = HEAD_BYTES + int(bounds[-1]) * dtype.itemsize
     if len(data) != expected or bounds[0] or np.any(np.diff(bounds) < 0):
-        raise ValueError(f"{where}: found {len(data)} bytes, expected {expected} by its beginning: damaged; {_REMEDY}")
+        raise ValueError(
+            f"{where}: found {len(data)} bytes, expected {expected} by its beginning: damaged; {_REMEDY}"
+        )
     return np.frombuffer(data, dtype, offset=HEAD_BYTES), bounds
 
 

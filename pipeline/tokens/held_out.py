@@ -1,7 +1,8 @@
 """Which documents are validation: of each source those with the lowest ids, until it has given its share of tokens.
 
-Pure functions of the distinct documents' totals, so that neither lengths, passes, weights nor how work is cut change
-the choice. A copy goes where its document goes: what a part holds is compared with the ids that are held out.
+Pure functions of the distinct documents' totals, so that neither lengths, passes, weights nor how
+work is cut change the choice. A copy goes where its document goes: what a part holds is compared
+with the ids that are held out.
 """
 
 from collections.abc import Sequence
@@ -49,8 +50,9 @@ class HeldOutSource:
     Attributes:
         documents: How many documents it gives.
         tokens: Tokens of these documents.
-        last_id: The highest of their ids, in hex; of no document null. All documents of the source up to it are held
-            out but those that are too long (`most_document_tokens`); copies count for the first source.
+        last_id: The highest of their ids, in hex; of no document null. All documents of the source
+            up to it are held out but those that are too long (`most_document_tokens`); copies count
+            for the first source.
     """
 
     documents: int
@@ -82,12 +84,14 @@ def most_document_tokens(source_tokens: int, fraction: float, most_tokens: int) 
     return min(most_tokens, int(max(MOST_SHARE, fraction) * source_tokens))
 
 
-def choose_held_out(sources: Sequence[SourceDocuments], fraction: float, most_tokens: int) -> HeldOut:
+def choose_held_out(
+    sources: Sequence[SourceDocuments], fraction: float, most_tokens: int
+) -> HeldOut:
     """The validation documents of a corpus, none where fewer than two can be held out.
 
-    Every source gives its first document, then others until it has given its share of the wanted tokens; those that
-    are too long are passed over. At most 10 % of its tokens are taken, or `fraction` if that is more, at most
-    `most_tokens` of all sources together.
+    Every source gives its first document, then others until it has given its share of the wanted
+    tokens; those that are too long are passed over. At most 10 % of its tokens are taken, or
+    `fraction` if that is more, at most `most_tokens` of all sources together.
 
     Args:
         sources: Their totals, with the lowest ids and the tokens of these documents.
@@ -109,17 +113,22 @@ def choose_held_out(sources: Sequence[SourceDocuments], fraction: float, most_to
     numbers = _choose_numbers(sources, [own for _, own in listed], fraction, most_tokens)
     chosen = [ids[:number] for (ids, _), number in zip(listed, numbers, strict=True)]
     given = (
-        HeldOutSource(len(ids), int(sums[len(ids) - 1]), ids[-1]) if ids else HeldOutSource(0, 0, None)
+        HeldOutSource(len(ids), int(sums[len(ids) - 1]), ids[-1])
+        if ids
+        else HeldOutSource(0, 0, None)
         for ids, (_, sums) in zip(chosen, listed, strict=True)
     )
-    return HeldOut(b"".join(sorted(bytes.fromhex(each) for ids in chosen for each in ids)), tuple(given))
+    return HeldOut(
+        b"".join(sorted(bytes.fromhex(each) for ids in chosen for each in ids)), tuple(given)
+    )
 
 
 class LowestRows:
     """The documents with the lowest ids of each source, as many as validation may have to look at.
 
-    How long a document may be is known at the end only. At most nine are over a tenth of their source, and one more is
-    the source's first: as long as ten times the longest one is not outweighed, more are kept.
+    How long a document may be is known at the end only. At most nine are over a tenth of their
+    source, and one more is the source's first: as long as ten times the longest one is not
+    outweighed, more are kept.
     """
 
     def __init__(self, num_sources: int, most_tokens: int) -> None:
@@ -139,16 +148,22 @@ class LowestRows:
             tokens = own["tokens"].astype(np.int64)
             is_enough = np.cumsum(tokens) - 10 * np.maximum.accumulate(tokens) > self._most_tokens
             self._is_open[source] = not is_enough.any()
-            self._rows[source] = own if self._is_open[source] else own[: int(np.argmax(is_enough)) + 1].copy()
+            self._rows[source] = (
+                own if self._is_open[source] else own[: int(np.argmax(is_enough)) + 1].copy()
+            )
 
     def finish(self, tokens: Sequence[int]) -> list[Rows]:
         """Those of each source that its share of the tokens of all sources asks for, whatever share is held out."""
         found = []
         for rows, own_tokens in zip(self._rows, tokens, strict=True):
-            places = np.flatnonzero(rows["tokens"] <= most_document_tokens(own_tokens, 0, self._most_tokens))
+            places = np.flatnonzero(
+                rows["tokens"] <= most_document_tokens(own_tokens, 0, self._most_tokens)
+            )
             sums = np.cumsum(rows["tokens"][places], dtype=np.int64)
             most = sums[:1].sum() + self._most_tokens * own_tokens // max(1, sum(tokens))
-            number = max(2, int(np.searchsorted(sums, most, side="right")) + 1)  # of those that are not too long
+            number = max(
+                2, int(np.searchsorted(sums, most, side="right")) + 1
+            )  # of those that are not too long
             found.append(rows[: places[number - 1] + 1] if number <= len(places) else rows)
         return found
 
@@ -163,7 +178,9 @@ def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
     if not held_out:
         return np.zeros(len(rows), np.bool_)
     keys, wanted = np.frombuffer(held_out, f"S{ID_BYTES}"), id_keys(rows)
-    found: npt.NDArray[np.bool_] = keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted
+    found: npt.NDArray[np.bool_] = (
+        keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted
+    )
     return found
 
 
@@ -178,14 +195,21 @@ def _list_documents(
     """Ids of the documents that may be held out, in hex, and [K] tokens of the first, of the first two, and so on."""
     most = most_document_tokens(source.tokens, fraction, most_tokens)
     pairs = zip(source.lowest_ids, source.lowest_tokens, strict=True)
-    short = [(each, tokens) for each, tokens in pairs if tokens <= most][: max(0, source.documents - 2)]
+    short = [(each, tokens) for each, tokens in pairs if tokens <= most][
+        : max(0, source.documents - 2)
+    ]
     sums = np.cumsum([tokens for _, tokens in short], dtype=np.int64)
-    number = int(np.searchsorted(sums, int(max(MOST_SHARE, fraction) * source.tokens), side="right"))
+    number = int(
+        np.searchsorted(sums, int(max(MOST_SHARE, fraction) * source.tokens), side="right")
+    )
     return [each for each, _ in short[:number]], sums[:number]
 
 
 def _choose_numbers(
-    sources: Sequence[SourceDocuments], sums: Sequence[npt.NDArray[np.int64]], fraction: float, most_tokens: int
+    sources: Sequence[SourceDocuments],
+    sums: Sequence[npt.NDArray[np.int64]],
+    fraction: float,
+    most_tokens: int,
 ) -> list[int]:
     """How many of the documents of each source that may be held out are."""
     firsts = _choose_firsts(sums, most_tokens)
@@ -204,14 +228,18 @@ def _choose_numbers(
 def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[int]:
     """The sources that give their first document: those of the shortest ones, while all may be held out."""
     chosen, taken = [], 0
-    for tokens, number in sorted((int(own[0]), number) for number, own in enumerate(sums) if len(own)):
+    for tokens, number in sorted(
+        (int(own[0]), number) for number, own in enumerate(sums) if len(own)
+    ):
         if taken + tokens <= most_tokens:
             chosen.append(number)
             taken += tokens
     return chosen
 
 
-def _at_least_two(sums: Sequence[npt.NDArray[Any]], numbers: list[int], most_tokens: int) -> list[int]:
+def _at_least_two(
+    sums: Sequence[npt.NDArray[Any]], numbers: list[int], most_tokens: int
+) -> list[int]:
     """One document more, the shortest that is next in its source, where there is one only; none where none may be."""
     if sum(numbers) >= 2:
         return numbers

@@ -38,7 +38,9 @@ def _first_rows(rows: Rows) -> npt.NDArray[np.int64]:
 
 def iterate_reasons(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
     """The rows of dropped.ids in 256 groups; empty ones where there is no such file."""
-    return iterate_dropped(folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
+    return (
+        iterate_dropped(folder) if has_dropped else iter([np.zeros(0, DROPPED_DTYPE)] * NUM_GROUPS)
+    )
 
 
 def iterate_kept(
@@ -49,7 +51,11 @@ def iterate_kept(
     for rows in iterate_index(index):
         starts = _first_rows(rows)
         documents, num_rows = rows[starts], np.diff(starts, append=len(rows))
-        sums = np.add.reduceat(rows["crc32"].astype(np.uint64), starts) if len(rows) else np.zeros(0, np.uint64)
+        sums = (
+            np.add.reduceat(rows["crc32"].astype(np.uint64), starts)
+            if len(rows)
+            else np.zeros(0, np.uint64)
+        )
         is_kept = reason_numbers(documents, next(dropped)) == len(REASONS)
         yield documents[is_kept], num_rows[is_kept], sums[is_kept]
 

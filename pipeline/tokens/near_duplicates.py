@@ -1,9 +1,10 @@
 """Which documents are near-duplicates of others, from their signatures alone: pure functions on arrays.
 
-Documents that agree on a band of their signatures (pipeline.text.minhash) come together under the band's key. Of those
-under one key, sorted by id, each is compared with the first LEADERS others; it is dropped if its estimated similarity
-to one before it reaches the threshold. So nothing depends on order, the smallest id of a cluster always stays, and a
-key that very many documents share costs a fixed number of comparisons each.
+Documents that agree on a band of their signatures (pipeline.text.minhash) come together under the
+band's key. Of those under one key, sorted by id, each is compared with the first LEADERS others; it
+is dropped if its estimated similarity to one before it reaches the threshold. So nothing depends on
+order, the smallest id of a cluster always stays, and a key that very many documents share costs a
+fixed number of comparisons each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +27,20 @@ from pipeline.tokens.grouped_rows import Rows, pack_rows
 from pipeline.tokens.token_parts import TokenizedDocument, split_id
 
 LEADERS = 8
-SIGNED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("signature", SIGNATURE_DTYPE, NUM_HASHES)])
-BANDED_DTYPE = np.dtype([("key", "<u8"), ("high", "<u8"), ("low", "<u8"), ("sketch", "u1", SKETCH_BYTES)])
+SIGNED_DTYPE = np.dtype(
+    [("high", "<u8"), ("low", "<u8"), ("signature", SIGNATURE_DTYPE, NUM_HASHES)]
+)
+BANDED_DTYPE = np.dtype(
+    [("key", "<u8"), ("high", "<u8"), ("low", "<u8"), ("sketch", "u1", SKETCH_BYTES)]
+)
 FOUND_DTYPE = np.dtype(
-    [("high", "<u8"), ("low", "<u8"), ("other_high", "<u8"), ("other_low", "<u8"), ("matches", "u1")]
+    [
+        ("high", "<u8"),
+        ("low", "<u8"),
+        ("other_high", "<u8"),
+        ("other_low", "<u8"),
+        ("matches", "u1"),
+    ]
 )
 _PAIRS_AT_ONCE = 1 << 16
 
@@ -109,7 +120,10 @@ def keep_smallest(found: Rows) -> Rows:
 
 
 def _similar_pairs(
-    sketches: npt.NDArray[np.uint8], order: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], min_matches: int
+    sketches: npt.NDArray[np.uint8],
+    order: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    min_matches: int,
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Places in `order` of later and earlier documents under one key that are alike, and their equal places."""
     places = np.arange(len(order)) - starts
@@ -127,7 +141,10 @@ def _similar_pairs(
 
 
 def _describe_pairs(
-    banded: Rows, later: npt.NDArray[np.int64], earlier: npt.NDArray[np.int64], matches: npt.NDArray[np.int64]
+    banded: Rows,
+    later: npt.NDArray[np.int64],
+    earlier: npt.NDArray[np.int64],
+    matches: npt.NDArray[np.int64],
 ) -> Rows:
     found = np.empty(len(later), FOUND_DTYPE)
     for name in ("high", "low"):

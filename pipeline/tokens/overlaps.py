@@ -18,7 +18,10 @@ _BATCH_ROWS = 10_000
 
 def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
     """JSON lines: a document's id and place, the place of a task's text, and the words that both have."""
-    rows = ((document, _writable(where), _writable(each.place), each.words) for document, where, each in overlaps)
+    rows = (
+        (document, _writable(where), _writable(each.place), each.words)
+        for document, where, each in overlaps
+    )
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 

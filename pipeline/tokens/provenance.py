@@ -1,7 +1,8 @@
 """Where documents come from: the third file of a token part, and finding documents in it by the start of their ids.
 
-`NAME.places` is Parquet (zstd) with the columns id, source and place, row for row as `NAME.index`. A document is found
-by one small read of the index of each part that holds its id prefix, then of one row group of places.
+`NAME.places` is Parquet (zstd) with the columns id, source and place, row for row as `NAME.index`.
+A document is found by one small read of the index of each part that holds its id prefix, then of
+one row group of places.
 """
 
 import io
@@ -29,7 +30,9 @@ from pipeline.tokens.held_out import most_document_tokens
 from pipeline.tokens.token_index import find_prefix_rows
 from pipeline.tokens.token_parts import ID_BYTES, INDEX_DTYPE, LAYOUT, TokenizedDocument, join_id
 
-PLACES_SCHEMA = pa.schema([("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), ("place", pa.string())])
+PLACES_SCHEMA = pa.schema(
+    [("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), ("place", pa.string())]
+)
 TOKENS_FOLDER = "tokens"
 _ROWS_PER_GROUP = 4096
 _NUM_THREADS = 16
@@ -78,7 +81,9 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
         # A name that is no UTF-8 has surrogates, which Parquet cannot hold.
         [hide(document.where).encode(errors="replace").decode() for document in ordered],
     )
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, PLACES_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, PLACES_SCHEMA, strict=True)
+    ]
     sink = io.BytesIO()
     table = pa.table(arrays, schema=PLACES_SCHEMA)
     pq.write_table(table, sink, compression="zstd", row_group_size=_ROWS_PER_GROUP)
@@ -113,7 +118,9 @@ def open_tokens(folder: Folder, manifest: Manifest) -> EncodedDocuments | None:
     return EncodedDocuments(folder, store)
 
 
-def find_documents(tokens: EncodedDocuments, id_starts: Sequence[str]) -> dict[str, list[FoundDocument]]:
+def find_documents(
+    tokens: EncodedDocuments, id_starts: Sequence[str]
+) -> dict[str, list[FoundDocument]]:
     """The documents whose ids begin so, every copy of them; of equal ids the first is the one that is used.
 
     Args:
@@ -138,10 +145,15 @@ def find_documents(tokens: EncodedDocuments, id_starts: Sequence[str]) -> dict[s
         for rows in threads.map(lambda each: _find_in_range(tokens, wanted, *each), ranges):
             found += rows
     found.sort(key=lambda each: (each[1].id, each[1].source, each[0]))
-    return {start: [document for _, document in found if document.id.hex().startswith(start)] for start in wanted}
+    return {
+        start: [document for _, document in found if document.id.hex().startswith(start)]
+        for start in wanted
+    }
 
 
-def describe_documents(dataset: Dataset, tokens: EncodedDocuments, id_starts: Sequence[str]) -> list[str]:
+def describe_documents(
+    dataset: Dataset, tokens: EncodedDocuments, id_starts: Sequence[str]
+) -> list[str]:
     """Lines for people on each document whose id begins so: source, place, size, how often the passes use it.
 
     Raises:
@@ -201,9 +213,13 @@ def _find_in_range(
             group = rows_around.slice(number % _ROWS_PER_GROUP, 1).to_pylist()
             document = join_id(row["high"], row["low"])
             if not group or group[0]["id"] != document:
-                raise ValueError(f"{path}: row {number} is not document {document.hex()}; {_REMEDY}")
+                raise ValueError(
+                    f"{path}: row {number} is not document {document.hex()}; {_REMEDY}"
+                )
             sizes = (int(row[size]) for size in ("cleaned_bytes", "sentences", "tokens"))
-            found.append((name, FoundDocument(document, group[0]["source"], group[0]["place"], *sizes)))
+            found.append(
+                (name, FoundDocument(document, group[0]["source"], group[0]["place"], *sizes))
+            )
     return found
 
 
@@ -222,7 +238,11 @@ def _describe_uses(manifest: Manifest, tokens: EncodedDocuments, document: Found
     return f"{', '.join(map(str, uses))} times in passes 0 to {passes - 1}"
 
 
-def _is_held_out(source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument) -> bool:
+def _is_held_out(
+    source: Mapping[str, Any], settings: Mapping[str, Any], document: FoundDocument
+) -> bool:
     limits = settings["validation_fraction"], settings.get("validation_tokens", VALIDATION_TOKENS)
-    is_short = document.tokens <= most_document_tokens(source["counters"]["distinct_tokens"], *limits)
+    is_short = document.tokens <= most_document_tokens(
+        source["counters"]["distinct_tokens"], *limits
+    )
     return is_short and document.id.hex() <= (source.get("validation", {}).get("last_id") or "")

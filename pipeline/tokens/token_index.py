@@ -22,7 +22,14 @@ from pipeline.shards.table_checks import check_range
 from pipeline.storage.faults import SizeError
 from pipeline.storage.folder import Folder
 from pipeline.storage.parquet_footer import RowGroup, read_file_footer
-from pipeline.tokens.buckets import MAX_BUCKETS, PREFIX_BITS, VALIDATION_TOKENS, Bucket, num_prefixes, prefix_of
+from pipeline.tokens.buckets import (
+    MAX_BUCKETS,
+    PREFIX_BITS,
+    VALIDATION_TOKENS,
+    Bucket,
+    num_prefixes,
+    prefix_of,
+)
 from pipeline.tokens.dropped_ids import REASONS, read_dropped_ids, reason_numbers
 from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, read_rows
 from pipeline.tokens.held_out import LowestRows, is_held_out, split_ids
@@ -49,8 +56,8 @@ _REMEDY = "delete the folder of token parts"
 class SourceTotals:
     """Distinct documents of one source: how many, further copies of any, and their text and tokens.
 
-    A document that several sources hold belongs to the first of them; in the others it is a copy. What filters over
-    all documents left out is in `dropped` alone, by reason.
+    A document that several sources hold belongs to the first of them; in the others it is a copy.
+    What filters over all documents left out is in `dropped` alone, by reason.
 
     Attributes:
         documents: How many documents there are.
@@ -58,7 +65,8 @@ class SourceTotals:
         cleaned_bytes: Text of the documents.
         tokens: Tokens of the documents.
         dropped: Documents left out, by reason; none where filters over all documents are off.
-        lowest_ids: Ids of the documents that validation may take, in hex, ascending from the lowest.
+        lowest_ids: Ids of the documents that validation may take, in hex, ascending from the
+            lowest.
         lowest_tokens: Tokens of each of these.
     """
 
@@ -80,11 +88,13 @@ class Totals:
         duplicates: Further copies, dropped by the shards job.
         cleaned_bytes: Their text.
         tokens: Their tokens.
-        documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its source's number:
-            what the corpus is, whatever files held it.
-        documents_by_prefix: [4096] by the first 12 bits of the id; above 256 GiB of text [65536] by the first 16.
+        documents_hash: blake2b-256, in hex, of all ids in order, of several sources each with its
+            source's number: what the corpus is, whatever files held it.
+        documents_by_prefix: [4096] by the first 12 bits of the id; above 256 GiB of text [65536] by
+            the first 16.
         sources: The totals of each source, by its number.
-        dropped: Documents that filters over all documents left out, by reason; none where these are off.
+        dropped: Documents that filters over all documents left out, by reason; none where these are
+            off.
     """
 
     documents: int
@@ -196,12 +206,16 @@ def read_bucket(
     ends = bucket.first_id, bucket.last_id
     left_out = frozenset(split_ids(held_out))
     left_out |= read_dropped_ids(folder, *ends) if has_dropped else frozenset()
-    part, offset, size = _read_ranges(folder, bucket.prefixes, ("part", "offset", "size"), len(names))
+    part, offset, size = _read_ranges(
+        folder, bucket.prefixes, ("part", "offset", "size"), len(names)
+    )
     for index in np.unique(part):
         chosen = part == index
         start, stop = int(offset[chosen].min()), int((offset + size)[chosen].max())
         name = f"{names[index]}.tokens"
-        for document in unpack_documents(read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)):
+        for document in unpack_documents(
+            read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)
+        ):
             if bucket.first_id <= document.id <= bucket.last_id and document.id not in left_out:
                 yield document
 
@@ -218,7 +232,9 @@ def _read_held_out(
         rows = read_rows(folder, f"{names[index]}.index", INDEX_DTYPE, *ends)
         name = f"{names[index]}.tokens"
         for start, stop in join_ranges(rows[is_held_out(rows, held_out)]):
-            yield from unpack_documents(read_tokens(folder, name, start, stop), token_dtype, folder.locate(name))
+            yield from unpack_documents(
+                read_tokens(folder, name, start, stop), token_dtype, folder.locate(name)
+            )
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
@@ -226,7 +242,10 @@ def join_ranges(rows: Rows) -> list[tuple[int, int]]:
     starts = rows["offset"].astype(np.int64)
     stops = starts + rows["size"]
     breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-    firsts, lasts = np.concatenate([[0], breaks])[: len(rows)], np.concatenate([breaks, [len(rows)]]) - 1
+    firsts, lasts = (
+        np.concatenate([[0], breaks])[: len(rows)],
+        np.concatenate([breaks, [len(rows)]]) - 1,
+    )
     return list(zip(starts[firsts].tolist(), stops[lasts[: len(rows)]].tolist(), strict=True))
 
 
@@ -250,10 +269,14 @@ def _named_loss(path: str) -> Iterator[None]:
             f"{error}: shorter than its index says; delete the folder of token parts, run again"
         ) from error
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing; delete the folder of token parts, run again") from error
+        raise ValueError(
+            f"{path} is missing; delete the folder of token parts, run again"
+        ) from error
 
 
-def find_prefix_rows(folder: Folder, names: Sequence[str], prefixes: Sequence[int]) -> list[tuple[str, int, int]]:
+def find_prefix_rows(
+    folder: Folder, names: Sequence[str], prefixes: Sequence[int]
+) -> list[tuple[str, int, int]]:
     """Where documents with these id prefixes are in the parts' index files: part name, first row, one past the last."""
     columns = _read_ranges(folder, prefixes, ("part", "row", "rows"), len(names))
     found = zip(*(column.tolist() for column in columns), strict=True)
@@ -262,13 +285,19 @@ def find_prefix_rows(folder: Folder, names: Sequence[str], prefixes: Sequence[in
 
 def _count_prefixes(distinct: Rows) -> npt.NDArray[np.int64]:
     """[256] documents of a group by the second byte of their ids."""
-    return np.bincount((distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF, minlength=MAX_BUCKETS // NUM_GROUPS)
+    return np.bincount(
+        (distinct["high"] >> np.uint64(48)).astype(np.int64) & 0xFF,
+        minlength=MAX_BUCKETS // NUM_GROUPS,
+    )
 
 
 def _count_by_source(rows: Rows, distinct: Rows, num_sources: int) -> npt.NDArray[np.int64]:
     """[num_sources, 4]: distinct documents, rows, and the distinct ones' bytes and tokens."""
     columns = [np.bincount(each["source"], minlength=num_sources) for each in (distinct, rows)]
-    columns += [np.bincount(distinct["source"], distinct[name], num_sources) for name in ("cleaned_bytes", "tokens")]
+    columns += [
+        np.bincount(distinct["source"], distinct[name], num_sources)
+        for name in ("cleaned_bytes", "tokens")
+    ]
     return np.stack(columns, axis=1).astype(np.int64)  # sums of a group, so exact in floats
 
 
@@ -286,9 +315,14 @@ def _read_ranges(
     """
     path = folder.locate(INDEX)
     with _named_loss(path), folder.open(INDEX) as file, named_damage(path, _REMEDY):
-        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's start. Arrow is not
-        # asked for statistics, as its answer ends the process where a column's description is damaged.
-        groups = [number for number, group in enumerate(read_file_footer(file)) if _may_hold(group, prefixes)]
+        # Not pq.read_table, whose filters import pyarrow.dataset: half a second of every worker's
+        # start. Arrow is not asked for statistics, as its answer ends the process where a column's
+        # description is damaged.
+        groups = [
+            number
+            for number, group in enumerate(read_file_footer(file))
+            if _may_hold(group, prefixes)
+        ]
         table = pq.ParquetFile(file)
         if not table.schema_arrow.equals(INDEX_SCHEMA):
             raise ValueError(f"its columns are {table.schema_arrow.names}")
@@ -330,5 +364,8 @@ def _find_ranges(rows: Rows) -> pa.Table:
         rows["number"][starts],
         num_rows,
     )
-    arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(column).cast(field.type)
+        for column, field in zip(columns, INDEX_SCHEMA, strict=True)
+    ]
     return pa.table(arrays, schema=INDEX_SCHEMA)

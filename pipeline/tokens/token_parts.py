@@ -1,10 +1,10 @@
 """Token parts: encoded documents on disk between the tokens job and the shards job, sorted by document id.
 
-A bucket is a range of ids, so it is one contiguous range of every part. A part is three files: `NAME.tokens` holds the
-documents, each behind a header with its own checksum, `NAME.index` one small row a document, so that counting distinct
-documents and finding ranges never reads the tokens, and `NAME.places` where they come from
-(pipeline.tokens.provenance). Where near-duplicates are looked for, `NAME.signatures` holds what they are found by
-(pipeline.tokens.near_duplicates).
+A bucket is a range of ids, so it is one contiguous range of every part. A part is three files:
+`NAME.tokens` holds the documents, each behind a header with its own checksum, `NAME.index` one
+small row a document, so that counting distinct documents and finding ranges never reads the tokens,
+and `NAME.places` where they come from (pipeline.tokens.provenance). Where near-duplicates are
+looked for, `NAME.signatures` holds what they are found by (pipeline.tokens.near_duplicates).
 """
 
 import struct
@@ -50,8 +50,10 @@ class TokenizedDocument:
         sentence_lengths: [S] uint16, tokens of each sentence, each at least 1.
         tokens: [T] uint16 or uint32, all sentences end to end.
         source: Number of its source.
-        where: Its place in the input; not among the tokens, but in a file of its own (pipeline.tokens.provenance).
-        signature: What near-duplicates are found by, in a file of its own; empty where they are not looked for.
+        where: Its place in the input; not among the tokens, but in a file of its own
+            (pipeline.tokens.provenance).
+        signature: What near-duplicates are found by, in a file of its own; empty where they are not
+            looked for.
         crc32: Checksum of its record, of documents that were read from one.
     """
 
@@ -76,14 +78,18 @@ def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes
         sentences, tokens = len(document.sentence_lengths), len(document.tokens)
         size, source = len(record), document.source
         (crc32,) = _CHECKSUM.unpack_from(record)
-        rows.append((high, low, position, size, document.cleaned_bytes, sentences, tokens, source, crc32))
+        rows.append(
+            (high, low, position, size, document.cleaned_bytes, sentences, tokens, source, crc32)
+        )
         chunks.append(record)
         position += len(record)
     index = np.array(rows, INDEX_DTYPE)
     return b"".join(chunks), pack_rows(index, index["high"] >> np.uint64(56))
 
 
-def unpack_documents(data: bytes | memoryview, token_dtype: Any, where: str) -> Iterable[TokenizedDocument]:
+def unpack_documents(
+    data: bytes | memoryview, token_dtype: Any, where: str
+) -> Iterable[TokenizedDocument]:
     """The documents of a range of a `.tokens` file that starts and ends between documents.
 
     Raises:
@@ -97,13 +103,19 @@ def unpack_documents(data: bytes | memoryview, token_dtype: Any, where: str) -> 
         start = position + _CHECKSUM.size
         position = start + _HEADER.size
         if position > len(view):
-            raise ValueError(f"{where}: ends inside the header of a document; delete the folder of token parts")
-        document_id, source, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(view, start)
+            raise ValueError(
+                f"{where}: ends inside the header of a document; delete the folder of token parts"
+            )
+        document_id, source, cleaned_bytes, num_sentences, num_tokens = _HEADER.unpack_from(
+            view, start
+        )
         middle = position + num_sentences * LENGTH_DTYPE.itemsize
         end = middle + num_tokens * item
         (crc,) = _CHECKSUM.unpack_from(view, start - _CHECKSUM.size)
         if end > len(view) or zlib.crc32(view[start:end]) != crc:
-            raise ValueError(f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts")
+            raise ValueError(
+                f"{where}: document {document_id.hex()} is damaged; delete the folder of token parts"
+            )
         lengths = np.frombuffer(data, LENGTH_DTYPE, num_sentences, position)
         tokens = np.frombuffer(data, dtype, num_tokens, middle)
         yield TokenizedDocument(document_id, cleaned_bytes, lengths, tokens, source, crc32=crc)
@@ -122,7 +134,11 @@ def join_id(high: int, low: int) -> bytes:
 
 def _pack_document(document: TokenizedDocument) -> bytes:
     lengths = np.ascontiguousarray(document.sentence_lengths, LENGTH_DTYPE)
-    assert int(lengths.sum(dtype=np.int64)) == len(document.tokens), "sentence lengths do not add up to the tokens"
-    header = _HEADER.pack(document.id, document.source, document.cleaned_bytes, len(lengths), len(document.tokens))
+    assert int(lengths.sum(dtype=np.int64)) == len(document.tokens), (
+        "sentence lengths do not add up to the tokens"
+    )
+    header = _HEADER.pack(
+        document.id, document.source, document.cleaned_bytes, len(lengths), len(document.tokens)
+    )
     record = header + lengths.tobytes() + np.ascontiguousarray(document.tokens).tobytes()
     return _CHECKSUM.pack(zlib.crc32(record)) + record

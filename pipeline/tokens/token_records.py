@@ -76,7 +76,9 @@ def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]
     return sorted(kept, key=lambda example: example["reason"])
 
 
-def find_files_without_text(records: Iterable[Mapping[str, Any]], parts: Sequence[Part]) -> list[tuple[str, int]]:
+def find_files_without_text(
+    records: Iterable[Mapping[str, Any]], parts: Sequence[Part]
+) -> list[tuple[str, int]]:
     """The input files none of whose ranges gave text, by URL, each with the number of its source."""
     silent = Counter(url for record in records for url in record.get(_WITHOUT_TEXT, ()))
     ranges = Counter((_writable(each.url), part.source) for part in parts for each in part.ranges)

@@ -1,7 +1,7 @@
 """Word counts of a sample of the documents: counted a list at a time, packed, added up, written as one table.
 
-Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam moves some bytes a bucket and not single words.
-Nothing is pruned before all lists are added up.
+Words are dealt into NUM_WORD_BUCKETS by a checksum, so that Beam moves some bytes a bucket and not
+single words. Nothing is pruned before all lists are added up.
 """
 
 import zlib
@@ -25,7 +25,9 @@ MAX_LEARNED_WORDS = 1_000_000
 """Words a vocabulary is learned from, the commonest first, then by code points: a bound on the learner's memory."""
 
 NUM_WORD_BUCKETS = 16
-_SCHEMA = pa.schema([pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)])
+_SCHEMA = pa.schema(
+    [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
+)
 PackedCounts = tuple[bytes, bytes]
 """Words ascending by code points, UTF-8, a newline after each; and their counts as little-endian int64."""
 
@@ -33,8 +35,9 @@ PackedCounts = tuple[bytes, bytes]
 def sample_bits(text_bytes: int) -> int:
     """Number k of which the sample is 2^-k of the text: the smallest for which that is at most MAX_SAMPLE_BYTES.
 
-    It follows from the input's text bytes (compressed files count as estimated), which do not depend on how it is cut
-    into parts. A power of two, so that recompressing a file seldom changes it.
+    It follows from the input's text bytes (compressed files count as estimated), which do not
+    depend on how it is cut into parts. A power of two, so that recompressing a file seldom changes
+    it.
     """
     return (max(1, -(-text_bytes // MAX_SAMPLE_BYTES)) - 1).bit_length()
 
@@ -42,10 +45,11 @@ def sample_bits(text_bytes: int) -> int:
 def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     """What is read for the sample: parts, each with the number of leading id bits that must be ones in its documents.
 
-    All parts where they fit. Otherwise each source is cut anew into pieces of 8 MiB, whatever size its parts have, and
-    one of 2^a pieces is read, at least 64 of a source; of their documents one of 2^(k - a) is counted. A piece of more
-    than a 64th of its source, such as a large file that cannot be cut, is always read, and one of its 2^k documents
-    counted. So every document of the corpus counts with the same probability.
+    All parts where they fit. Otherwise each source is cut anew into pieces of 8 MiB, whatever size
+    its parts have, and one of 2^a pieces is read, at least 64 of a source; of their documents one
+    of 2^(k - a) is counted. A piece of more than a 64th of its source, such as a large file that
+    cannot be cut, is always read, and one of its 2^k documents counted. So every document of the
+    corpus counts with the same probability.
     """
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     if not num_bits:
@@ -61,14 +65,20 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     return chosen
 
 
-def sample_documents(documents: DocumentList[Document], bits_of: Mapping[str, int]) -> DocumentList[Document]:
+def sample_documents(
+    documents: DocumentList[Document], bits_of: Mapping[str, int]
+) -> DocumentList[Document]:
     """Keeps cleaned documents whose ids begin with as many ones as the part says, by its key; of other parts all.
 
     These are the highest ids, as the lowest are for validation.
     """
     num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
-    kept = [document for document in documents.documents if _starts_with_ones(document_id(document.text), num_bits)]
+    kept = [
+        document
+        for document in documents.documents
+        if _starts_with_ones(document_id(document.text), num_bits)
+    ]
     return documents.replace(kept, {})
 
 
@@ -78,7 +88,9 @@ def count_list(
     """Counts of a list's words, times its source's factor, by bucket; buckets without any word are left out."""
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
-    for word, count in count_words((document.text for document in documents.documents), lower_case).items():
+    for word, count in count_words(
+        (document.text for document in documents.documents), lower_case
+    ).items():
         buckets.setdefault(_bucket_of(word), {})[word] = count * factor
     for bucket, counts in sorted(buckets.items()):
         yield bucket, pack_counts(counts)
@@ -94,7 +106,9 @@ def pack_counts(counts: Mapping[str, int]) -> PackedCounts:
 def add_packed(counts: dict[str, int], packed: PackedCounts) -> dict[str, int]:
     """Adds packed counts to `counts` and returns it."""
     words, numbers = packed
-    for word, number in zip(words.decode().split("\n")[:-1], np.frombuffer(numbers, "<i8").tolist(), strict=True):
+    for word, number in zip(
+        words.decode().split("\n")[:-1], np.frombuffer(numbers, "<i8").tolist(), strict=True
+    ):
         counts[word] = counts.get(word, 0) + number
     return counts
 
@@ -109,7 +123,10 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> dict[str, int
 def counts_table(packed: PackedCounts) -> bytes:
     """A Parquet file of columns word and count."""
     words, numbers = packed
-    columns = [pa.array(words.decode().split("\n")[:-1], pa.string()), pa.array(np.frombuffer(numbers, "<i8"))]
+    columns = [
+        pa.array(words.decode().split("\n")[:-1], pa.string()),
+        pa.array(np.frombuffer(numbers, "<i8")),
+    ]
     return _write_table(pa.table(columns, schema=_SCHEMA))
 
 

@@ -1,15 +1,17 @@
 """Instances per CPU-second of a whole build, text to finished shards, everything in: one JSON line.
 
     python -m scripts.bench.build --input 'wiki/*.zst' --vocab vocab.txt --passes 5
-    python -m scripts.bench.build ... --workers 1 2              # in turn: what the second worker gains in each stage
-    python -m scripts.bench.build ... --copies 10                # ten times the corpus: memory, start-up's share
-    python -m scripts.bench.build ... --reference_python python  # google-research/bert's program in the same run
+    python -m scripts.bench.build ... --workers 1 2              # in turn: what the second worker
+    gains in each stage python -m scripts.bench.build ... --copies 10                # ten times the
+    corpus: memory, start-up's share python -m scripts.bench.build ... --reference_python python  #
+    google-research/bert's program in the same run
 
-CPU seconds are those of every process of the build, start-up of Python and Beam included. With `--copies N` the corpus
-is written N times as JSON Lines, with one word of every document changed in each copy, so that none is a duplicate.
-The reference (scripts/bench/reference_build.py) gets a sample of the same text already split into sentences; its own
-start-up and its import of TensorFlow are left out; its writing of TFRecords is in where that has TensorFlow.
-Times of stages are sampled (scripts/bench/stages.py says what `path_seconds` is); `load` is that of the machine before.
+CPU seconds are those of every process of the build, start-up of Python and Beam included. With
+`--copies N` the corpus is written N times as JSON Lines, with one word of every document changed in
+each copy, so that none is a duplicate. The reference (scripts/bench/reference_build.py) gets a
+sample of the same text already split into sentences; its own start-up and its import of TensorFlow
+are left out; its writing of TFRecords is in where that has TensorFlow. Times of stages are sampled
+(scripts/bench/stages.py says what `path_seconds` is); `load` is that of the machine before.
 """
 
 import argparse
@@ -36,7 +38,10 @@ def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
     for copy in range(copies):
         with zstandard.open(folder / f"copy-{copy:03d}.jsonl.zst", "wt", encoding="utf-8") as file:
             for text in iterate_documents(patterns):
-                file.write(json.dumps({"text": text.replace(" ", f"x{copy} ", 1)}, ensure_ascii=False) + "\n")
+                file.write(
+                    json.dumps({"text": text.replace(" ", f"x{copy} ", 1)}, ensure_ascii=False)
+                    + "\n"
+                )
     return f"{folder}/*.jsonl.zst"
 
 
@@ -73,7 +78,9 @@ def compare_workers(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str
         f"{other} workers": {
             stage: {
                 measure: round(
-                    _median(runs[first], stage, measure) / max(0.01, _median(runs[other], stage, measure)), 2
+                    _median(runs[first], stage, measure)
+                    / max(0.01, _median(runs[other], stage, measure)),
+                    2,
                 )
                 for measure in ("seconds", "path_seconds")
             }
@@ -102,12 +109,19 @@ def measure_reference(
                 num_characters += len(text)
                 if num_characters > megabytes * 1e6:
                     break
-        command = [python, str(Path(__file__).with_name("reference_build.py")), "--input", str(sample)]
+        command = [
+            python,
+            str(Path(__file__).with_name("reference_build.py")),
+            "--input",
+            str(sample),
+        ]
         command += ["--vocab", vocab, "--passes", str(passes), "--output", f"{folder}/out.tfrecord"]
         result = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     stages = found["cpu_seconds_by_stage"]
-    rate = found["instances"] / sum(seconds for stage, seconds in stages.items() if stage != "start")
+    rate = found["instances"] / sum(
+        seconds for stage, seconds in stages.items() if stage != "start"
+    )
     return found | {"instances_per_cpu_second": round(rate), "writes": "write" in stages}
 
 
@@ -123,8 +137,13 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--copies", type=int, help="write the corpus that many times and build from that")
-    parser.add_argument("--reference_python", help="interpreter for the reference's program, best one with TensorFlow")
+    parser.add_argument(
+        "--copies", type=int, help="write the corpus that many times and build from that"
+    )
+    parser.add_argument(
+        "--reference_python",
+        help="interpreter for the reference's program, best one with TensorFlow",
+    )
     parser.add_argument("--reference_megabytes", type=float, default=3.0)
     own, rest = parser.parse_known_args()
     rest = ["--vocab", own.vocab, "--passes", str(own.passes), *rest]
@@ -140,7 +159,10 @@ def main() -> int:
         reference = measure_reference(*arguments)
     roots = {run["root_hash"] for found in runs.values() for run in found}
     assert len(roots) == 1, f"root hashes differ: {roots}"
-    rates = {n: summarize([run["instances_per_cpu_second"] for run in found], 0) for n, found in runs.items()}
+    rates = {
+        n: summarize([run["instances_per_cpu_second"] for run in found], 0)
+        for n, found in runs.items()
+    }
     first = rates[own.workers[0]]["median"]
     config = ["--input", *own.input, "--copies", str(own.copies or 0), *rest]
     print_result(

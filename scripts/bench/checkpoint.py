@@ -2,10 +2,11 @@
 
     BEAMBERT_TEST_SERVERS=FOLDER python -m scripts.bench.checkpoint [--preset small] [--saves 5]
 
-One process saves weights and moments of a preset to S3 (OpenStack Swift on this machine, which scripts/test-servers
-installs) through a link with a latency and a bandwidth, and goes on updating the weights. `stall_seconds` is the time
-the loop stands in `save`, `total_seconds` from there until the marker is uploaded; their ratio is the share to watch.
-`slowdown` is how much longer the updates beside the upload take than the median of quiet ones: they share the cores.
+One process saves weights and moments of a preset to S3 (OpenStack Swift on this machine, which
+scripts/test-servers installs) through a link with a latency and a bandwidth, and goes on updating
+the weights. `stall_seconds` is the time the loop stands in `save`, `total_seconds` from there until
+the marker is uploaded; their ratio is the share to watch. `slowdown` is how much longer the updates
+beside the upload take than the median of quiet ones: they share the cores.
 """
 
 import argparse
@@ -68,9 +69,17 @@ class Link:
             answered = threading.Event()
             answered.set()
             for source, target, is_request in ((client, server, True), (server, client, False)):
-                threading.Thread(target=self._carry, args=(source, target, is_request, answered), daemon=True).start()
+                threading.Thread(
+                    target=self._carry, args=(source, target, is_request, answered), daemon=True
+                ).start()
 
-    def _carry(self, source: socket.socket, target: socket.socket, is_request: bool, answered: threading.Event) -> None:
+    def _carry(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        is_request: bool,
+        answered: threading.Event,
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE_BYTES):
                 if is_request:
@@ -94,19 +103,31 @@ class Link:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--preset", default="small")
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--latency_ms", type=float, default=30.0)
     parser.add_argument("--megabytes_per_second", type=float, default=50.0)
     own = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder, swift(Path(folder)) as port:
+    with (
+        tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder,
+        swift(Path(folder)) as port,
+    ):
         link_port = start_link(port, own.latency_ms / 1000, own.megabytes_per_second * 1e6)
         options: dict[str, Any] = {"key": "test:builder", "secret": "open-sesame-4711"}
-        options |= {"endpoint_url": f"http://127.0.0.1:{link_port}", "client_kwargs": {"region_name": "us-east-1"}}
+        options |= {
+            "endpoint_url": f"http://127.0.0.1:{link_port}",
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
         fsspec.filesystem("s3", **options).mkdir("bench")
-        found = measure(Path(folder), own.preset, own.saves, CheckpointStore("s3://bench/run", options))
-    print_result("checkpoint", vars(own), ("torch", "safetensors", "s3fs"), cores=os.cpu_count(), **found)
+        found = measure(
+            Path(folder), own.preset, own.saves, CheckpointStore("s3://bench/run", options)
+        )
+    print_result(
+        "checkpoint", vars(own), ("torch", "safetensors", "s3fs"), cores=os.cpu_count(), **found
+    )
 
 
 def measure(folder: Path, name: str, saves: int, store: CheckpointStore) -> dict[str, Any]:
@@ -159,13 +180,22 @@ def swift(folder: Path) -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
     servers = os.environ.get("BEAMBERT_TEST_SERVERS") or f"{sys.prefix}-servers"
-    command = [f"{servers}/bin/python", str(ROOT / "tests/stores/swift_server.py"), str(folder / "swift"), str(port)]
+    command = [
+        f"{servers}/bin/python",
+        str(ROOT / "tests/stores/swift_server.py"),
+        str(folder / "swift"),
+        str(port),
+    ]
     (folder / "swift").mkdir()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
-            raise RuntimeError(f"{json.dumps(command)} does not start; scripts/test-servers installs it")
+            raise RuntimeError(
+                f"{json.dumps(command)} does not start; scripts/test-servers installs it"
+            )
         yield port
     finally:
         process.kill()

@@ -1,20 +1,24 @@
 """What pretraining is worth: tasks learned from a pretrained model and from three that lack something of it.
 
-| variant       | begins with                                    | trains                                     |
+| variant       | begins with                                    | trains
+|
 |---------------|------------------------------------------------|--------------------------------------------|
-| pretrained    | all weights of the model, a new head           | everything                                 |
-| random        | new weights of the same architecture           | everything                                 |
-| random-layers | its embeddings, new layers and pooler          | everything                                 |
-| frozen        | all its weights, a new head                    | pooler and head; for entities, a BiLSTM    |
+| pretrained    | all weights of the model, a new head           | everything
+| | random        | new weights of the same architecture           | everything
+| | random-layers | its embeddings, new layers and pooler          | everything
+| | frozen        | all its weights, a new head                    | pooler and head; for entities,
+a BiLSTM    |
 
-Everything but the weights is the same: files, order, batch size, epochs; but the BiLSTM (2 layers of 256 over the last
-four layers) sees the words four times as often, for it begins with nothing and its input is computed once. Each variant
-has the learning rate of a small grid that is best with a seed of its own (SELECTION_SEED) on the validation file; then
-come the seeds that are reported, which also draw the new weights: seed by seed, all tasks and variants of each, so that
-stopping early leaves whole comparisons. A line of JSON per run goes to OUTPUT/runs.jsonl, from which a killed command
-continues; the table so far is in OUTPUT/table.md.
+Everything but the weights is the same: files, order, batch size, epochs; but the BiLSTM (2 layers
+of 256 over the last four layers) sees the words four times as often, for it begins with nothing and
+its input is computed once. Each variant has the learning rate of a small grid that is best with a
+seed of its own (SELECTION_SEED) on the validation file; then come the seeds that are reported,
+which also draw the new weights: seed by seed, all tasks and variants of each, so that stopping
+early leaves whole comparisons. A line of JSON per run goes to OUTPUT/runs.jsonl, from which a
+killed command continues; the table so far is in OUTPUT/table.md.
 
-    python -m scripts.bench.downstream --model HF_OR_RUN --data FOLDER --output FOLDER --tasks sst2 wnut17 --seeds 5
+    python -m scripts.bench.downstream --model HF_OR_RUN --data FOLDER --output FOLDER --tasks sst2
+    wnut17 --seeds 5
 """
 
 import argparse
@@ -91,21 +95,34 @@ def main() -> None:
     finally:
         stop_ranks()
     print(format_table(rows, arguments.variants))
-    print_result("downstream", vars(arguments), ("torch", "numpy"), runs=len(rows), results=summarize(rows))
+    print_result(
+        "downstream", vars(arguments), ("torch", "numpy"), runs=len(rows), results=summarize(rows)
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
     """What to run."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
     names = ["sst2", "rte", "wnut17", "uner", "squad2", "squad11"]
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
-    parser.add_argument("--data", required=True, help="folder with sst2/, rte/, ner_wnut17/, ner_uner_ewt/, squad/")
+    parser.add_argument(
+        "--data", required=True, help="folder with sst2/, rte/, ner_wnut17/, ner_uner_ewt/, squad/"
+    )
     parser.add_argument("--output", required=True, help="folder for runs.jsonl and table.md")
     parser.add_argument("--tasks", nargs="+", choices=names, default=names)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--learning_rates", nargs="+", type=float, help="in place of the grids; one chooses nothing")
-    parser.add_argument("--max_train", type=int, default=4_000, help="items to train on, drawn once for all variants")
+    parser.add_argument(
+        "--learning_rates", nargs="+", type=float, help="in place of the grids; one chooses nothing"
+    )
+    parser.add_argument(
+        "--max_train",
+        type=int,
+        default=4_000,
+        help="items to train on, drawn once for all variants",
+    )
     parser.add_argument("--global_batch", type=int, default=32)
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--epochs", type=int, help="in place of each task's own")
@@ -122,17 +139,27 @@ def run_seed(bench: Bench, task: BenchTask, seed: int) -> list[dict[str, Any]]:
         if key not in bench.prepared:
             bench.prepared[key] = prepare_data(settings)
         prepared = bench.prepared[key]
-        epochs = (bench.arguments.epochs or task.epochs) * (4 if isinstance(prepared.task, OwnModel) else 1)
+        epochs = (bench.arguments.epochs or task.epochs) * (
+            4 if isinstance(prepared.task, OwnModel) else 1
+        )
         grid = bench.arguments.learning_rates or GRIDS.get(variant, FINETUNING_GRID)
-        recipes = [Recipe(bench.arguments.global_batch, rate, epochs, SELECTION_SEED) for rate in grid]
-        tried = [run_once(bench, task, settings, prepared, variant, each) for each in recipes if len(grid) > 1]
+        recipes = [
+            Recipe(bench.arguments.global_batch, rate, epochs, SELECTION_SEED) for rate in grid
+        ]
+        tried = [
+            run_once(bench, task, settings, prepared, variant, each)
+            for each in recipes
+            if len(grid) > 1
+        ]
         best = max(tried, key=lambda row: row["score"])["run"]["peak_lr"] if tried else grid[0]
         recipe = Recipe(bench.arguments.global_batch, best, epochs, seed)
         found.append(run_once(bench, task, settings, prepared, variant, recipe))
     return found
 
 
-def bench_settings(arguments: argparse.Namespace, task: BenchTask, variant: str) -> FinetuneSettings:
+def bench_settings(
+    arguments: argparse.Namespace, task: BenchTask, variant: str
+) -> FinetuneSettings:
     """What a variant of a task is fine-tuned with."""
     layers = last_layers(arguments.model)
     return FinetuneSettings(
@@ -149,11 +176,18 @@ def bench_settings(arguments: argparse.Namespace, task: BenchTask, variant: str)
 
 def last_layers(model: str) -> str:
     """The last four layers of a model, or as many as it has."""
-    return ",".join(str(-layer) for layer in range(1, 1 + min(4, open_model(model).config.num_layers)))
+    return ",".join(
+        str(-layer) for layer in range(1, 1 + min(4, open_model(model).config.num_layers))
+    )
 
 
 def run_once(
-    bench: Bench, task: BenchTask, settings: FinetuneSettings, prepared: Prepared, variant: str, recipe: Recipe
+    bench: Bench,
+    task: BenchTask,
+    settings: FinetuneSettings,
+    prepared: Prepared,
+    variant: str,
+    recipe: Recipe,
 ) -> dict[str, Any]:
     """One run's row, read where it is finished."""
     limits = {"max_train": bench.arguments.max_train, "seq_len": settings.seq_len}
@@ -169,14 +203,19 @@ def run_once(
         return row
     began = time.monotonic()
     items = prepared.train_items
-    chosen = [items[index] for index in shuffled_order(len(items), 0, 0)[: bench.arguments.max_train]]
+    chosen = [
+        items[index] for index in shuffled_order(len(items), 0, 0)[: bench.arguments.max_train]
+    ]
     model = begin(prepared, variant, recipe.seed)
     losses: list[float] = []
     engine = train_task(model, chosen, recipe, settings, bench.ranks, losses.append)
     metrics = measure(engine.module, prepared.validation[0], prepared, settings, bench.ranks)
     engine.destroy()
     score = metrics[prepared.task.main_metric] / (100 if task.is_percent else 1)
-    facts = {"items": len(chosen), "train_loss": statistics.fmean(losses[-len(losses) // recipe.epochs :])}
+    facts = {
+        "items": len(chosen),
+        "train_loss": statistics.fmean(losses[-len(losses) // recipe.epochs :]),
+    }
     row = {
         "run": run,
         "metric": prepared.task.main_metric,
@@ -187,7 +226,10 @@ def run_once(
     }
     with bench.log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    print(f"{task.name} {variant} {recipe.name}: {row['metric']} {score:.4f} in {row['seconds']:.0f} s", flush=True)
+    print(
+        f"{task.name} {variant} {recipe.name}: {row['metric']} {score:.4f} in {row['seconds']:.0f} s",
+        flush=True,
+    )
     return row
 
 
@@ -195,7 +237,10 @@ def begin(prepared: Prepared, variant: str, seed: int) -> Any:
     """The model that a variant trains."""
     state = {name: value for name, value in prepared.opened.state.items() if keeps(variant, name)}
     model, _ = begin_model(
-        dataclasses.replace(prepared, opened=dataclasses.replace(prepared.opened, state=state), keeps_head=False), seed
+        dataclasses.replace(
+            prepared, opened=dataclasses.replace(prepared.opened, state=state), keeps_head=False
+        ),
+        seed,
     )
     for name, parameter in model.named_parameters():
         is_encoder = name.startswith("bert.") and not name.startswith("bert.pooler.")
@@ -205,19 +250,25 @@ def begin(prepared: Prepared, variant: str, seed: int) -> Any:
 
 def keeps(variant: str, name: str) -> bool:
     """Whether a variant begins with the pretrained model's values of a parameter."""
-    return variant in ("pretrained", "frozen") or (variant == "random-layers" and name.startswith("bert.embeddings."))
+    return variant in ("pretrained", "frozen") or (
+        variant == "random-layers" and name.startswith("bert.embeddings.")
+    )
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
     """Mean, standard error of the mean and number of seeds by task and variant."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        scores.setdefault(row["run"]["task"], {}).setdefault(row["run"]["variant"], []).append(row["score"])
+        scores.setdefault(row["run"]["task"], {}).setdefault(row["run"]["variant"], []).append(
+            row["score"]
+        )
     return {
         task: {
             variant: {
                 "mean": statistics.fmean(values),
-                "standard_error": statistics.stdev(values) / math.sqrt(len(values)) if values[1:] else math.nan,
+                "standard_error": statistics.stdev(values) / math.sqrt(len(values))
+                if values[1:]
+                else math.nan,
                 "seeds": len(values),
             }
             for variant, values in variants.items()
@@ -231,7 +282,9 @@ def format_table(rows: Sequence[dict[str, Any]], variants: Sequence[str]) -> str
     lines = [f"| task | metric | {' | '.join(variants)} |", "|---" * (len(variants) + 2) + "|"]
     metrics = {row["run"]["task"]: row["metric"] for row in rows}
     for task, found in summarize(rows).items():
-        cells = [_format_cell(found[variant], found.get("pretrained"), variant) for variant in variants]
+        cells = [
+            _format_cell(found[variant], found.get("pretrained"), variant) for variant in variants
+        ]
         lines.append(f"| {task} | {metrics[task]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

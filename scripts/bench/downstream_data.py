@@ -1,13 +1,15 @@
 """The tasks of scripts/bench/downstream.py: their files, and how those are cut of which only one is at hand.
 
-| name    | train                                     | validation                            | metric         |
+| name    | train                                     | validation                            |
+metric         |
 |---------|-------------------------------------------|---------------------------------------|----------------|
-| sst2    | GLUE's                                    | GLUE's dev                            | accuracy       |
-| rte     | rows of GLUE's train, cut by others       | theirs                                | accuracy       |
-| wnut17  | the task's                                | the task's dev                        | entity F1      |
-| uner    | four fifths of the sentences of EWT's dev | the others                            | entity F1      |
-| squad2  | three quarters of 16 articles             | every fourth article by title         | F1             |
-| squad11 | the same articles' answerable questions   | the same                              | F1             |
+| sst2    | GLUE's                                    | GLUE's dev                            |
+accuracy       | | rte     | rows of GLUE's train, cut by others       | theirs
+| accuracy       | | wnut17  | the task's                                | the task's dev
+| entity F1      | | uner    | four fifths of the sentences of EWT's dev | the others
+| entity F1      | | squad2  | three quarters of 16 articles             | every fourth article by
+title         | F1             | | squad11 | the same articles' answerable questions   | the same
+| F1             |
 
 A sentence of uner is held out where the first byte of the blake2b of its sent_id is divisible by 5.
 """
@@ -44,7 +46,9 @@ class BenchTask:
     train: Path
     validation: Path
     epochs: int
-    squad: SquadSettings = field(default_factory=lambda: SquadSettings(stride=48, max_query_pieces=32))
+    squad: SquadSettings = field(
+        default_factory=lambda: SquadSettings(stride=48, max_query_pieces=32)
+    )
     tokens: TokenSettings = field(default_factory=TokenSettings)
 
     @property
@@ -60,10 +64,23 @@ def list_tasks(data: Path, work: Path) -> dict[str, BenchTask]:
     tasks = [
         BenchTask("sst2", "sst2", data / "sst2/train.tsv.zst", data / "sst2/dev.tsv", 2),
         BenchTask("rte", "rte", data / "rte/train.tsv", data / "rte/dev.tsv", 4),
-        BenchTask("wnut17", "ner", data / "ner_wnut17/train.conll", data / "ner_wnut17/dev.conll", 5),
-        BenchTask("uner", "ner", *cut_sentences(data / "ner_uner_ewt/en_ewt-ud-dev.iob2.zst", work), 8, tokens=uner),
+        BenchTask(
+            "wnut17", "ner", data / "ner_wnut17/train.conll", data / "ner_wnut17/dev.conll", 5
+        ),
+        BenchTask(
+            "uner",
+            "ner",
+            *cut_sentences(data / "ner_uner_ewt/en_ewt-ud-dev.iob2.zst", work),
+            8,
+            tokens=uner,
+        ),
         BenchTask("squad2", "squad2", *cut_articles(squad / "squad_v2_half_dev.json.zst", work), 3),
-        BenchTask("squad11", "squad", *cut_articles(squad / "squad_v11_derived_half_dev.json.zst", work), 3),
+        BenchTask(
+            "squad11",
+            "squad",
+            *cut_articles(squad / "squad_v11_derived_half_dev.json.zst", work),
+            3,
+        ),
     ]
     return {task.name: task for task in tasks}
 
@@ -95,7 +112,9 @@ def _choose(content: Any, held_out: set[str], split: bool) -> Iterator[Any]:
 
 
 def _read(source: Path) -> str:
-    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(source.read_bytes())).read().decode()
+    return (
+        zstandard.ZstdDecompressor().stream_reader(io.BytesIO(source.read_bytes())).read().decode()
+    )
 
 
 def _write(work: Path, source: Path, contents: dict[bool, str]) -> tuple[Path, Path]:

@@ -1,14 +1,15 @@
 """MB of sentences per CPU-second into arrays of ids, beside `tokenizers` and tensorflow-text: one JSON line.
 
     python -m scripts.bench.encode --input 'wiki_en/*.zst' --vocab vocab.txt
-    python -m scripts.bench.encode ... --tensorflow_python tfenv/bin/python   # an interpreter with tensorflow-text
+    python -m scripts.bench.encode ... --tensorflow_python tfenv/bin/python   # an interpreter with
+    tensorflow-text
 
-One process, one thread each, the same sentences, into arrays of the vocabulary's dtype. Our encoder (`path` says
-which of the two) is measured on all of them when it is new (cold), on the second half when it has met the first
-(further), and on all again (warm); `start` is the CPU seconds that making one takes. The peers have no memory
-worth warming.
-`--peer_megabytes` bounds what the slow one gets. `sentences_that_differ` counts the sentences whose ids are not ours;
-tensorflow-text has other Unicode tables, so its may differ where text is not ASCII.
+One process, one thread each, the same sentences, into arrays of the vocabulary's dtype. Our encoder
+(`path` says which of the two) is measured on all of them when it is new (cold), on the second half
+when it has met the first (further), and on all again (warm); `start` is the CPU seconds that making
+one takes. The peers have no memory worth warming. `--peer_megabytes` bounds what the slow one gets.
+`sentences_that_differ` counts the sentences whose ids are not ours; tensorflow-text has other
+Unicode tables, so its may differ where text is not ASCII.
 """
 
 import argparse
@@ -23,7 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # before the import, which reads them
+os.environ |= {
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}  # before the import, which reads them
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -66,7 +70,9 @@ print(json.dumps({"seconds": seconds, "versions": {"tensorflow": tf.__version__,
 
 def main() -> int:
     """Measures, compares, prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--lower_case", choices=("true", "false"), default="true")
@@ -82,7 +88,9 @@ def main() -> int:
     ours = measure_ours(make, sentences, config.repeat)
     peers = {"tokenizers": measure_library(sentences, expected, vocab, lower_case, config)}
     if config.tensorflow_python:
-        peers["tensorflow_text"] = measure_tensorflow(sentences, expected, vocab, lower_case, config)
+        peers["tensorflow_text"] = measure_tensorflow(
+            sentences, expected, vocab, lower_case, config
+        )
     print_result(
         "encode",
         vars(config),
@@ -96,7 +104,9 @@ def main() -> int:
     return 0
 
 
-def measure_ours(make: Callable[[], Encoder], sentences: Sequence[str], repeat: int) -> dict[str, Any]:
+def measure_ours(
+    make: Callable[[], Encoder], sentences: Sequence[str], repeat: int
+) -> dict[str, Any]:
     """Rates of new encoders, of their second halves, and of the same text again."""
     middle = len(sentences) // 2
     halves = sentences[:middle], sentences[middle:]
@@ -109,11 +119,17 @@ def measure_ours(make: Callable[[], Encoder], sentences: Sequence[str], repeat: 
         rates["cold"].append(count_megabytes(sentences) / (first + second))
         rates["further"].append(count_megabytes(halves[1]) / second)
         rates["warm"].append(count_megabytes(sentences) / again)
-    return {name: summarize(each) for name, each in rates.items()} | {"path": type(make().path).__name__}
+    return {name: summarize(each) for name, each in rates.items()} | {
+        "path": type(make().path).__name__
+    }
 
 
 def measure_library(
-    sentences: Sequence[str], expected: Ids, vocab: Vocabulary, lower_case: bool, config: argparse.Namespace
+    sentences: Sequence[str],
+    expected: Ids,
+    vocab: Vocabulary,
+    lower_case: bool,
+    config: argparse.Namespace,
 ) -> dict[str, Any]:
     """`encode_batch_fast` of the exported tokenizer.json, with its ids put into one array."""
     library = Tokenizer.from_str(tokenizer_json(vocab, lower_case))
@@ -125,7 +141,9 @@ def measure_library(
     def encode() -> None:
         found.clear()
         for start in range(0, len(some), NUM_AT_ONCE):
-            batch = library.encode_batch_fast(some[start : start + NUM_AT_ONCE], add_special_tokens=False)
+            batch = library.encode_batch_fast(
+                some[start : start + NUM_AT_ONCE], add_special_tokens=False
+            )
             found.extend(np.array(each.ids, vocab.dtype) for each in batch)
         np.concatenate(found)
 
@@ -135,20 +153,37 @@ def measure_library(
 
 
 def measure_tensorflow(
-    sentences: Sequence[str], expected: Ids, vocab: Vocabulary, lower_case: bool, config: argparse.Namespace
+    sentences: Sequence[str],
+    expected: Ids,
+    vocab: Vocabulary,
+    lower_case: bool,
+    config: argparse.Namespace,
 ) -> dict[str, Any]:
     """FastBertTokenizer, in a process of another interpreter: from Python strings to an array of ids."""
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         given, answer = Path(folder, "given"), Path(folder, "answer")
-        arguments = list(vocab.tokens), lower_case, list(sentences), NUM_AT_ONCE, config.repeat, vocab.dtype.name
+        arguments = (
+            list(vocab.tokens),
+            lower_case,
+            list(sentences),
+            NUM_AT_ONCE,
+            config.repeat,
+            vocab.dtype.name,
+        )
         given.write_bytes(pickle.dumps(arguments))
         command = [config.tensorflow_python, "-c", TENSORFLOW, str(given), str(answer)]
-        ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        ran = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         ids = split_ids(*pickle.loads(answer.read_bytes()))
     result = json.loads(ran.stdout.splitlines()[-1])
     rates = [count_megabytes(sentences) / seconds for seconds in result["seconds"]]
     differ = sum(theirs != ours for theirs, ours in zip(ids, expected, strict=True))
-    found = {"sentences": len(sentences), "sentences_that_differ": differ, "versions": result["versions"]}
+    found = {
+        "sentences": len(sentences),
+        "sentences_that_differ": differ,
+        "versions": result["versions"],
+    }
     return summarize(rates) | found
 
 

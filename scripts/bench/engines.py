@@ -1,11 +1,13 @@
 """CPU-seconds and time of one build here and on a real engine, with one slot and with two: one JSON line.
 
     scripts/engines
-    python -m scripts.bench.engines --input "wiki/*.zst" --copies 12 --vocab vocab.txt --engine flink
+    python -m scripts.bench.engines --input "wiki/*.zst" --copies 12 --vocab vocab.txt --engine
+    flink
 
-The corpus is written anew as often as `--copies` says, as scripts/bench/build.py does. The CPU-seconds of an engine's
-build are those of every process of the engine while it ran, by program, and of the launcher. The engine runs as
-scripts/clusters/start.py starts it: on Flink two task managers of 1.5 GB.
+The corpus is written anew as often as `--copies` says, as scripts/bench/build.py does. The
+CPU-seconds of an engine's build are those of every process of the engine while it ran, by program,
+and of the launcher. The engine runs as scripts/clusters/start.py starts it: on Flink two task
+managers of 1.5 GB.
 """
 
 import argparse
@@ -67,17 +69,26 @@ class CpuWatch(threading.Thread):
     def _look(self, *, is_first: bool = False) -> None:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, command)), "")
+                command = (
+                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                kind = next(
+                    (kind for kind, pattern in _KINDS.items() if re.search(pattern, command)), ""
+                )
                 if kind and "-m pipeline" not in command and "scripts.bench" not in command:
                     fields = (path / "stat").read_text().rpartition(")")[2].split()
-                    process, seconds = (path.name, fields[19]), sum(map(int, fields[11:13])) / _TICKS
+                    process, seconds = (
+                        (path.name, fields[19]),
+                        sum(map(int, fields[11:13])) / _TICKS,
+                    )
                     self._last[process] = kind, seconds
                     if is_first:
                         self._first[process] = seconds
 
 
-def measure_engine(cluster: Cluster, source: str, output: Path, exchange: str, slots: int, flags: list[str]) -> Any:
+def measure_engine(
+    cluster: Cluster, source: str, output: Path, exchange: str, slots: int, flags: list[str]
+) -> Any:
     """One build on the engine."""
     command = cluster.build_command(Path(source), output, exchange, *flags)
     if slots == 1:
@@ -86,11 +97,17 @@ def measure_engine(cluster: Cluster, source: str, output: Path, exchange: str, s
     watch, used, began = CpuWatch(), os.times(), time.monotonic()
     watch.start()
     with printed.open("wb") as log:
-        ended = subprocess.run(["bash", "-c", f"exec {command}"], env=environment, stdout=log, stderr=log, check=False)
+        ended = subprocess.run(
+            ["bash", "-c", f"exec {command}"], env=environment, stdout=log, stderr=log, check=False
+        )
     seconds, after, cpu = time.monotonic() - began, os.times(), watch.stop()
     if ended.returncode:
-        raise RuntimeError(f"{command} ended with {ended.returncode}:\n{printed.read_text(errors='replace')[-3000:]}")
-    launcher = after.children_user + after.children_system - used.children_user - used.children_system
+        raise RuntimeError(
+            f"{command} ended with {ended.returncode}:\n{printed.read_text(errors='replace')[-3000:]}"
+        )
+    launcher = (
+        after.children_user + after.children_system - used.children_user - used.children_system
+    )
     root_hash = read_root_hash(output)
     shutil.rmtree(output)
     return {
@@ -105,7 +122,9 @@ def measure_engine(cluster: Cluster, source: str, output: Path, exchange: str, s
 
 def main() -> int:
     """Builds here with one worker and two, then on the engine."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--copies", type=int, default=12)
@@ -119,7 +138,10 @@ def main() -> int:
         folder = Path(name)
         source = write_copies(config.input, config.copies, folder)
         flags = ["--vocab", config.vocab, "--passes", str(config.passes), "--seq_lens", "128"]
-        local = [measure_build(["--input", source, *flags, "--workers", str(each)]) for each in config.workers]
+        local = [
+            measure_build(["--input", source, *flags, "--workers", str(each)])
+            for each in config.workers
+        ]
         print(json.dumps(local), file=sys.stderr, flush=True)
         (folder / "engine").mkdir()
         found = []
@@ -129,7 +151,9 @@ def main() -> int:
                     output = folder / f"{exchange}-{slots}"
                     found.append(measure_engine(cluster, source, output, exchange, slots, flags))
                     print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    print_result("engines", vars(config), ("apache-beam", "pyarrow", "numpy"), local=local, engine=found)
+    print_result(
+        "engines", vars(config), ("apache-beam", "pyarrow", "numpy"), local=local, engine=found
+    )
     return 0 if len({each["root_hash"] for each in [*local, *found]}) == 1 else 1
 
 

@@ -1,12 +1,14 @@
 """Fine-tuning with ours and with a transformers loop: the same weights, items, batches and hyperparameters.
 
-    python -m scripts.bench.finetune --model HF_OR_RUN --train train.tsv --validation dev.tsv [--task sst2 --seeds 5]
+    python -m scripts.bench.finetune --model HF_OR_RUN --train train.tsv --validation dev.tsv
+    [--task sst2 --seeds 5]
 
-The other loop trains transformers' BertForSequenceClassification, padded to the longest of each batch, with torch's
-AdamW, BERT's two groups, clipping and the same learning rates. Per seed, which draws new weights and order, both begin
-with the same parameters and take turns in who goes first; one thread. Texts are encoded once for both, outside of
-what is measured. One JSON line: metric of both (mean, standard error), their difference seed by seed, the largest
-difference of a step's losses, and real tokens of the training per CPU second.
+The other loop trains transformers' BertForSequenceClassification, padded to the longest of each
+batch, with torch's AdamW, BERT's two groups, clipping and the same learning rates. Per seed, which
+draws new weights and order, both begin with the same parameters and take turns in who goes first;
+one thread. Texts are encoded once for both, outside of what is measured. One JSON line: metric of
+both (mean, standard error), their difference seed by seed, the largest difference of a step's
+losses, and real tokens of the training per CPU second.
 """
 
 import argparse
@@ -66,7 +68,9 @@ class Bench:
     def start(self, seed: int) -> BertForTask:
         """The model that both sides begin with."""
         prepared = self.prepared
-        return start_model(prepared.opened, prepared.config, prepared.head, seed, keeps_head=False)[0]
+        return start_model(prepared.opened, prepared.config, prepared.head, seed, keeps_head=False)[
+            0
+        ]
 
     def train_ours(self, recipe: Recipe) -> Trained:
         """Our side, as the command trains."""
@@ -75,10 +79,14 @@ class Bench:
 
         def train() -> None:
             model = self.start(recipe.seed)
-            engines.append(train_task(model, self.items, recipe, self.settings, self.ranks, losses.append))
+            engines.append(
+                train_task(model, self.items, recipe, self.settings, self.ranks, losses.append)
+            )
 
         seconds = cpu_seconds(train)
-        metrics = measure(engines[0].module, self.prepared.validation[0], self.prepared, self.settings, self.ranks)
+        metrics = measure(
+            engines[0].module, self.prepared.validation[0], self.prepared, self.settings, self.ranks
+        )
         engines[0].destroy()
         return Trained(metrics[self.prepared.task.main_metric], losses, seconds)
 
@@ -109,7 +117,8 @@ class Bench:
             for group in optimizer.param_groups:
                 group["lr"] = schedule.learning_rate(index)
             loss = model(
-                **pad_items(step.items), labels=torch.tensor([int(item.labels[0]) for item in step.items])
+                **pad_items(step.items),
+                labels=torch.tensor([int(item.labels[0]) for item in step.items]),
             ).loss
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -137,12 +146,16 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """What to run."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument("--train", required=True)
     parser.add_argument("--validation", required=True)
     parser.add_argument("--task", default="sst2", help="a task of one class a text or pair")
-    parser.add_argument("--max_train", type=int, default=4_000, help="items to train on, drawn once for all seeds")
+    parser.add_argument(
+        "--max_train", type=int, default=4_000, help="items to train on, drawn once for all seeds"
+    )
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--global_batch", type=int, default=32)
     parser.add_argument("--peak_lr", type=float, default=3e-4)
@@ -170,7 +183,9 @@ def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
     )
     prepared = prepare_data(settings)
     if prepared.head.kind != "classification":
-        raise ValueError(f"task {arguments.task} is of kind {prepared.head.kind}; this compares classification")
+        raise ValueError(
+            f"task {arguments.task} is of kind {prepared.head.kind}; this compares classification"
+        )
     items = prepared.train_items
     chosen = [items[index] for index in shuffled_order(len(items), 0, 0)[: arguments.max_train]]
     return Bench(settings, prepared, chosen, ranks)
@@ -186,7 +201,9 @@ def run_both(bench: Bench, recipe: Recipe) -> tuple[Trained, Trained]:
 def compare(pairs: Sequence[tuple[Trained, Trained]], tokens: int) -> dict[str, Any]:
     """What is reported of all seeds."""
     differences = [ours.score - theirs.score for ours, theirs in pairs]
-    steps = [pair for ours, theirs in pairs for pair in zip(ours.losses, theirs.losses, strict=True)]
+    steps = [
+        pair for ours, theirs in pairs for pair in zip(ours.losses, theirs.losses, strict=True)
+    ]
     return {
         "real_tokens": tokens,
         "ours": mean_and_error([ours.score for ours, _ in pairs]),
@@ -197,14 +214,20 @@ def compare(pairs: Sequence[tuple[Trained, Trained]], tokens: int) -> dict[str, 
             "ours": summarize([tokens / ours.seconds for ours, _ in pairs], 0),
             "transformers": summarize([tokens / theirs.seconds for _, theirs in pairs], 0),
         },
-        "ours_over_transformers": summarize([theirs.seconds / ours.seconds for ours, theirs in pairs], 2),
+        "ours_over_transformers": summarize(
+            [theirs.seconds / ours.seconds for ours, theirs in pairs], 2
+        ),
     }
 
 
 def mean_and_error(values: Sequence[float]) -> dict[str, float]:
     """Mean over seeds and its standard error."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if values[1:] else math.nan
-    return {"mean": round(statistics.fmean(values), 5), "standard_error": round(error, 5), "seeds": len(values)}
+    return {
+        "mean": round(statistics.fmean(values), 5),
+        "standard_error": round(error, 5),
+        "seeds": len(values),
+    }
 
 
 def twin_of(model: BertForTask) -> Any:

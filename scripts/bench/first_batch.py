@@ -2,10 +2,11 @@
 
     python scripts/bench/first_batch.py --shards 80000 --blocks 62
 
-The tables are as large as told (80,000 shards of 62 blocks: 5 million blocks, 2.5 billion instances at length 128);
-every shard's bytes are those of one small shard, and each request waits --latency_ms as a store's first byte would.
-start_mb is what Python and torch take before anything is opened. With --first_step and --world_size it is the first of
-so many ranks, which goes on in the middle of an epoch; tables kept by --tables are then of that place.
+The tables are as large as told (80,000 shards of 62 blocks: 5 million blocks, 2.5 billion instances
+at length 128); every shard's bytes are those of one small shard, and each request waits
+--latency_ms as a store's first byte would. start_mb is what Python and torch take before anything
+is opened. With --first_step and --world_size it is the first of so many ranks, which goes on in the
+middle of an epoch; tables kept by --tables are then of that place.
 """
 
 import argparse
@@ -64,10 +65,14 @@ def make_shard(num_blocks: int) -> tuple[bytes, Shard, BlockTable]:
         document_a=np.arange(size, dtype=np.uint64),
         document_b=np.arange(size, dtype=np.uint64),
     )
-    return pack_shard([block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0), 4, NOTHING)
+    return pack_shard(
+        [block] * num_blocks, "train", SEQ_LEN, 0, shard_name("train", SEQ_LEN, 0, 0), 4, NOTHING
+    )
 
 
-def write_tables(folder: Path, shard: Shard, table: BlockTable, options: argparse.Namespace) -> None:
+def write_tables(
+    folder: Path, shard: Shard, table: BlockTable, options: argparse.Namespace
+) -> None:
     """shards.parquet and blocks.parquet of many shards; those read first are this one, the others random."""
     num_shards = options.shards
     rng = np.random.default_rng(0)
@@ -82,10 +87,14 @@ def write_tables(folder: Path, shard: Shard, table: BlockTable, options: argpars
     batch = options.global_batch
     num_lanes = default_num_lanes(batch, [num_shards * shard.instances], block_instances(SEQ_LEN))
     order = StreamOrder((passes,), (1,), 0, num_lanes)
-    read = rank_runs(order, options.first_step * batch, batch, 0, options.world_size, num_steps=64).shard
+    read = rank_runs(
+        order, options.first_step * batch, batch, 0, options.world_size, num_steps=64
+    ).shard
     first = set(read.tolist())
     (folder / BLOCKS_TABLE).write_bytes(
-        blocks_table([table if number in first else random_table(rng, table) for number in range(num_shards)])
+        blocks_table(
+            [table if number in first else random_table(rng, table) for number in range(num_shards)]
+        )
     )
 
 
@@ -94,7 +103,9 @@ def random_table(rng: np.random.Generator, like: BlockTable) -> BlockTable:
     size = like.size + rng.integers(-2000, 2000, len(like))
     offset = 512 + np.cumsum(size + 1024) - (size + 1024)
     crc32 = rng.integers(0, 2**32, len(like)).astype(np.uint32)
-    return BlockTable(offset, size, like.instances, like.tokens + rng.integers(-500, 500, len(like)), crc32)
+    return BlockTable(
+        offset, size, like.instances, like.tokens + rng.integers(-500, 500, len(like)), crc32
+    )
 
 
 def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
@@ -110,8 +121,12 @@ def open_copies(folder: Path, tar: bytes, latency_seconds: float) -> Dataset:
 
     shards = parse_shards_table((folder / SHARDS_TABLE).read_bytes(), SHARDS_TABLE)
     digest = root_hash(shards)
-    manifest = Manifest(FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, group_totals(shards), {}, digest, NOTHING)
-    blocks = os.open(folder / BLOCKS_TABLE, os.O_RDONLY)  # not mapped: its pages would count as ours
+    manifest = Manifest(
+        FORMAT_VERSION, {}, {}, "", "", "", 30_522, {}, group_totals(shards), {}, digest, NOTHING
+    )
+    blocks = os.open(
+        folder / BLOCKS_TABLE, os.O_RDONLY
+    )  # not mapped: its pages would count as ours
     dataset = Dataset(Folder(str(folder)), manifest, shards)
     tables = BlockTables(read, lambda: os.fstat(blocks).st_size, shards, BLOCKS_TABLE)
     dataset.__dict__["_tables"] = tables
@@ -128,7 +143,9 @@ def measure(folder: Path, tar: bytes, options: argparse.Namespace) -> dict[str, 
     state = None
     if options.first_step:
         passes = KnownPasses(one_dataset(dataset), "train", SEQ_LEN)
-        lanes = default_num_lanes(options.global_batch, passes.first_pass_instances, block_instances(SEQ_LEN))
+        lanes = default_num_lanes(
+            options.global_batch, passes.first_pass_instances, block_instances(SEQ_LEN)
+        )
         state = passes.state(options.first_step * options.global_batch, 0, lanes).to_dict()
     with StepLoader(
         dataset,
@@ -162,12 +179,16 @@ def peak_mb() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the tables, or measures in the process that --tables starts with them at hand."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--shards", type=int, default=80_000)
     parser.add_argument("--blocks", type=int, default=62)
     parser.add_argument("--latency_ms", type=float, default=30)
     parser.add_argument("--buffer_mb", type=int, default=64)
-    parser.add_argument("--world_size", type=int, default=1, help="ranks, of which this is the first")
+    parser.add_argument(
+        "--world_size", type=int, default=1, help="ranks, of which this is the first"
+    )
     parser.add_argument("--global_batch", type=int, default=256)
     parser.add_argument("--first_step", type=int, default=0, help="steps that were taken before")
     parser.add_argument("--tables", type=Path, help="folder that keeps the tables for another run")
@@ -178,8 +199,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (folder / BLOCKS_TABLE).exists():
             folder.mkdir(parents=True, exist_ok=True)
             write_tables(folder, shard, table, options)
-        config = {"shards": options.shards, "blocks": options.blocks, "latency_ms": options.latency_ms}
-        config |= {name: getattr(options, name) for name in ("buffer_mb", "world_size", "global_batch", "first_step")}
+        config = {
+            "shards": options.shards,
+            "blocks": options.blocks,
+            "latency_ms": options.latency_ms,
+        }
+        config |= {
+            name: getattr(options, name)
+            for name in ("buffer_mb", "world_size", "global_batch", "first_step")
+        }
         print(json.dumps({"benchmark": "first_batch", **config, **measure(folder, tar, options)}))
     return 0
 

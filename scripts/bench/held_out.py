@@ -2,8 +2,8 @@
 
     python -m scripts.bench.held_out --input 'wiki/*.zst' --task_files squad/dev.json sst2/dev.tsv
 
-The stages of the job run over lists of documents in this process, from reading to packed token parts, with a given
-vocabulary. The share is CPU time of looking over that of all stages without it.
+The stages of the job run over lists of documents in this process, from reading to packed token
+parts, with a given vocabulary. The share is CPU time of looking over that of all stages without it.
 """
 
 import argparse
@@ -17,7 +17,12 @@ from pipeline.documents.task_files import read_task_texts
 from pipeline.jobs.tokens_job import ReadingRule, read_lists
 from pipeline.storage.folder import Folder
 from pipeline.text.task_texts import prepare_texts
-from pipeline.tokens.document_lists import clean_documents, encode_documents, find_task_texts, split_documents
+from pipeline.tokens.document_lists import (
+    clean_documents,
+    encode_documents,
+    find_task_texts,
+    split_documents,
+)
 from pipeline.tokens.provenance import pack_places
 from pipeline.tokens.token_parts import pack_documents
 from scripts.bench.measured import cpu_seconds, print_result, summarize
@@ -43,7 +48,9 @@ class Watch:
 
 def main() -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     for name in ("input", "task_files"):
         parser.add_argument(f"--{name}", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
@@ -78,9 +85,13 @@ def measure(patterns: list[str], finder: Any, encoder: Encoder) -> dict[str, flo
     rule = ReadingRule(["text"], "stop", _LIST_CHARACTERS)
     for part in plan_parts(find_inputs(patterns), "auto", 2**30):
         lists = read_lists(part, rule)
-        while (documents := watch.time("reading", lambda lists=lists: next(lists, None))) is not None:  # type: ignore[misc]
+        while (
+            documents := watch.time("reading", lambda lists=lists: next(lists, None))
+        ) is not None:  # type: ignore[misc]
             cleaned = watch.time("cleaning", lambda own=documents: clean_documents(own))  # type: ignore[misc]
-            looked = watch.time("looking", lambda own=cleaned: find_task_texts(own, finder, drops=False))  # type: ignore[misc]
+            looked = watch.time(
+                "looking", lambda own=cleaned: find_task_texts(own, finder, drops=False)
+            )  # type: ignore[misc]
             watch.time("encoding", lambda own=cleaned: _encode(own, encoder))  # type: ignore[misc]
             found["mb"] += sum(len(each.text.encode()) for each in cleaned.documents) / 1e6
             found["documents"] += len(cleaned.documents)

@@ -4,10 +4,10 @@
 
 The store is a filesystem in this process. It makes the first bytes of the input, the indexes of the
 token parts and the records of parts and shards out of nothing, sleeps at every request, and counts
-them; a listing is a request for each thousand names. The launcher's own code runs on it: the input is
-listed and cut, both graphs are described, all indexes are read twice, every shard is published. Only
-the jobs are left out. It prints a table of each stage's seconds, requests, memory and size of the job's
-description beside their bounds, a JSON line, and ends with 1 where a bound is broken.
+them; a listing is a request for each thousand names. The launcher's own code runs on it: the input
+is listed and cut, both graphs are described, all indexes are read twice, every shard is published.
+Only the jobs are left out. It prints a table of each stage's seconds, requests, memory and size of
+the job's description beside their bounds, a JSON line, and ends with 1 where a bound is broken.
 """
 
 import argparse
@@ -51,7 +51,9 @@ NUM_FILES, SEQ_LENS = 200_000, [128, 512]
 PAGE = 1000  # names of one answer to a listing
 BLOCK_BYTES, BYTES_PER_TOKEN = 60_000, 4  # of a shard, of text
 MAX_MEMORY_MB, MAX_DESCRIPTION_MB = 2_000, 10
-VOCABULARY = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]) + "\n"
+VOCABULARY = (
+    "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]) + "\n"
+)
 
 
 @dataclass
@@ -65,7 +67,8 @@ class World:
         latency: Seconds of a request.
         parts: Numbers of the token parts, by their names.
         record: Of every token part.
-        records: Of the shards that are there, by their names, in two pieces, as the second is that of many.
+        records: Of the shards that are there, by their names, in two pieces, as the second is that
+            of many.
         shards: Bytes of each shard that is there, by its name.
         written: What was written, by its path: bytes, or the size of a file.
         requests: So far.
@@ -108,7 +111,10 @@ class World:
             return self.file_bytes
         stem, _, ending = path.removeprefix("data/tokens/").rpartition(".")
         if stem.removesuffix("-last") in self.parts:
-            sizes = {"index": HEAD_BYTES + self.documents * INDEX_DTYPE.itemsize, "json": len(self.record)}
+            sizes = {
+                "index": HEAD_BYTES + self.documents * INDEX_DTYPE.itemsize,
+                "json": len(self.record),
+            }
             return sizes.get(ending, self.documents * self.document_bytes // 2)
         name = path.removeprefix("data/")
         return sum(map(len, self.records[name])) if name in self.records else self.shards.get(name)
@@ -132,7 +138,9 @@ class World:
         if path.startswith("input/"):
             return b'{"text": "' + bytes(100)
         if path.endswith(".index"):
-            return self.index_of(self.parts[path.removeprefix("data/tokens/").removesuffix(".index")])
+            return self.index_of(
+                self.parts[path.removeprefix("data/tokens/").removesuffix(".index")]
+            )
         return b"".join(self.records.get(path.removeprefix("data/"), (self.record,)))
 
 
@@ -178,13 +186,17 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
         WORLD.ask()
         path = self._strip_protocol(path)
         data = WORLD.read(path)[start:end]
-        return data if end is None or not path.startswith("input/") else data.ljust(end - start, b"a")
+        return (
+            data if end is None or not path.startswith("input/") else data.ljust(end - start, b"a")
+        )
 
     def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
         """Keeps what is written, as far as it is read again."""
         WORLD.ask()
         path = self._strip_protocol(path)
-        WORLD.written[path] = len(value) if re.search(r"handed-|pass-\d\d/blocks", path) else bytes(value)
+        WORLD.written[path] = (
+            len(value) if re.search(r"handed-|pass-\d\d/blocks", path) else bytes(value)
+        )
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         """Keeps the size only."""
@@ -214,8 +226,12 @@ class Stage:
     @property
     def holds(self) -> bool:
         """Whether all bounds do."""
-        is_small = self.memory_mb <= MAX_MEMORY_MB and (self.description_mb or 0) <= MAX_DESCRIPTION_MB
-        return is_small and self.seconds <= self.most_seconds and self.requests <= self.most_requests
+        is_small = (
+            self.memory_mb <= MAX_MEMORY_MB and (self.description_mb or 0) <= MAX_DESCRIPTION_MB
+        )
+        return (
+            is_small and self.seconds <= self.most_seconds and self.requests <= self.most_requests
+        )
 
 
 class Measured:
@@ -225,7 +241,9 @@ class Measured:
         self.stages: list[Stage] = []
         self.description: int | None = None
 
-    def run(self, name: str, most_seconds: float, most_requests: float, work: Callable[[], Any]) -> Any:
+    def run(
+        self, name: str, most_seconds: float, most_requests: float, work: Callable[[], Any]
+    ) -> Any:
         """What the work returns."""
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
@@ -233,7 +251,11 @@ class Measured:
         result = work()
         size = None if self.description is None else round(self.description / 1e6, 2)
         seconds, requests = round(time.monotonic() - began, 1), WORLD.requests - before
-        self.stages.append(Stage(name, seconds, requests, _peak_mb(), size, round(most_seconds), round(most_requests)))
+        self.stages.append(
+            Stage(
+                name, seconds, requests, _peak_mb(), size, round(most_seconds), round(most_requests)
+            )
+        )
         print(self.stages[-1], file=sys.stderr, flush=True)
         return result
 
@@ -247,24 +269,34 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
     """All stages of one build."""
     vocabulary = parse_vocab(VOCABULARY.encode(), "vocab.txt")
     settings = BuildSettings(
-        output="slow://data", input=["slow://input"], seq_lens=SEQ_LENS, passes=arguments.passes, exchange="shuffle"
+        output="slow://data",
+        input=["slow://input"],
+        seq_lens=SEQ_LENS,
+        passes=arguments.passes,
+        exchange="shuffle",
     )
     text_bytes = int(arguments.terabytes * 10**12)
     WORLD.latency, WORLD.file_bytes = arguments.latency_ms / 1000, text_bytes // NUM_FILES
     measured, hours = Measured(), arguments.terabytes * 3600
-    corpus: Corpus = measured.run("list and cut the input", hours, 1.02 * NUM_FILES, lambda: find_corpus(settings))
+    corpus: Corpus = measured.run(
+        "list and cut the input", hours, 1.02 * NUM_FILES, lambda: find_corpus(settings)
+    )
     num_parts = len(corpus.parts)
     measured.run("choose the vocabulary's pieces", 300, 0, lambda: choose_sample(corpus.parts))
 
     def describe_tokens() -> None:
         pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
-        add_tokens_graph(pipeline, corpus.parts, tokens_rule(settings, vocabulary), settings.open_tokens())
+        add_tokens_graph(
+            pipeline, corpus.parts, tokens_rule(settings, vocabulary), settings.open_tokens()
+        )
         measured.description = pipeline.to_runner_api().ByteSize()
 
     measured.run("describe the tokens job", 300, 10, describe_tokens)
     WORLD.documents = arguments.documents // num_parts
     WORLD.document_bytes = text_bytes // arguments.documents
-    WORLD.record = json.dumps({"documents_read": WORLD.documents, "sentences": 9, "tokens": 9, "source": 0}).encode()
+    WORLD.record = json.dumps(
+        {"documents_read": WORLD.documents, "sentences": 9, "tokens": 9, "source": 0}
+    ).encode()
     WORLD.parts = {f"{part.key}-00000": number for number, part in enumerate(corpus.parts)}
     pages = 4 * num_parts / PAGE
     store: TokenStore = measured.run(
@@ -295,7 +327,8 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
         )
     assert build.manifest == again.manifest
     print(
-        f"{num_parts:,} parts, {store.totals.documents:,} documents, {len(build.all_shards):,} shards", file=sys.stderr
+        f"{num_parts:,} parts, {store.totals.documents:,} documents, {len(build.all_shards):,} shards",
+        file=sys.stderr,
     )
     return measured.stages
 
@@ -303,13 +336,18 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
 def num_buckets_of(store: TokenStore, settings: BuildSettings) -> int:
     """Train buckets of the corpus."""
     limits = settings.validation_fraction, settings.validation_tokens
-    return len(choose_buckets(settings, store.totals, choose_held_out(store.totals.sources, *limits))) - 1
+    return (
+        len(choose_buckets(settings, store.totals, choose_held_out(store.totals.sources, *limits)))
+        - 1
+    )
 
 
 def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
     """Puts every shard and its record into the store, as workers would have."""
     tokens = max(task.contents.seal.tokens for task in tasks)
-    made = {seq_len: _make_blocks(seq_len, max(1, tokens // TOKENS_PER_BLOCK)) for seq_len in SEQ_LENS}
+    made = {
+        seq_len: _make_blocks(seq_len, max(1, tokens // TOKENS_PER_BLOCK)) for seq_len in SEQ_LENS
+    }
     nothing = np.zeros(0, np.int64)
     none = BlockTable(nothing, nothing, nothing, nothing, np.zeros(0, np.uint32))
     for task in tasks:
@@ -321,7 +359,10 @@ def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
             task.contents.seal,
         )  # fmt: skip
         head = format_record(ShardRecord(settings_hash, shard, none))
-        WORLD.records[record_name(task.name)] = head[: head.index(b'"blocks"')], made[task.seq_len][1]
+        WORLD.records[record_name(task.name)] = (
+            head[: head.index(b'"blocks"')],
+            made[task.seq_len][1],
+        )
         WORLD.shards[task.name] = shard.num_bytes
 
 
@@ -353,10 +394,14 @@ def format_table(stages: Sequence[Stage]) -> str:
 def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--terabytes", type=float, default=1.0, help="Text of the corpus.")
-    parser.add_argument("--documents", type=int, default=100_000_000, help="How many documents it is.")
+    parser.add_argument(
+        "--documents", type=int, default=100_000_000, help="How many documents it is."
+    )
     parser.add_argument("--passes", type=int, default=5, help="Passes of each of two lengths.")
     parser.add_argument("--latency_ms", type=float, default=30.0, help="What every request takes.")
     arguments = parser.parse_args()
@@ -365,7 +410,13 @@ def main() -> int:
     print(format_table(stages))
     rows = [{**asdict(stage), "holds": stage.holds} for stage in stages]
     bounds = {"memory_mb": MAX_MEMORY_MB, "description_mb": MAX_DESCRIPTION_MB}
-    print_result("launcher_scale", vars(arguments), ("apache-beam", "numpy", "pyarrow"), bounds=bounds, stages=rows)
+    print_result(
+        "launcher_scale",
+        vars(arguments),
+        ("apache-beam", "numpy", "pyarrow"),
+        bounds=bounds,
+        stages=rows,
+    )
     return 0 if all(stage.holds for stage in stages) else 1
 
 

@@ -1,7 +1,8 @@
 """What a linear classifier reads of SST-2 from frozen states: the embeddings and every layer, [CLS] or the mean.
 
-The states are standardized by the training sentences; the classifier is a logistic regression, fitted to its end with
-an L2 penalty. `--random` asks the same of new weights of the architecture, as a floor.
+The states are standardized by the training sentences; the classifier is a logistic regression,
+fitted to its end with an L2 penalty. `--random` asks the same of new weights of the architecture,
+as a floor.
 
     python -m scripts.bench.linear_probe --model HF_OR_RUN --data FOLDER --sentences 4000
 """
@@ -30,10 +31,17 @@ PLACES: tuple[Rows, ...] = ("cls", "mean")
 
 def main() -> None:
     """Prints one line of JSON: the accuracy on the dev file by place and layer."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument("--data", required=True, help="folder with sst2/")
-    parser.add_argument("--sentences", type=int, default=4_000, help="of the train file, drawn as downstream.py draws")
+    parser.add_argument(
+        "--sentences",
+        type=int,
+        default=4_000,
+        help="of the train file, drawn as downstream.py draws",
+    )
     parser.add_argument("--random", action="store_true", help="new weights in place of the model's")
     parser.add_argument("--seed", type=int, default=0, help="of new weights")
     arguments = parser.parse_args()
@@ -44,7 +52,8 @@ def main() -> None:
         opened = dataclasses.replace(opened, state=BertForPreTraining(opened.config).state_dict())
     folder = Path(arguments.data, "sst2")
     train, dev = (
-        read_table(str(folder / name), ["sentence", "label"]).records for name in ("train.tsv.zst", "dev.tsv")
+        read_table(str(folder / name), ["sentence", "label"]).records
+        for name in ("train.tsv.zst", "dev.tsv")
     )
     train = [train[index] for index in shuffled_order(len(train), 0, 0)[: arguments.sentences]]
     accuracy = {}
@@ -52,7 +61,9 @@ def main() -> None:
         states, dev_states = (_states(opened, records, rows) for records in (train, dev))
         for layer in range(states.shape[1]):
             weights = _fit(states[:, layer], _labels(train))
-            accuracy[f"{rows}, layer {layer}"] = _accuracy(weights, dev_states[:, layer], _labels(dev))
+            accuracy[f"{rows}, layer {layer}"] = _accuracy(
+                weights, dev_states[:, layer], _labels(dev)
+            )
     print_result("linear_probe", vars(arguments), ("torch", "numpy"), accuracy=accuracy)
 
 

@@ -2,15 +2,17 @@
 
     python -m scripts.bench.load --data DATASET --seq_len 128 [--peers_python VENV/bin/python]
 
-Ours reads the dataset's shards in the order of training with all checks on. `packed` delivers micro-batches as they go
-to a device, in the narrowest types; `wide` those that models take, int32 and int64, as on a CPU; `padded` the padded
-view. `blocks` is what no reader of the format can do without: reading the same bytes, crc32 and decompression. The
-others read the same instances, padded, and make tensors of them that are as narrow (scripts/bench/load_peers.py); `raw`
-does nothing but read a file. Theirs are files of some MB that were just written; ours are read through before the clock
-starts, for the system's memory to hold them as well: bringing them there is the machine's work and no loader's. Loaders
-take turns, so that a ratio compares what ran under the same load. Peers that cannot be imported are named and left out:
-mosaicml-streaming, litdata and datasets may live in an environment of their own. A dataset that a reader could hold in
-its own memory is refused, for there blocks would be decoded once for several epochs: --copies reads it several times
+Ours reads the dataset's shards in the order of training with all checks on. `packed` delivers
+micro-batches as they go to a device, in the narrowest types; `wide` those that models take, int32
+and int64, as on a CPU; `padded` the padded view. `blocks` is what no reader of the format can do
+without: reading the same bytes, crc32 and decompression. The others read the same instances,
+padded, and make tensors of them that are as narrow (scripts/bench/load_peers.py); `raw` does
+nothing but read a file. Theirs are files of some MB that were just written; ours are read through
+before the clock starts, for the system's memory to hold them as well: bringing them there is the
+machine's work and no loader's. Loaders take turns, so that a ratio compares what ran under the same
+load. Peers that cannot be imported are named and left out: mosaicml-streaming, litdata and datasets
+may live in an environment of their own. A dataset that a reader could hold in its own memory is
+refused, for there blocks would be decoded once for several epochs: --copies reads it several times
 over, each copy with shards of its own.
 """
 
@@ -95,14 +97,19 @@ def copy_shards(dataset: Dataset, seq_len: int, copies: int, folder: Path) -> Da
         (folder / name).write_bytes(data)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     manifest = replace(
-        dataset.manifest, groups=group_totals(shards), root_hash=root_hash(shards), tables_sha256=digests
+        dataset.manifest,
+        groups=group_totals(shards),
+        root_hash=root_hash(shards),
+        tables_sha256=digests,
     )
     (folder / MANIFEST).write_bytes(manifest.to_json())
     return open_dataset(str(folder))
 
 
 def _train_shards(dataset: Dataset, seq_len: int) -> list[Shard]:
-    return [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == ("train", seq_len)]
+    return [
+        shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == ("train", seq_len)
+    ]
 
 
 def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
@@ -127,7 +134,14 @@ def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator
     """Steps of one micro-batch each."""
     size, cpu = batch * seq_len, torch.device("cpu")
     steps = planned_steps(
-        dataset, "train", seq_len, rank=0, world_size=1, global_batch=batch, micro_tokens=size, seed=0
+        dataset,
+        "train",
+        seq_len,
+        rank=0,
+        world_size=1,
+        global_batch=batch,
+        micro_tokens=size,
+        seed=0,
     )
     with iter(steps) as samples:
         for step in samples:
@@ -135,7 +149,9 @@ def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator
             if kind == "padded":
                 yield pad_micro_batch(micro_batch, seq_len)["input_ids"]
             else:
-                yield (to_device(micro_batch, cpu) if kind == "wide" else micro_batch).is_random_next
+                yield (
+                    to_device(micro_batch, cpu) if kind == "wide" else micro_batch
+                ).is_random_next
 
 
 def write_rows(dataset: Dataset, seq_len: int, num_rows: int, path: Path) -> None:
@@ -164,12 +180,37 @@ def run_loader(name: str, batch: int, options: argparse.Namespace, folder: Path)
     """One measurement in a process of its own."""
     instances = QUICK if name in (*OURS, "raw") or name.endswith("-blocks") else QUICK // 20
     if name in OURS:
-        command = [sys.executable, "-m", "scripts.bench.load", "--data", str(options.data), "--run", name]
-        command += ["--seq_len", str(options.seq_len), "--batches", str(batch), "--instances", str(instances)]
+        command = [
+            sys.executable,
+            "-m",
+            "scripts.bench.load",
+            "--data",
+            str(options.data),
+            "--run",
+            name,
+        ]
+        command += [
+            "--seq_len",
+            str(options.seq_len),
+            "--batches",
+            str(batch),
+            "--instances",
+            str(instances),
+        ]
     else:
-        python = options.peers_python if name in PEERS_ELSEWHERE and options.peers_python else sys.executable
+        python = (
+            options.peers_python
+            if name in PEERS_ELSEWHERE and options.peers_python
+            else sys.executable
+        )
         program = Path(__file__).with_name("load_peers.py")
-        command = [python, str(program), name, str(folder), *map(str, (options.seq_len, batch, instances))]
+        command = [
+            python,
+            str(program),
+            name,
+            str(folder),
+            *map(str, (options.seq_len, batch, instances)),
+        ]
     environment = {**os.environ, **ENVIRONMENT}  # as the trainer has it, for all loaders alike
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if ran.returncode:
@@ -188,8 +229,15 @@ def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
                 runs[name].append(run_loader(name, batch, options, folder))
     medians: dict[str, float] = {}
     for name in names:
-        rates = [run["instances"] / run["cpu_seconds"] for run in runs[name] if "skipped" not in run]
-        line: dict[str, Any] = {"benchmark": "load", "loader": name, "seq_len": options.seq_len, "batch": batch}
+        rates = [
+            run["instances"] / run["cpu_seconds"] for run in runs[name] if "skipped" not in run
+        ]
+        line: dict[str, Any] = {
+            "benchmark": "load",
+            "loader": name,
+            "seq_len": options.seq_len,
+            "batch": batch,
+        }
         if rates:
             medians[name] = float(np.median(rates))
             line |= {"instances_per_cpu_second": round(medians[name]), "n": len(rates)}
@@ -198,8 +246,21 @@ def compare(batch: int, options: argparse.Namespace, folder: Path) -> None:
             line |= runs[name][-1]
         print(json.dumps(line | describe()), flush=True)
     if "packed" in medians:
-        ratios = {name: round(medians["packed"] / rate, 2) for name, rate in medians.items() if name != "packed"}
-        print(json.dumps({"benchmark": "load", "seq_len": options.seq_len, "batch": batch, "packed_over": ratios}))
+        ratios = {
+            name: round(medians["packed"] / rate, 2)
+            for name, rate in medians.items()
+            if name != "packed"
+        }
+        print(
+            json.dumps(
+                {
+                    "benchmark": "load",
+                    "seq_len": options.seq_len,
+                    "batch": batch,
+                    "packed_over": ratios,
+                }
+            )
+        )
 
 
 def describe() -> dict[str, Any]:
@@ -219,14 +280,22 @@ def describe() -> dict[str, Any]:
 
 def main() -> int:
     """Compares all loaders, or measures one of ours for the process that does."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--data", required=True)
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 4096])
-    parser.add_argument("--rows", type=int, default=262_144, help="instances that peers read, again and again")
-    parser.add_argument("--copies", type=int, default=1, help="read so many copies of the dataset's shards")
+    parser.add_argument(
+        "--rows", type=int, default=262_144, help="instances that peers read, again and again"
+    )
+    parser.add_argument(
+        "--copies", type=int, default=1, help="read so many copies of the dataset's shards"
+    )
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--peers_python", help="interpreter that has mosaicml-streaming, litdata and datasets")
+    parser.add_argument(
+        "--peers_python", help="interpreter that has mosaicml-streaming, litdata and datasets"
+    )
     parser.add_argument("--only", nargs="+", help="loaders to compare")
     parser.add_argument("--run", choices=OURS, help=argparse.SUPPRESS)
     parser.add_argument("--instances", type=int, default=QUICK, help=argparse.SUPPRESS)

@@ -2,10 +2,10 @@
 
     PYTHON scripts/bench/load_peers.py LOADER FOLDER SEQ_LEN BATCH INSTANCES
 
-FOLDER/rows.npy holds uint16 rows; what a loader reads lies in FOLDER/LOADER and is made first. Libraries of samples
-store the fields of a row, or of 256 rows, as fields and collate them themselves; `raw` and webdataset store whole rows.
-`finish` makes of a batch what a model takes. Prints one JSON line of the instances and the CPU seconds they took, all
-threads included.
+FOLDER/rows.npy holds uint16 rows; what a loader reads lies in FOLDER/LOADER and is made first.
+Libraries of samples store the fields of a row, or of 256 rows, as fields and collate them
+themselves; `raw` and webdataset store whole rows. `finish` makes of a batch what a model takes.
+Prints one JSON line of the instances and the CPU seconds they took, all threads included.
 """
 
 import io
@@ -29,7 +29,12 @@ def cut_fields(rows: Any, seq_len: int) -> dict[str, Any]:
     ends = rows[..., seq_len + NUM_LENGTHS :]
     half = ends.shape[-1] // 2
     lengths = rows[..., seq_len : seq_len + NUM_LENGTHS]
-    return {"ids": rows[..., :seq_len], "lengths": lengths, "positions": ends[..., :half], "labels": ends[..., half:]}
+    return {
+        "ids": rows[..., :seq_len],
+        "lengths": lengths,
+        "positions": ends[..., :half],
+        "labels": ends[..., half:],
+    }
 
 
 def read_raw(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
@@ -42,7 +47,10 @@ def read_raw(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]
     size = batch * rows.shape[1] * rows.itemsize
     with path.open("rb", buffering=0) as file:
         while len(data := file.read(size)) == size:
-            yield cut_fields(torch.from_numpy(np.frombuffer(bytearray(data), np.int16).reshape(batch, -1)), seq_len)
+            yield cut_fields(
+                torch.from_numpy(np.frombuffer(bytearray(data), np.int16).reshape(batch, -1)),
+                seq_len,
+            )
 
 
 def read_webdataset_rows(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
@@ -55,14 +63,18 @@ def read_webdataset_blocks(rows: Any, folder: Path, batch: int, seq_len: int) ->
     return _read_webdataset(rows, folder, batch, seq_len, ROWS_PER_MEMBER)
 
 
-def _read_webdataset(rows: Any, folder: Path, batch: int, seq_len: int, rows_per_member: int) -> Iterator[Any]:
+def _read_webdataset(
+    rows: Any, folder: Path, batch: int, seq_len: int, rows_per_member: int
+) -> Iterator[Any]:
     import torch
     import webdataset
 
     path, width = folder / "shard.tar", rows.shape[1]
     if not path.exists():
         with tarfile.open(path, "w") as tar:
-            for number, start in enumerate(range(0, len(rows) - rows_per_member + 1, rows_per_member)):
+            for number, start in enumerate(
+                range(0, len(rows) - rows_per_member + 1, rows_per_member)
+            ):
                 data = rows[start : start + rows_per_member].tobytes()
                 member = tarfile.TarInfo(f"{number:08d}.bin")
                 member.size = len(data)
@@ -86,14 +98,19 @@ def read_mosaicml_blocks(rows: Any, folder: Path, batch: int, seq_len: int) -> I
     return _read_mosaicml(rows, folder, batch, seq_len, ROWS_PER_MEMBER)
 
 
-def _read_mosaicml(rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sample: int) -> Iterator[Any]:
+def _read_mosaicml(
+    rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sample: int
+) -> Iterator[Any]:
     import streaming
     from torch.utils.data import DataLoader
 
     streaming.base.util.clean_stale_shared_memory()
     path = folder / "mds"
     if not path.exists():
-        kinds = {name: f"ndarray:int16:{rows_per_sample * field.size}" for name, field in _fields(rows, seq_len)}
+        kinds = {
+            name: f"ndarray:int16:{rows_per_sample * field.size}"
+            for name, field in _fields(rows, seq_len)
+        }
         with streaming.MDSWriter(out=str(path), columns=kinds) as writer:
             for start in range(0, len(rows) - rows_per_sample + 1, rows_per_sample):
                 sample = cut_fields(rows[start : start + rows_per_sample].view(np.int16), seq_len)
@@ -119,9 +136,13 @@ class _TakeRows:
         import torch
 
         first = index * self.num_rows
-        rows = np.load(self.path, mmap_mode="r")[first : first + self.num_rows].view(np.int16).copy()
+        rows = (
+            np.load(self.path, mmap_mode="r")[first : first + self.num_rows].view(np.int16).copy()
+        )
         fields = cut_fields(rows if self.num_rows > 1 else rows[0], self.seq_len)
-        return {name: torch.from_numpy(np.ascontiguousarray(field)) for name, field in fields.items()}
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(field)) for name, field in fields.items()
+        }
 
 
 def read_litdata(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
@@ -135,7 +156,9 @@ def read_litdata_blocks(rows: Any, folder: Path, batch: int, seq_len: int) -> It
     return ({name: field.flatten(0, 1) for name, field in each.items()} for each in samples)
 
 
-def _read_litdata(rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sample: int) -> Iterator[Any]:
+def _read_litdata(
+    rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sample: int
+) -> Iterator[Any]:
     import litdata
 
     path = folder / "chunks"
@@ -145,7 +168,9 @@ def _read_litdata(rows: Any, folder: Path, batch: int, seq_len: int, rows_per_sa
         litdata.optimize(take, indices, str(path), chunk_bytes="64MB", num_workers=1)
     dataset = litdata.StreamingDataset(str(path), shuffle=False)
     batch_size = batch // rows_per_sample
-    return iter(litdata.StreamingDataLoader(dataset, batch_size=batch_size, num_workers=0, drop_last=True))
+    return iter(
+        litdata.StreamingDataLoader(dataset, batch_size=batch_size, num_workers=0, drop_last=True)
+    )
 
 
 def read_datasets(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator[Any]:
@@ -155,7 +180,10 @@ def read_datasets(rows: Any, folder: Path, batch: int, seq_len: int) -> Iterator
     path = folder / "arrow"
     if not path.exists():
         fields = cut_fields(rows.view(np.int16), seq_len)
-        kinds = {n: datasets.Sequence(datasets.Value("int16"), length=field.shape[1]) for n, field in fields.items()}
+        kinds = {
+            n: datasets.Sequence(datasets.Value("int16"), length=field.shape[1])
+            for n, field in fields.items()
+        }
         datasets.Dataset.from_dict(fields, datasets.Features(kinds)).save_to_disk(str(path))
     table = datasets.load_from_disk(str(path)).with_format("torch")
     return iter(table.iter(batch, drop_last_batch=True))
@@ -197,8 +225,10 @@ def rest() -> float:
 def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[str, float]:
     """Instances and CPU seconds of at least num_instances after a first batch, over as many epochs as that takes.
 
-    The clock starts and stops when threads that read ahead have come to rest, so that as much is read in between as is
-    delivered: else what a loader of a long run does once, filling its read-ahead, would weigh on a short measurement.
+    The clock starts and stops when threads that read ahead have come to rest, so that as much is
+    read in between as is
+    delivered: else what a loader of a long run does once, filling its read-ahead, would weigh on a
+    short measurement.
     """
     stream = itertools.chain.from_iterable(batches() for _ in itertools.count())
     next(stream)

@@ -49,7 +49,12 @@ def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
     from pipeline.text.cleaning import clean_text
 
     parts = plan_parts(find_inputs(patterns), "auto", 2**30)
-    return (text for part in parts for document in read_part(part) if (text := clean_text(document.text)))
+    return (
+        text
+        for part in parts
+        for document in read_part(part)
+        if (text := clean_text(document.text))
+    )
 
 
 def read_documents(patterns: Sequence[str]) -> list[str]:

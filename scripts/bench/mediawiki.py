@@ -1,12 +1,14 @@
 """A build from a MediaWiki dump to shards, beside what decompressing the dump takes: one JSON line.
 
-    python -m scripts.bench.mediawiki --input enwiki-pages-articles.xml.bz2 --vocab vocab.txt --copies 50
+    python -m scripts.bench.mediawiki --input enwiki-pages-articles.xml.bz2 --vocab vocab.txt
+    --copies 50
 
-The dump is written anew as a multistream .bz2, PAGES_A_STREAM pages a stream, as often as `--copies` says, each time
-with other titles and another first word in every article, so that none is a duplicate. `bzip2 -dc` and builds with one
-worker and with two take turns. CPU seconds are those of all processes, and of every stage (scripts/bench/stages.py says
-what `path_seconds` is). On cores that share their caches two programs take more of them than one; so what two workers
-take is beside what `bzip2 -dc` takes while another one runs.
+The dump is written anew as a multistream .bz2, PAGES_A_STREAM pages a stream, as often as
+`--copies` says, each time with other titles and another first word in every article, so that none
+is a duplicate. `bzip2 -dc` and builds with one worker and with two take turns. CPU seconds are
+those of all processes, and of every stage (scripts/bench/stages.py says what `path_seconds` is). On
+cores that share their caches two programs take more of them than one; so what two workers take is
+beside what `bzip2 -dc` takes while another one runs.
 """
 
 import argparse
@@ -33,7 +35,9 @@ _TEXT = re.compile(rb"(<text[^>/]*>)(?!#)")
 
 def main() -> int:
     """Writes the dump, decompresses it, builds from it, prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--copies", type=int, default=50)
@@ -45,7 +49,14 @@ def main() -> int:
         xml = bz2.decompress(Path(config.input).read_bytes())
         dump = Path(folder, "dump-multistream.xml.bz2")
         dump.write_bytes(b"".join(write_streams(xml, config.copies)))
-        flags = ["--vocab", config.vocab, "--passes", str(config.passes), "--seq_lens", str(config.seq_len)]
+        flags = [
+            "--vocab",
+            config.vocab,
+            "--passes",
+            str(config.passes),
+            "--seq_lens",
+            str(config.seq_len),
+        ]
         decompressing: dict[int, list[float]] = {1: [], 2: []}
         runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
         for _ in range(config.repeat):
@@ -65,7 +76,11 @@ def main() -> int:
         bzip2_cpu_seconds=alone,
         builds={workers: summarize_builds(found) for workers, found in runs.items()},
         times_bzip2={
-            workers: round(summarize([run["cpu_seconds"] for run in found])["median"] / alone[workers]["median"], 2)
+            workers: round(
+                summarize([run["cpu_seconds"] for run in found])["median"]
+                / alone[workers]["median"],
+                2,
+            )
             for workers, found in runs.items()
         },
         root_hash=roots.pop(),
@@ -97,7 +112,10 @@ def decompress(dump: Path, times: int) -> float:
     """CPU seconds of one of so many `bzip2 -dc` that run at once."""
 
     def run() -> None:
-        commands = [subprocess.Popen(["bzip2", "-dc", str(dump)], stdout=subprocess.DEVNULL) for _ in range(times)]
+        commands = [
+            subprocess.Popen(["bzip2", "-dc", str(dump)], stdout=subprocess.DEVNULL)
+            for _ in range(times)
+        ]
         codes = [command.wait() for command in commands]
         assert not any(codes), f"bzip2 failed on {dump}"
 
@@ -108,23 +126,41 @@ def measure_build(dump: Path, flags: list[str]) -> dict[str, Any]:
     """What a build and its stages take, in processes of their own."""
     with tempfile.TemporaryDirectory(dir=dump.parent) as output:
         data = Path(output, "data")
-        command = [sys.executable, "-m", "pipeline", "build", "--input", str(dump), "--output", str(data), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline",
+            "build",
+            "--input",
+            str(dump),
+            "--output",
+            str(data),
+            *flags,
+        ]
         load = os.getloadavg()[0]
         found: list[Any] = []
         seconds = children_cpu_seconds(lambda: found.append(run_stages(command, data)))
         manifest = json.loads((data / "manifest.json").read_text())
     (run,) = found
-    measured = {"load": load, "root_hash": manifest["root_hash"], "seconds": run.seconds, "peak_bytes": run.peak_bytes}
+    measured = {
+        "load": load,
+        "root_hash": manifest["root_hash"],
+        "seconds": run.seconds,
+        "peak_bytes": run.peak_bytes,
+    }
     return measured | {"cpu_seconds": seconds, "stages": run.stages}
 
 
 def summarize_builds(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians and spreads of several builds, and of the CPU seconds of their stages."""
     found: dict[str, Any] = {
-        name: summarize([run[name] for run in runs]) for name in ("load", "seconds", "cpu_seconds", "peak_bytes")
+        name: summarize([run[name] for run in runs])
+        for name in ("load", "seconds", "cpu_seconds", "peak_bytes")
     }
     for stage in [*STAGES, "report"]:
-        found[f"{stage}_cpu_seconds"] = summarize([run["stages"][stage]["cpu_seconds"] for run in runs])
+        found[f"{stage}_cpu_seconds"] = summarize(
+            [run["stages"][stage]["cpu_seconds"] for run in runs]
+        )
     return found
 
 

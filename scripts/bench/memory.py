@@ -1,12 +1,13 @@
 """How much memory a rank of a run takes at its peak, beside what `trainer plan` says: a JSON line for each case.
 
-    python -m scripts.bench.memory --models tiny base --ranks 1 2 > scripts/bench/results/memory-DATE.jsonl
+    python -m scripts.bench.memory --models tiny base --ranks 1 2 >
+    scripts/bench/results/memory-DATE.jsonl
 
 A case is a run of the real trainer, every rank a fresh process: three steps of two micro-batches of
-full instances of 128 tokens, validation, and two checkpoints. `measured_gb` is the resident memory of
-the fullest rank at its peak, as the kernel counts it until the process ends; with `--device cuda` what
-torch's allocator has given out, which has not been run yet. `planned_gb` is what the plan says of that
-rank, `ratio` planned over measured. `--models large` wants 24 GB.
+full instances of 128 tokens, validation, and two checkpoints. `measured_gb` is the resident memory
+of the fullest rank at its peak, as the kernel counts it until the process ends; with `--device
+cuda` what torch's allocator has given out, which has not been run yet. `planned_gb` is what the
+plan says of that rank, `ratio` planned over measured. `--models large` wants 24 GB.
 """
 
 import argparse
@@ -77,7 +78,11 @@ def full_block(seed: int) -> Block:
     rng, size = np.random.default_rng(seed), block_instances(SEQ_LEN)
     ids_BS = rng.integers(5, VOCAB_SIZE, (size, SEQ_LEN)).astype(np.uint16)
     middle, num_masked = SEQ_LEN // 2, round(0.15 * SEQ_LEN)
-    ids_BS[:, 0], ids_BS[:, middle], ids_BS[:, -1] = SPECIALS["cls"], SPECIALS["sep"], SPECIALS["sep"]
+    ids_BS[:, 0], ids_BS[:, middle], ids_BS[:, -1] = (
+        SPECIALS["cls"],
+        SPECIALS["sep"],
+        SPECIALS["sep"],
+    )
     positions_M = np.arange(1, 1 + 3 * num_masked, 3)
     positions_M = positions_M[positions_M != middle]
     labels_BM = ids_BS[:, positions_M].copy()
@@ -99,7 +104,10 @@ def write_data(folder: Path) -> Path:
     """A dataset of one pass, with a validation split."""
     from tests.datasets import write_dataset
 
-    shards = {("train", SEQ_LEN, 0, 0): [full_block(0)], ("validation", SEQ_LEN, 0, 0): [full_block(1)]}
+    shards = {
+        ("train", SEQ_LEN, 0, 0): [full_block(0)],
+        ("validation", SEQ_LEN, 0, 0): [full_block(1)],
+    }
     folder.mkdir()
     return write_dataset(folder, shards, VOCAB_SIZE, {"lower_case": True})
 
@@ -111,7 +119,9 @@ def measure(case: Case, data: Path, folder: Path, device: str) -> int:
         RuntimeError: A rank failed; with the end of what it said.
     """
     config = folder / "config.json"
-    config.write_text(json.dumps({**case.settings(), "data": [str(data)], "output": str(folder / "run")}))
+    config.write_text(
+        json.dumps({**case.settings(), "data": [str(data)], "output": str(folder / "run")})
+    )
     peaks = wait_for_ranks(start_ranks(config, case.ranks, device), config)
     if device == "cpu":
         return max(peaks)
@@ -127,12 +137,23 @@ def start_ranks(config: Path, ranks: int, device: str) -> list[subprocess.Popen[
     command = [sys.executable, "-m", "trainer", "pretrain", "--config", str(config)]
     processes = []
     for rank in range(ranks):
-        place: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+        place: dict[str, object] = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+        }
         place |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         place |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, **{name: str(value) for name, value in place.items()}}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            **{name: str(value) for name, value in place.items()},
+        }
         with log_of(config, rank).open("wb") as log:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            )
     return processes
 
 
@@ -145,7 +166,9 @@ def wait_for_ranks(processes: list[subprocess.Popen[bytes]], config: Path) -> li
     ends = [os.wait4(process.pid, 0) for process in processes]
     for rank, (_, status, _) in enumerate(ends):
         if status:
-            raise RuntimeError(f"rank {rank}: {log_of(config, rank).read_text(errors='replace')[-2000:]}")
+            raise RuntimeError(
+                f"rank {rank}: {log_of(config, rank).read_text(errors='replace')[-2000:]}"
+            )
     return [usage.ru_maxrss * 1024 for _, _, usage in ends]
 
 
@@ -174,7 +197,9 @@ def plan(case: Case, data: Path, device: str) -> Memory:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--models", nargs="+", default=["tiny", "base"])
     parser.add_argument("--zero_stages", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
@@ -195,7 +220,10 @@ def main() -> None:
         for number, case in enumerate(cases):
             folder = Path(name) / str(number)
             folder.mkdir()
-            measured, planned = measure(case, data, folder, own.device), plan(case, data, own.device)
+            measured, planned = (
+                measure(case, data, folder, own.device),
+                plan(case, data, own.device),
+            )
             terms = planned.held | planned.moments[planned.fullest] | planned.process
             print_result(
                 "memory",

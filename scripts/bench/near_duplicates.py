@@ -2,10 +2,10 @@
 
     python -m scripts.bench.near_duplicates --input 'wiki/*.zst' --documents 500000
 
-Copies of the input's documents are planted with a share of their words replaced by others of the corpus, or with their
-sentences in another order; precision and recall are against the exact Jaccard similarity of 5-word shingles. Grouping
-is measured on random signatures of which every tenth is like another. datasketch, where it is installed, does both on
-the same documents.
+Copies of the input's documents are planted with a share of their words replaced by others of the
+corpus, or with their sentences in another order; precision and recall are against the exact Jaccard
+similarity of 5-word shingles. Grouping is measured on random signatures of which every tenth is
+like another. datasketch, where it is installed, does both on the same documents.
 """
 
 import argparse
@@ -49,7 +49,9 @@ _DOCUMENTS_OF_A_PART = 20_000
 
 def main() -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--documents", type=int, default=500_000, help="random signatures to group")
     parser.add_argument("--threshold", type=float, default=0.8)
@@ -83,7 +85,10 @@ def measure_signing(texts: Sequence[str]) -> dict[str, Any]:
         for text in tenth:
             sign_with_peer(text)
         peer = sum(len(text.encode()) for text in tenth) / 1e6 / (time.process_time() - start)
-        found |= {"datasketch_mb_per_cpu_second": round(peer, 2), "times_datasketch": round(ours / peer, 1)}
+        found |= {
+            "datasketch_mb_per_cpu_second": round(peer, 2),
+            "times_datasketch": round(ours / peer, 1),
+        }
     return found
 
 
@@ -96,7 +101,9 @@ def measure_grouping(number: int, rule: SimilarityRule) -> dict[str, Any]:
         for first in range(0, number, _DOCUMENTS_OF_A_PART):
             name = f"part-{first:09d}"
             sizes[name] = min(_DOCUMENTS_OF_A_PART, number - first)
-            Path(folder, f"{name}.signatures").write_bytes(random_signatures(rng, sizes[name]).tobytes())
+            Path(folder, f"{name}.signatures").write_bytes(
+                random_signatures(rng, sizes[name]).tobytes()
+            )
         runs = plan_runs(sizes)
         ranges = plan_ranges(runs, rule)
         start = time.process_time()
@@ -105,7 +112,11 @@ def measure_grouping(number: int, rule: SimilarityRule) -> dict[str, Any]:
         found = [write_found(keys, written, rule, Folder(folder)) for keys in ranges]
         seconds, peak = time.process_time() - start, peak_mb()
         num_bytes = sum(Path(folder, name).stat().st_size for name in written)
-        rows = keep_smallest(np.concatenate([read_groups(Folder(folder), each, FOUND_DTYPE, 0, 255) for each in found]))
+        rows = keep_smallest(
+            np.concatenate(
+                [read_groups(Folder(folder), each, FOUND_DTYPE, 0, 255) for each in found]
+            )
+        )
     return {
         "documents": number,
         "ranges": len(ranges),
@@ -138,15 +149,21 @@ def measure_quality(texts: Sequence[str], threshold: float, rule: SimilarityRule
     long_enough = [text for text in texts if len(text) > 500]
     bases = rng.sample(long_enough, min(PLANTED, len(long_enough)))
     kinds = {
-        f"{share:.1%} of words": [change_words(text, share, words, rng) for text in bases] for share in CHANGED_SHARES
+        f"{share:.1%} of words": [change_words(text, share, words, rng) for text in bases]
+        for share in CHANGED_SHARES
     }
     kinds["sentences reordered"] = [reorder_sentences(text, rng) for text in bases]
     planted: dict[str, Any] = {}
     exact, dropped, errors = [], [], []
     for kind, copies in kinds.items():
         similar = [jaccard(base, copy) for base, copy in zip(bases, copies, strict=True)]
-        found = [bool(find_in([base, copy], rule)) for base, copy in zip(bases, copies, strict=True)]
-        planted[kind] = {"mean_similarity": round(mean(similar), 3), "dropped": round(mean(found), 3)}
+        found = [
+            bool(find_in([base, copy], rule)) for base, copy in zip(bases, copies, strict=True)
+        ]
+        planted[kind] = {
+            "mean_similarity": round(mean(similar), 3),
+            "dropped": round(mean(found), 3),
+        }
         estimates = [mean(np.equal(*sign_texts(pair))) for pair in zip(bases, copies, strict=True)]
         errors += [estimate - own for estimate, own in zip(estimates, similar, strict=True)]
         exact += similar
@@ -189,7 +206,10 @@ def find_in(texts: Sequence[str], rule: SimilarityRule) -> list[tuple[str, str]]
     rows = np.frombuffer(pack_signatures(signed), SIGNED_DTYPE)
     banded = np.frombuffer(pack_bands(rows, rule)[HEAD_BYTES:], BANDED_DTYPE)
     return [
-        (by_id[join_id(row["high"], row["low"])], by_id[join_id(row["other_high"], row["other_low"])])
+        (
+            by_id[join_id(row["high"], row["low"])],
+            by_id[join_id(row["other_high"], row["other_low"])],
+        )
         for row in find_near_duplicates(banded, rule.matches)
     ]
 
@@ -215,7 +235,10 @@ def jaccard(left: str, right: str) -> float:
 def shingles(text: str) -> set[tuple[str, ...]]:
     """A text's runs of 5 words."""
     words = text.lower().split()
-    return {tuple(words[start : start + SHINGLE_WORDS]) for start in range(max(1, len(words) - SHINGLE_WORDS + 1))}
+    return {
+        tuple(words[start : start + SHINGLE_WORDS])
+        for start in range(max(1, len(words) - SHINGLE_WORDS + 1))
+    }
 
 
 def sign_with_peer(text: str) -> Any:

@@ -1,11 +1,14 @@
 """CPU-seconds that `build --plan true` predicts beside what the build then takes: one JSON line a corpus.
 
-    python -m scripts.bench.plan --input "wiki/*.zst" --copies 8 --vocab vocab.txt >> scripts/bench/results/plan.jsonl
+    python -m scripts.bench.plan --input "wiki/*.zst" --copies 8 --vocab vocab.txt >>
+    scripts/bench/results/plan.jsonl
 
-The corpus is written anew as often as `--copies` says, with another first word in every document, so that none is a
-duplicate: a dump (.xml.bz2) as a multistream dump, anything else as JSON Lines. Both numbers are CPU time, of a fresh
-process for the plan and of the launcher and all its workers for the build; neither depends on what else runs, but for
-the caches and memory that programs share. Plan and build take turns.
+The corpus is written anew as often as `--copies` says, with another first word in every document,
+so that none is a
+duplicate: a dump (.xml.bz2) as a multistream dump, anything else as JSON Lines. Both numbers are
+CPU time, of a fresh process for the plan and of the launcher and all its workers for the build;
+neither depends on what else runs, but for the caches and memory that programs share. Plan and build
+take turns.
 """
 
 import argparse
@@ -55,7 +58,11 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
 
 def compare(settings: dict[str, Any]) -> dict[str, Any]:
     """One plan and the build of the same settings."""
-    flags = [f"--{name}={value}" for name, value in settings.items() if name not in ("input", "output", "seq_lens")]
+    flags = [
+        f"--{name}={value}"
+        for name, value in settings.items()
+        if name not in ("input", "output", "seq_lens")
+    ]
     lengths = map(str, settings["seq_lens"])
     plan = predict(settings)
     built = measure_build(["--input", *settings["input"], "--seq_lens", *lengths, *flags])
@@ -72,7 +79,9 @@ def compare(settings: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Writes the corpus, then plans and builds it in turns."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--copies", type=int, default=8)

@@ -4,10 +4,10 @@
 
 FOLDER of --text holds wiki_en/, books_en/ and bert_vocab/. Makes, in gpu-pack/ (which git ignores):
 
-    bench/       6 files of wiki_en at 128 and 512 tokens, one pass: what `pretrain_gpu` and `stability_gpu` read
-    run/         wiki_en and books_en at 128 tokens, one pass: what `pretrain_run_gpu` trains on
-    wheels/      DeepSpeed and what torch, numpy, pyarrow, tokenizers and transformers do not bring with them
-    commit       of the code
+    bench/       6 files of wiki_en at 128 and 512 tokens, one pass: what `pretrain_gpu` and
+    `stability_gpu` read run/         wiki_en and books_en at 128 tokens, one pass: what
+    `pretrain_run_gpu` trains on wheels/      DeepSpeed and what torch, numpy, pyarrow, tokenizers
+    and transformers do not bring with them commit       of the code
 
 Run again it does what is missing. docs/gpu.md says how they travel and what reads them.
 """
@@ -29,15 +29,28 @@ WHEELS = (
     "hjson", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "zstandard", "isal", "tqdm",
     "webdataset", "braceexpand",
 )  # fmt: skip
-PLATFORMS = ("manylinux_2_28", "manylinux_2_26", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1")
+PLATFORMS = (
+    "manylinux_2_28",
+    "manylinux_2_26",
+    "manylinux_2_17",
+    "manylinux2014",
+    "manylinux_2_5",
+    "manylinux1",
+)
 
 
 def main() -> None:
     """Packs."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--text", type=Path, required=True, help="folder with wiki_en, books_en and bert_vocab")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--text", type=Path, required=True, help="folder with wiki_en, books_en and bert_vocab"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "gpu-pack")
-    parser.add_argument("--only", nargs="+", choices=(*DATASETS, "wheels"), default=[*DATASETS, "wheels"])
+    parser.add_argument(
+        "--only", nargs="+", choices=(*DATASETS, "wheels"), default=[*DATASETS, "wheels"]
+    )
     parser.add_argument("--python_version", default="3.12", help="of the machine with the GPU")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -50,7 +63,9 @@ def main() -> None:
         print(f"{options.output / name}: {megabytes(options.output / name):.1f} MB")
 
 
-def build_dataset(output: Path, text: Path, inputs: tuple[str, ...], seq_lens: tuple[str, ...]) -> None:
+def build_dataset(
+    output: Path, text: Path, inputs: tuple[str, ...], seq_lens: tuple[str, ...]
+) -> None:
     """Shards of one pass, their tokens aside.
 
     Raises:
@@ -58,10 +73,19 @@ def build_dataset(output: Path, text: Path, inputs: tuple[str, ...], seq_lens: t
         CalledProcessError: The build failed; it has said why.
     """
     vocab = text / "bert_vocab" / "bert-base-uncased-vocab.txt"
-    arguments = ["--input", *(str(text / f"{each}.zst") for each in inputs), "--vocab", str(vocab), "--passes", "1"]
+    arguments = [
+        "--input",
+        *(str(text / f"{each}.zst") for each in inputs),
+        "--vocab",
+        str(vocab),
+        "--passes",
+        "1",
+    ]
     tokens = output.with_name(f"{output.name}-tokens")
     places = ["--output", str(output), "--tokens", str(tokens), "--seq_lens", *seq_lens]
-    subprocess.run([sys.executable, "-m", "pipeline", "build", *arguments, *places], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", "build", *arguments, *places], cwd=ROOT, check=True
+    )
     if megabytes(output) > MOST_MEGABYTES[output.name]:
         raise ValueError(
             f"{output} has {megabytes(output):.1f} MB, more than {MOST_MEGABYTES[output.name]}: give it less text"
@@ -88,7 +112,9 @@ def pinned(name: str) -> str:
         ValueError: It is not there.
     """
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = next((line for line in lines if re.match(rf"{re.escape(name)}==", line, re.IGNORECASE)), None)
+    found = next(
+        (line for line in lines if re.match(rf"{re.escape(name)}==", line, re.IGNORECASE)), None
+    )
     if found is None:
         raise ValueError(f"constraints.txt names no version of {name}")
     return found

@@ -2,9 +2,10 @@
 
     python -m scripts.bench.pretrain_run_gpu --data DATASET --work FOLDER --preset small --minutes 8
 
-Trains by the clock (`budget_hours`), exports, fills blanks; writes pretrain_run_gpu_HARDWARE_DATE.json with the curve,
-every validation, NSP accuracy, samples and the minutes of each part. DATASET has length 128 and a validation split.
-`--device cpu --preset tiny` runs the same code on a CPU.
+Trains by the clock (`budget_hours`), exports, fills blanks; writes
+pretrain_run_gpu_HARDWARE_DATE.json with the curve, every validation, NSP accuracy, samples and the
+minutes of each part. DATASET has length 128 and a validation split. `--device cpu --preset tiny`
+runs the same code on a CPU.
 """
 
 import argparse
@@ -30,22 +31,48 @@ SAMPLES = (
     "The war began in the [MASK] century.",
     "It is one of the [MASK] cities in the world.",
 )
-CURVE = {"step": 0, "tokens": 0, "loss": 4, "mlm_loss": 4, "mlm_accuracy": 4, "nsp_accuracy": 4, "learning_rate": 8}
-VALIDATION = {"step": 0, "mlm_loss": 4, "mlm_accuracy": 4, "nsp_loss": 4, "nsp_accuracy": 4, "unigram_entropy": 4}
+CURVE = {
+    "step": 0,
+    "tokens": 0,
+    "loss": 4,
+    "mlm_loss": 4,
+    "mlm_accuracy": 4,
+    "nsp_accuracy": 4,
+    "learning_rate": 8,
+}
+VALIDATION = {
+    "step": 0,
+    "mlm_loss": 4,
+    "mlm_accuracy": 4,
+    "nsp_loss": 4,
+    "nsp_accuracy": 4,
+    "unigram_entropy": 4,
+}
 
 
 def main() -> int:
     """Trains, exports, asks."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--data", required=True)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the run and its export")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the run and its export"
+    )
     parser.add_argument("--preset", choices=tuple(PEAK_LR), default="small")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of training; starting and the export come on top")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=8.0,
+        help="of training; starting and the export come on top",
+    )
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--micro_tokens", type=int, default=65_536)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, help="file or folder of the result; scripts/bench/results without it")
+    parser.add_argument(
+        "--output", type=Path, help="file or folder of the result; scripts/bench/results without it"
+    )
     options = parser.parse_args()
     result = ResultFile("pretrain_run_gpu", torch.device(options.device), options.output)
     run, export, minutes = options.work / "run", options.work / "hf", dict[str, float]()
@@ -68,12 +95,20 @@ def main() -> int:
     trainer("export", str(run), "--output", str(export))
     minutes["export"] = minutes_since(began)
     filled = trainer("fill-mask", *SAMPLES, "--model", str(export)).splitlines()
-    places = [*map(filled.index, SAMPLES), len(filled) - 1]  # the last line says how much the model has read
-    samples = {text: filled[at + 1 : end] for text, (at, end) in zip(SAMPLES, pairwise(places), strict=True)}
+    places = [
+        *map(filled.index, SAMPLES),
+        len(filled) - 1,
+    ]  # the last line says how much the model has read
+    samples = {
+        text: filled[at + 1 : end]
+        for text, (at, end) in zip(SAMPLES, pairwise(places), strict=True)
+    }
     minutes["all"] = sum(minutes.values())
     result.put(samples=samples, cost_minutes=minutes, clocks_at_end=read_clocks(), complete=True)
     last: dict[str, Any] = measured[-1]
-    print(f"{rows[-1]['step']} steps in {minutes['training_with_start']:.1f} minutes, validation {last}")
+    print(
+        f"{rows[-1]['step']} steps in {minutes['training_with_start']:.1f} minutes, validation {last}"
+    )
     for text, found in samples.items():
         print(f"{text} {found}")
     print(result.path)
@@ -108,7 +143,9 @@ def write_settings(options: argparse.Namespace) -> Path:
 def trainer(*arguments: str) -> str:
     """What a subcommand prints."""
     command = [sys.executable, "-m", "trainer", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def minutes_since(began: float) -> float:

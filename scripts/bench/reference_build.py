@@ -1,11 +1,13 @@
 """The peer of the build benchmark: google-research/bert's `create_pretraining_data.py`, restated step by step.
 
-    python scripts/bench/reference_build.py --input sentences.txt --vocab vocab.txt --passes 5 --output out.tfrecord
+    python scripts/bench/reference_build.py --input sentences.txt --vocab vocab.txt --passes 5
+    --output out.tfrecord
 
-One process, one generator for all draws, tokens as strings, every instance padded and kept in memory, as the original
-does it. With TensorFlow installed it writes TFRecords of tf.train.Example; without it that part (a quarter of the time)
-is left out, and said so. Stands alone: it imports nothing of this project, so any environment can run it.
-Prints one JSON line with the CPU seconds of each stage.
+One process, one generator for all draws, tokens as strings, every instance padded and kept in
+memory, as the original does it. With TensorFlow installed it writes TFRecords of tf.train.Example;
+without it that part (a quarter of the time) is left out, and said so. Stands alone: it imports
+nothing of this project, so any environment can run it. Prints one JSON line with the CPU seconds of
+each stage.
 """
 
 import argparse
@@ -46,14 +48,20 @@ class Tokenizer:
         cleaned = []
         for char in text:
             code = ord(char)
-            if code in {0, 0xFFFD} or (char not in "\t\n\r" and unicodedata.category(char) in {"Cc", "Cf"}):
+            if code in {0, 0xFFFD} or (
+                char not in "\t\n\r" and unicodedata.category(char) in {"Cc", "Cf"}
+            ):
                 continue
             cleaned.append(" " if char in " \t\n\r" or unicodedata.category(char) == "Zs" else char)
         spaced = []
         for char in "".join(cleaned):
             spaced += [" ", char, " "] if _is_chinese(ord(char)) else [char]
         for token in "".join(spaced).strip().split():
-            kept = [char for char in unicodedata.normalize("NFD", token.lower()) if unicodedata.category(char) != "Mn"]
+            kept = [
+                char
+                for char in unicodedata.normalize("NFD", token.lower())
+                if unicodedata.category(char) != "Mn"
+            ]
             words: list[list[str]] = []
             begins = True
             for char in kept:
@@ -119,7 +127,11 @@ def create_instances(
 
 
 def create_from_document(
-    documents: list[Document], index: int, vocab: list[str], settings: argparse.Namespace, rng: random.Random
+    documents: list[Document],
+    index: int,
+    vocab: list[str],
+    settings: argparse.Namespace,
+    rng: random.Random,
 ) -> list[Instance]:
     """Pairs of one document, each masked at once."""
     document = documents[index]
@@ -152,7 +164,9 @@ def create_from_document(
             truncate(tokens_a, tokens_b, most, rng)
             tokens = ["[CLS]", *tokens_a, "[SEP]", *tokens_b, "[SEP]"]
             segment_ids = [0] * (len(tokens_a) + 2) + [1] * (len(tokens_b) + 1)
-            instances.append(Instance(*mask(tokens, segment_ids, vocab, settings, rng), is_random_next))
+            instances.append(
+                Instance(*mask(tokens, segment_ids, vocab, settings, rng), is_random_next)
+            )
             chunk, length = [], 0
         i += 1
     return instances
@@ -169,7 +183,11 @@ def truncate(tokens_a: list[str], tokens_b: list[str], most: int, rng: random.Ra
 
 
 def mask(
-    tokens: list[str], segment_ids: list[int], vocab: list[str], settings: argparse.Namespace, rng: random.Random
+    tokens: list[str],
+    segment_ids: list[int],
+    vocab: list[str],
+    settings: argparse.Namespace,
+    rng: random.Random,
 ) -> tuple[list[str], list[int], list[int], list[str]]:
     """Masks 15 % of the tokens: [MASK], the token itself or any other, 80, 10 and 10 %."""
     candidates = [[i] for i, token in enumerate(tokens) if token not in {"[CLS]", "[SEP]"}]
@@ -209,7 +227,9 @@ def write_instances(
 
     def feature(values: list[Any], kind: str = "int64") -> Any:
         if kind == "int64":
-            return tensorflow.train.Feature(int64_list=tensorflow.train.Int64List(value=list(values)))
+            return tensorflow.train.Feature(
+                int64_list=tensorflow.train.Int64List(value=list(values))
+            )
         return tensorflow.train.Feature(float_list=tensorflow.train.FloatList(value=list(values)))
 
     with tensorflow.io.TFRecordWriter(settings.output) as writer:
@@ -224,7 +244,9 @@ def write_instances(
             features["segment_ids"] = feature(instance.segment_ids + padding)
             features["masked_lm_positions"] = feature(instance.positions + label_padding)
             features["masked_lm_ids"] = feature(label_ids + label_padding)
-            features["masked_lm_weights"] = feature([1.0] * len(label_ids) + [0.0] * len(label_padding), "float")
+            features["masked_lm_weights"] = feature(
+                [1.0] * len(label_ids) + [0.0] * len(label_padding), "float"
+            )
             features["next_sentence_labels"] = feature([int(instance.is_random_next)])
             example = tensorflow.train.Example(features=tensorflow.train.Features(feature=features))
             writer.write(example.SerializeToString())
@@ -232,8 +254,12 @@ def write_instances(
 
 def main() -> int:
     """Runs the three stages and prints what each cost."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--input", required=True, help="a sentence a line, a blank line between documents")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--input", required=True, help="a sentence a line, a blank line between documents"
+    )
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--passes", type=int, default=5)

@@ -2,9 +2,10 @@
 
     python -m scripts.bench.seals --input 'text/*.jsonl' --vocab vocab.txt
 
-Builds the input in one process by both exchanges, five passes of one length, and adds up the CPU time
-of the calls that seals brought. Not among them are the walk over the index, which documents.ids needs
-too (`walk_seconds`, all of it), and an addition for the checksum of each document.
+Builds the input in one process by both exchanges, five passes of one length, and adds up the CPU
+time of the calls that seals brought. Not among them are the walk over the index, which
+documents.ids needs too (`walk_seconds`, all of it), and an addition for the checksum of each
+document.
 """
 
 import argparse
@@ -40,15 +41,35 @@ TIMED: tuple[tuple[Any, str], ...] = (
 
 def main() -> None:
     """Builds and prints one JSON line for each exchange."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", nargs="+", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--passes", default="5")
     options = parser.parse_args()
     for mode in ("files", "shuffle"):
-        flags = ["--vocab", options.vocab, "--passes", options.passes, "--seq_lens", "128", "--workers", "1"]
+        flags = [
+            "--vocab",
+            options.vocab,
+            "--passes",
+            options.passes,
+            "--seq_lens",
+            "128",
+            "--workers",
+            "1",
+        ]
         with tempfile.TemporaryDirectory(prefix="beambert-seals-") as folder, timed() as seconds:
-            words = ["build", "--input", *options.input, "--output", folder, "--exchange", mode, *flags]
+            words = [
+                "build",
+                "--input",
+                *options.input,
+                "--output",
+                folder,
+                "--exchange",
+                mode,
+                *flags,
+            ]
             whole = cpu_seconds(lambda words=words: _build(words))  # type: ignore[misc]
         found = {name: round(value, 4) for name, value in sorted(seconds.items())}
         walk = found.pop(WALK)
@@ -77,7 +98,9 @@ def timed() -> Iterator[dict[str, float]]:
             setattr(owner, name, function)
 
 
-def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -> Callable[..., Any]:
+def _timed(
+    function: Callable[..., Any], name: str, seconds: dict[str, float]
+) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         began = time.thread_time()
         try:

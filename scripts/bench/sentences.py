@@ -1,12 +1,14 @@
 """F1 of sentence boundaries on hand-made cases and on web text, and MB per CPU-second, beside peers: one JSON line.
 
-    python -m scripts.bench.sentences --golden golden_rules.jsonl --paragraphs en_ewt-ud-dev.sentences.jsonl.zst \
+    python -m scripts.bench.sentences --golden golden_rules.jsonl --paragraphs
+    en_ewt-ud-dev.sentences.jsonl.zst \
         --speed 'wiki_en/wiki_en_00*.zst'
 
-`--golden`: JSON Lines with lang, text and sentences. `--paragraphs`: JSON Lines with paragraphs of text and the [start,
-end) of their sentences. Beside ours stand plain `sentencex` and a regular expression (a full stop, question or
-exclamation mark, then space). A boundary is where a sentence ends, counted in characters that are no space; the end of
-the text, which everyone finds, is left out.
+`--golden`: JSON Lines with lang, text and sentences. `--paragraphs`: JSON Lines with paragraphs of
+text and the [start, end) of their sentences. Beside ours stand plain `sentencex` and a regular
+expression (a full stop, question or exclamation mark, then space). A boundary is where a sentence
+ends, counted in characters that are no space; the end of the text, which everyone finds, is left
+out.
 """
 
 import argparse
@@ -44,15 +46,21 @@ SPLITTERS: dict[str, Splitter] = {
 
 def main() -> int:
     """Scores, measures, prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--golden")
     parser.add_argument("--paragraphs")
-    parser.add_argument("--language", default="en", help="of the paragraphs and of the text for speed")
+    parser.add_argument(
+        "--language", default="en", help="of the paragraphs and of the text for speed"
+    )
     parser.add_argument("--speed", nargs="+", default=[])
     parser.add_argument("--repeat", type=int, default=3)
     config = parser.parse_args()
     cases = {"golden": list(read_golden(config.golden)) if config.golden else []}
-    cases["paragraphs"] = list(read_paragraphs(config.paragraphs, config.language)) if config.paragraphs else []
+    cases["paragraphs"] = (
+        list(read_paragraphs(config.paragraphs, config.language)) if config.paragraphs else []
+    )
     print_result(
         "sentences",
         vars(config),
@@ -63,7 +71,9 @@ def main() -> int:
             for name, splitter in SPLITTERS.items()
         },
         f1_by_language=score_languages(cases["golden"]),
-        megabytes_per_cpu_second=measure_speed(config.speed, config.language, config.repeat) if config.speed else None,
+        megabytes_per_cpu_second=measure_speed(config.speed, config.language, config.repeat)
+        if config.speed
+        else None,
     )
     return 0
 
@@ -81,7 +91,11 @@ def read_paragraphs(path: str, language: str) -> Iterator[Case]:
     for line in _read_lines(path):
         for paragraph in json.loads(line)["paragraphs"]:
             text = paragraph["text"]
-            yield language, clean_text(text), [text[start:end] for start, end in paragraph["sentences"]]
+            yield (
+                language,
+                clean_text(text),
+                [text[start:end] for start, end in paragraph["sentences"]],
+            )
 
 
 def score(splitter: Splitter, cases: Iterable[Case]) -> dict[str, float]:
@@ -94,7 +108,10 @@ def score(splitter: Splitter, cases: Iterable[Case]) -> dict[str, float]:
         num_true += len(true)
     precision, recall = num_right / max(1, num_found), num_right / max(1, num_true)
     f1 = 2 * num_right / max(1, num_found + num_true)
-    return {name: round(100 * value, 2) for name, value in (("f1", f1), ("precision", precision), ("recall", recall))}
+    return {
+        name: round(100 * value, 2)
+        for name, value in (("f1", f1), ("precision", precision), ("recall", recall))
+    }
 
 
 def find_boundaries(sentences: Sequence[str]) -> set[int]:
@@ -118,7 +135,9 @@ def score_languages(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
     }
 
 
-def measure_speed(patterns: Sequence[str], language: str, repeat: int) -> dict[str, dict[str, object]]:
+def measure_speed(
+    patterns: Sequence[str], language: str, repeat: int
+) -> dict[str, dict[str, object]]:
     """MB per CPU-second of every splitter."""
     texts = read_documents(patterns)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
@@ -128,14 +147,18 @@ def measure_speed(patterns: Sequence[str], language: str, repeat: int) -> dict[s
             splitter(text, language)
 
     return {
-        name: summarize([megabytes / cpu_seconds(partial(split_all, splitter)) for _ in range(repeat)])
+        name: summarize(
+            [megabytes / cpu_seconds(partial(split_all, splitter)) for _ in range(repeat)]
+        )
         for name, splitter in SPLITTERS.items()
     }
 
 
 def _read_lines(path: str) -> list[str]:
     data = Path(path).read_bytes()
-    return (zstandard.decompress(data, 2**28) if path.endswith(".zst") else data).decode().splitlines()
+    return (
+        (zstandard.decompress(data, 2**28) if path.endswith(".zst") else data).decode().splitlines()
+    )
 
 
 if __name__ == "__main__":

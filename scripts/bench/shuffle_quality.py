@@ -2,10 +2,11 @@
 
     python -m scripts.bench.shuffle_quality DATASET --seq_len 128 --global_batch 256
 
-Of one epoch of the first pass: the share of pairs in a batch that are of one document (segment A's); how far apart the
-instances of a document come, in shares of the epoch; how often instances stored side by side share a batch. Of two
-epochs over the same pass: how many of a batch's pairs meet in a batch again. Same documents, same batch size, and a
-permutation drawn anew for every repetition; nothing is asserted.
+Of one epoch of the first pass: the share of pairs in a batch that are of one document (segment
+A's); how far apart the instances of a document come, in shares of the epoch; how often instances
+stored side by side share a batch. Of two epochs over the same pass: how many of a batch's pairs
+meet in a batch again. Same documents, same batch size, and a permutation drawn anew for every
+repetition; nothing is asserted.
 """
 
 import argparse
@@ -42,7 +43,9 @@ def stream_order(
     dataset: Dataset, seq_len: int, seed: int, global_batch: int, epoch: int, num_lanes: int | None
 ) -> Array:
     """Instances [N] of the first pass in the order that one epoch of the stream takes them, by place in the pass."""
-    shards = tuple(ShardSize(each.name, each.instances) for each in dataset.shards("train", seq_len, 0))
+    shards = tuple(
+        ShardSize(each.name, each.instances) for each in dataset.shards("train", seq_len, 0)
+    )
     size = sum(each.instances for each in shards)
     lanes = num_lanes or default_num_lanes(global_batch, [size], block_instances(seq_len))
     order = StreamOrder(((shards,),), (1,), seed, lanes)
@@ -52,7 +55,10 @@ def stream_order(
         count = min(global_batch, (epoch + 1) * size - position)
         runs = rank_runs(order, position, count, 0, 1)
         taken += [
-            np.arange(a, b) for a, b in zip(first[runs.shard] + runs.start, first[runs.shard] + runs.stop, strict=True)
+            np.arange(a, b)
+            for a, b in zip(
+                first[runs.shard] + runs.start, first[runs.shard] + runs.stop, strict=True
+            )
         ]
     return np.concatenate(taken)
 
@@ -74,7 +80,9 @@ def document_gaps(documents: Array, order: Array) -> dict[str, float]:
     by_document = np.lexsort((place, documents))
     inside = np.diff(documents[by_document]) == 0
     gaps = np.diff(place[by_document])[inside] / len(order)
-    return {"mean": float(gaps.mean())} | {f"p{q}": float(np.percentile(gaps, q)) for q in (1, 10, 50)}
+    return {"mean": float(gaps.mean())} | {
+        f"p{q}": float(np.percentile(gaps, q)) for q in (1, 10, 50)
+    }
 
 
 def stored_neighbours_share(order: Array, global_batch: int) -> float:
@@ -110,7 +118,9 @@ def permutation(size: int, seed: int, epoch: int) -> Array:
 
 def main() -> int:
     """Measures the stream for some seeds and as many permutations."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("dataset")
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--global_batch", type=int, default=256)
@@ -124,7 +134,10 @@ def main() -> int:
         for seed in range(own.repeat)
     ]
     shuffles = [partial(permutation, len(documents), seed) for seed in range(own.repeat)]
-    streams, full = ([measure(documents, epoch, own.global_batch) for epoch in each] for each in (orders, shuffles))
+    streams, full = (
+        [measure(documents, epoch, own.global_batch) for epoch in each]
+        for each in (orders, shuffles)
+    )
     shares = [
         [float(np.median([run[key] for run in runs])) for runs in (streams, full)]
         for key in ("same_document_pairs", "companions_again")

@@ -2,16 +2,18 @@
 
     python -m scripts.bench.stability_gpu --data DATASET --work FOLDER
 
-`recipe`: BERT-LARGE, post-LN, bf16, Google's batch and peak rate, with the warm-up in a tenth of 300 steps, where the
-recipe takes 10,000: harsher than what it stands for. Every loss finite, no gradient refused, a lower loss at the end.
-`precision`: 20 steps of BERT-SMALL without dropout in bf16 on the device and in fp32 on the CPU.
-`resume`: the same run undisturbed, and killed and continued; their losses side by side. Attention on a GPU adds up in
-no fixed order, so that equal bits are noted and not asked for.
-`fp8`, which is made only where --only names it: --steps steps of the small model with products in FP8, and the same in
-bf16, on the device; the mean loss of each tenth of the steps, and of validation, side by side.
+`recipe`: BERT-LARGE, post-LN, bf16, Google's batch and peak rate, with the warm-up in a tenth of
+300 steps, where the recipe takes 10,000: harsher than what it stands for. Every loss finite, no
+gradient refused, a lower loss at the end. `precision`: 20 steps of BERT-SMALL without dropout in
+bf16 on the device and in fp32 on the CPU. `resume`: the same run undisturbed, and killed and
+continued; their losses side by side. Attention on a GPU adds up in no fixed order, so that equal
+bits are noted and not asked for. `fp8`, which is made only where --only names it: --steps steps of
+the small model with products in FP8, and the same in bf16, on the device; the mean loss of each
+tenth of the steps, and of validation, side by side.
 
-DATASET has length 128. Writes stability_gpu_HARDWARE_DATE.json after every part; the exit code is 1 where one failed.
-`--device cpu --preset tiny --small_preset tiny --steps 12` runs the same code on a CPU.
+DATASET has length 128. Writes stability_gpu_HARDWARE_DATE.json after every part; the exit code is 1
+where one failed. `--device cpu --preset tiny --small_preset tiny --steps 12` runs the same code on
+a CPU.
 """
 
 import argparse
@@ -37,7 +39,9 @@ def main() -> int:
     options = parse_options()
     device = torch.device(options.device)
     result = ResultFile("stability_gpu", device, options.output)
-    result.put(data=options.data, preset=options.preset, small_preset=options.small_preset, parts={})
+    result.put(
+        data=options.data, preset=options.preset, small_preset=options.small_preset, parts={}
+    )
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "precision": check_precision,
         "resume": check_resume,
@@ -50,7 +54,9 @@ def main() -> int:
             found[name] = parts[name](options)
         except Exception as error:  # noqa: BLE001 - the other parts go on
             found[name] = {"passed": False, "error": f"{type(error).__name__}: {error}"}
-        print(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} {found[name]}", flush=True)
+        print(
+            f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} {found[name]}", flush=True
+        )
         result.put(parts=found)
     result.put(complete=True)
     print(result.path)
@@ -59,7 +65,9 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--data", required=True, help="dataset with length 128, or --seq_len")
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -67,7 +75,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--small_preset", default="small", help="of the model that is compared")
     parser.add_argument("--seq_len", type=int, default=128)
     parser.add_argument("--steps", type=int, default=300, help="of the recipe, or in FP8")
-    parser.add_argument("--batch", type=int, default=256, help="of the recipe; the others take an eighth")
+    parser.add_argument(
+        "--batch", type=int, default=256, help="of the recipe; the others take an eighth"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="most that one run may take")
     parser.add_argument(
         "--only",
@@ -75,7 +85,9 @@ def parse_options() -> argparse.Namespace:
         choices=("precision", "resume", "recipe", "fp8"),
         default=["precision", "resume", "recipe"],
     )
-    parser.add_argument("--output", type=Path, help="file or folder of the result; scripts/bench/results without it")
+    parser.add_argument(
+        "--output", type=Path, help="file or folder of the result; scripts/bench/results without it"
+    )
     return parser.parse_args()
 
 
@@ -122,20 +134,29 @@ def check_precision(options: argparse.Namespace) -> dict[str, Any]:
     """The same steps in bf16 on the device and in fp32 on the CPU."""
     losses = {}
     for precision, device in (("bf16", options.device), ("fp32", "cpu")):
-        config = write_small(options, f"precision-{precision}", PRECISION_STEPS, precision, dropout=0.0)
+        config = write_small(
+            options, f"precision-{precision}", PRECISION_STEPS, precision, dropout=0.0
+        )
         output = options.work / f"precision-{precision}"
         finish(start(config, output, device), output, 60 * options.minutes)
         losses[precision] = column(rows_of(output), "loss")
     pairs = list(zip(losses["bf16"], losses["fp32"], strict=True))
     worst = max(abs(bf16 - fp32) / fp32 for bf16, fp32 in pairs)
-    return {"passed": worst <= LOSS_BOUND, "largest_relative_difference": worst, "bound": LOSS_BOUND, "losses": pairs}
+    return {
+        "passed": worst <= LOSS_BOUND,
+        "largest_relative_difference": worst,
+        "bound": LOSS_BOUND,
+        "losses": pairs,
+    }
 
 
 def check_resume(options: argparse.Namespace) -> dict[str, Any]:
     """An undisturbed run, and one that is killed after its second checkpoint and continued."""
     steps, interval = 120, 10  # so many that a small model is not done before the kill
     for name in ("undisturbed", "killed"):
-        config = write_small(options, name, steps, "bf16", dropout=0.1, checkpoint={"interval": interval})
+        config = write_small(
+            options, name, steps, "bf16", dropout=0.1, checkpoint={"interval": interval}
+        )
         output = options.work / name
         run = start(config, output, options.device)
         if name == "killed":
@@ -144,7 +165,9 @@ def check_resume(options: argparse.Namespace) -> dict[str, Any]:
         finish(run, output, 60 * options.minutes)
     one, other = (rows_of(options.work / name) for name in ("undisturbed", "killed"))
     steps_made = [row["step"] for row in other]
-    worst = max(abs(a - b) / a for a, b in zip(column(one, "loss"), column(other, "loss"), strict=True))
+    worst = max(
+        abs(a - b) / a for a, b in zip(column(one, "loss"), column(other, "loss"), strict=True)
+    )
     positions = [row["position"] for row in one] == [row["position"] for row in other]
     return {
         "passed": steps_made == list(range(1, steps + 1)) and positions and worst <= RESUME_BOUND,
@@ -152,7 +175,8 @@ def check_resume(options: argparse.Namespace) -> dict[str, Any]:
         "largest_relative_difference": worst,
         "bound": RESUME_BOUND,
         "same_instances": positions,
-        "weights_equal_to_the_bit": weights_of(options.work / "undisturbed") == weights_of(options.work / "killed"),
+        "weights_equal_to_the_bit": weights_of(options.work / "undisturbed")
+        == weights_of(options.work / "killed"),
     }
 
 
@@ -162,12 +186,19 @@ def check_fp8(options: argparse.Namespace) -> dict[str, Any]:
     tenth = max(1, options.steps // 10)
     for is_fp8 in (False, True):
         output = options.work / ("fp8" if is_fp8 else "bf16")
-        config = write_small(options, output.name, options.steps, "bf16", dropout=0.1, fp8=is_fp8, peak_lr=1e-3)
+        config = write_small(
+            options, output.name, options.steps, "bf16", dropout=0.1, fp8=is_fp8, peak_lr=1e-3
+        )
         finish(start(config, output, options.device), output, 60 * options.minutes)
         losses = column(rows_of(output), "loss")
         validation = column(rows_of(output, "validation"), "loss")
-        means[is_fp8] = [*(fmean(losses[at : at + tenth]) for at in range(0, len(losses), tenth)), validation[-1]]
-    pairs = [(round(fp8, 4), round(bf16, 4)) for fp8, bf16 in zip(means[True], means[False], strict=True)]
+        means[is_fp8] = [
+            *(fmean(losses[at : at + tenth]) for at in range(0, len(losses), tenth)),
+            validation[-1],
+        ]
+    pairs = [
+        (round(fp8, 4), round(bf16, 4)) for fp8, bf16 in zip(means[True], means[False], strict=True)
+    ]
     worst = max(abs(fp8 - bf16) / bf16 for fp8, bf16 in pairs)
     return {
         "passed": worst <= FP8_BOUND,

@@ -1,9 +1,9 @@
 """Runs a command of a build and says what each of its stages took: wall, CPU of all processes, and the longest path.
 
-The processes are looked at in /proc several times a second (Linux only); a stage ends when the file is written that
-ends it. `path_seconds` is the CPU time of the launcher and of the worker with most of it: the wall time on cores that
-nobody else uses, but for waiting, and so what to compare on a machine that others use. The launcher's own children are
-in no path, as shells only wait.
+The processes are looked at in /proc several times a second (Linux only); a stage ends when the file
+is written that ends it. `path_seconds` is the CPU time of the launcher and of the worker with most
+of it: the wall time on cores that nobody else uses, but for waiting, and so what to compare on a
+machine that others use. The launcher's own children are in no path, as shells only wait.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ class Stages:
     Attributes:
         seconds: Wall time.
         peak_bytes: Most memory that one process had at once.
-        stages: seconds, cpu_seconds and path_seconds of those of `STAGES`, then of the report. The start of Python and
-            Beam counts as vocabulary.
+        stages: seconds, cpu_seconds and path_seconds of those of `STAGES`, then of the report. The
+            start of Python and Beam counts as vocabulary.
     """
 
     seconds: float
@@ -54,7 +54,9 @@ def run_stages(command: Sequence[str], output: Path) -> Stages:
         CalledProcessError: The command failed.
     """
     began = time.time()
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     samples = [_Sample(began, {})]
     ended = threading.Event()
     children: set[int] = set()
@@ -71,7 +73,9 @@ def run_stages(command: Sequence[str], output: Path) -> Stages:
     return Stages(finish - began, samples[-1].peak_bytes, stages)
 
 
-def _watch(session: int, samples: list[_Sample], children: set[int], ended: threading.Event) -> None:
+def _watch(
+    session: int, samples: list[_Sample], children: set[int], ended: threading.Event
+) -> None:
     while not ended.wait(_PAUSE_SECONDS):
         # A process that has ended keeps what it had when it was last seen.
         moment, before = time.time(), samples[-1]
@@ -82,12 +86,18 @@ def _watch(session: int, samples: list[_Sample], children: set[int], ended: thre
                 if int(fields[3]) == session:
                     children.update([int(folder.name)] if int(fields[1]) == session else [])
                     cpu[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
-                    peak_bytes = max(peak_bytes, 1024 * int(_PEAK.findall((folder / "status").read_text())[0]))
+                    peak_bytes = max(
+                        peak_bytes, 1024 * int(_PEAK.findall((folder / "status").read_text())[0])
+                    )
         samples.append(_Sample(moment, cpu, peak_bytes))
 
 
 def _split(
-    samples: Sequence[_Sample], launcher: int, children: set[int], began: float, bounds: Mapping[str, float]
+    samples: Sequence[_Sample],
+    launcher: int,
+    children: set[int],
+    began: float,
+    bounds: Mapping[str, float],
 ) -> dict[str, dict[str, float]]:
     stages = {}
     before, start = samples[0].cpu, began
@@ -95,7 +105,9 @@ def _split(
         after = min(samples, key=lambda sample: abs(sample.moment - moment)).cpu
         used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
         total = sum(used.values())
-        workers = (seconds for pid, seconds in used.items() if pid != launcher and pid not in children)
+        workers = (
+            seconds for pid, seconds in used.items() if pid != launcher and pid not in children
+        )
         path = used.get(launcher, 0.0) + max(workers, default=0.0)
         seconds = {"seconds": moment - start, "cpu_seconds": total, "path_seconds": path}
         stages[name] = {key: round(value, 2) for key, value in seconds.items()}

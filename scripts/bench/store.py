@@ -2,9 +2,10 @@
 
     python scripts/bench/store.py [--latency_ms 30] [--megabytes 256]
 
-A server on this machine answers ranged GETs as S3 does, after a pause; `stream` is one botocore request for a whole
-shard after another, read in pieces of 1 MiB, `window` is the loader's threads with their checks, by numbers of requests
-in flight and sizes. CPU seconds are those of the reading process.
+A server on this machine answers ranged GETs as S3 does, after a pause; `stream` is one botocore
+request for a whole shard after another, read in pieces of 1 MiB, `window` is the loader's threads
+with their checks, by numbers of requests in flight and sizes. CPU seconds are those of the reading
+process.
 """
 
 import argparse
@@ -97,14 +98,32 @@ def open_store(options: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def read_window(dataset: Dataset, num_shards: int, table: BlockTable, settings: ReadSettings) -> int:
+def read_window(
+    dataset: Dataset, num_shards: int, table: BlockTable, settings: ReadSettings
+) -> int:
     """The loader's threads over the same shards, in order and with all checks, at most buffer_bytes ahead."""
     threads = ReadThreads(dataset, settings)
     room = threading.Semaphore(max(1, settings.buffer_bytes // settings.max_read_bytes))
     per_read = settings.max_read_bytes // BLOCK_BYTES
     reads: list[Read] = []
     for number in range(num_shards):
-        shard = Shard("train", 128, 0, f"shard-{number}.tar", SHARD_BYTES, "", "", "", 0, 0, 0, 0, 0, 0, NOTHING)
+        shard = Shard(
+            "train",
+            128,
+            0,
+            f"shard-{number}.tar",
+            SHARD_BYTES,
+            "",
+            "",
+            "",
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            NOTHING,
+        )
         for first in range(0, len(table), per_read):
             blocks = BlockRange(shard, table, first, min(first + per_read, len(table)))
             reads.append(Read(blocks, first, Future()))
@@ -130,12 +149,17 @@ def measure(call: Any) -> dict[str, float]:
     began, cpu = time.perf_counter(), time.process_time()
     count = call()
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    return {"mb_per_second": round(count / seconds / 1e6, 1), "cpu_seconds_per_gb": round(cpu / count * 1e9, 3)}
+    return {
+        "mb_per_second": round(count / seconds / 1e6, 1),
+        "cpu_seconds_per_gb": round(cpu / count * 1e9, 3),
+    }
 
 
 def main() -> int:
     """Compares the window at several settings with one stream."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--latency_ms", type=float, default=30)
     parser.add_argument("--connection_mb_per_second", type=float, default=80)
     parser.add_argument("--megabytes", type=int, default=512)
@@ -152,15 +176,28 @@ def main() -> int:
     while not port.value:
         time.sleep(0.05)
     url = f"http://127.0.0.1:{port.value}"
-    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
+    keys = {
+        "aws_access_key_id": "key",
+        "aws_secret_access_key": "secret",
+        "region_name": "us-east-1",
+    }
     client = botocore.session.get_session().create_client("s3", endpoint_url=url, **keys)
     num_shards = max(1, options.megabytes * 10**6 // SHARD_BYTES)
     offset = np.arange(SHARD_BYTES // BLOCK_BYTES, dtype=np.int64) * BLOCK_BYTES
     body, size = memoryview(make_body()), np.full(len(offset), BLOCK_BYTES)
     crc32 = np.array([checksum(body[start : start + BLOCK_BYTES]) for start in offset], np.uint32)
     table = BlockTable(offset, size, size, size, crc32)
-    s3 = {"key": "key", "secret": "secret", "endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}}
-    config = {"benchmark": "store", "latency_ms": options.latency_ms, "megabytes": options.megabytes}
+    s3 = {
+        "key": "key",
+        "secret": "secret",
+        "endpoint_url": url,
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
+    config = {
+        "benchmark": "store",
+        "latency_ms": options.latency_ms,
+        "megabytes": options.megabytes,
+    }
     config["connection_mb_per_second"] = options.connection_mb_per_second
     dataset = open_store(s3)
     read_stream(client, 1)
@@ -170,12 +207,22 @@ def main() -> int:
         for read_mb in options.read_mb:
             settings = ReadSettings(num_threads=num_threads, max_read_bytes=read_mb * 2**20)
             read_window(dataset, 1, table, settings)  # memory that is new once
-            found = measure(lambda settings=settings: read_window(dataset, num_shards, table, settings))
+            found = measure(
+                lambda settings=settings: read_window(dataset, num_shards, table, settings)
+            )
             ratios = {
                 "speed_over_stream": round(found["mb_per_second"] / stream["mb_per_second"], 2),
-                "cpu_over_stream": round(found["cpu_seconds_per_gb"] / stream["cpu_seconds_per_gb"], 2),
+                "cpu_over_stream": round(
+                    found["cpu_seconds_per_gb"] / stream["cpu_seconds_per_gb"], 2
+                ),
             }
-            line = {"reader": "window", "threads": num_threads, "read_mb": read_mb, **found, **ratios}
+            line = {
+                "reader": "window",
+                "threads": num_threads,
+                "read_mb": read_mb,
+                **found,
+                **ratios,
+            }
             print(json.dumps(config | line), flush=True)
     return 0
 

@@ -2,12 +2,12 @@
 
     python -m scripts.bench.train_step --data DATASET [--only packing plain peer losses]
 
-`packing`: our model over packed instances, and over the same ones filled up with [PAD], at fill 0.5.
-`plain`: our step (DeepSpeed without ZeRO, counts agreed on) and a plain PyTorch loop over the same model and batches.
-`peer`: transformers.BertForPreTraining in a loop of its own, padded to the longest of a batch; ours; ours without
-packing; ours with a head over all tokens; at the dataset's natural fill and at 0.5.
-`losses`: 200 steps from the same weights over the same batches, fp32, no dropout: the largest difference from a
-transformers loop.
+`packing`: our model over packed instances, and over the same ones filled up with [PAD], at fill
+0.5. `plain`: our step (DeepSpeed without ZeRO, counts agreed on) and a plain PyTorch loop over the
+same model and batches. `peer`: transformers.BertForPreTraining in a loop of its own, padded to the
+longest of a batch; ours; ours without packing; ours with a head over all tokens; at the dataset's
+natural fill and at 0.5. `losses`: 200 steps from the same weights over the same batches, fp32, no
+dropout: the largest difference from a transformers loop.
 
 Who is compared takes turns, so that ratios compare what ran under the same load; one thread.
 """
@@ -30,7 +30,13 @@ from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import agree_on_step, deepspeed_config, forward_sums, start_engine, train_step
+from trainer.optim.engine import (
+    agree_on_step,
+    deepspeed_config,
+    forward_sums,
+    start_engine,
+    train_step,
+)
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 from trainer.stream.packing import MicroBatch, pack_micro_batches, pad_micro_batch, to_device
 
@@ -44,23 +50,35 @@ def read_instances(dataset: Dataset, seq_len: int) -> Block:
     [shard, *_] = dataset.shards("train", seq_len, 0)
     data, table = dataset.read_file(shard.name), dataset.blocks(shard)
     places = zip(table.offset.tolist(), table.size.tolist(), strict=True)
-    return concatenate_blocks([decode_block(data[start : start + size], shard.name) for start, size in places])
+    return concatenate_blocks(
+        [decode_block(data[start : start + size], shard.name) for start, size in places]
+    )
 
 
-def batches_of(block: Block, seq_len: int, size: int, count: int, fill: float | None) -> list[MicroBatch]:
+def batches_of(
+    block: Block, seq_len: int, size: int, count: int, fill: float | None
+) -> list[MicroBatch]:
     """Batches of neighbours in the dataset, or of those among them whose mean length stays nearest to `fill`."""
     lengths, chosen, total = np.diff(block.offsets), list[int](), 0
     for index, length in enumerate(lengths.tolist()):
         before, after = total / max(1, len(chosen)), (total + length) / (len(chosen) + 1)
-        if fill is None or not chosen or abs(after - fill * seq_len) <= max(abs(before - fill * seq_len), 8):
+        if (
+            fill is None
+            or not chosen
+            or abs(after - fill * seq_len) <= max(abs(before - fill * seq_len), 8)
+        ):
             chosen.append(index)
             total += length
         if len(chosen) == size * count:
             break
     else:
-        raise ValueError(f"the first shard has {len(chosen)} instances of that fill, {size * count} are needed")
+        raise ValueError(
+            f"the first shard has {len(chosen)} instances of that fill, {size * count} are needed"
+        )
     rows = concatenate_blocks([block.slice(index, index + 1) for index in chosen])
-    return pack_micro_batches(rows, [(start, start + size) for start in range(0, size * count, size)])
+    return pack_micro_batches(
+        rows, [(start, start + size) for start in range(0, size * count, size)]
+    )
 
 
 def fill_up(batch: MicroBatch, seq_len: int) -> MicroBatch:
@@ -86,7 +104,9 @@ def predict_everywhere(batch: MicroBatch) -> MicroBatch:
     return dataclasses.replace(batch, masked_positions=every, masked_labels=batch.input_ids.long())
 
 
-def plain_step(model: BertForPreTraining, optimizer: torch.optim.Optimizer, batch: MicroBatch) -> Tensor:
+def plain_step(
+    model: BertForPreTraining, optimizer: torch.optim.Optimizer, batch: MicroBatch
+) -> Tensor:
     """A plain loop's step over our model."""
     sums = forward_sums(model, batch, CPU)
     loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(batch.is_random_next)
@@ -97,7 +117,9 @@ def plain_step(model: BertForPreTraining, optimizer: torch.optim.Optimizer, batc
     return loss.detach()
 
 
-def transformers_step(model: Any, optimizer: torch.optim.Optimizer, rows: dict[str, Tensor]) -> Tensor:
+def transformers_step(
+    model: Any, optimizer: torch.optim.Optimizer, rows: dict[str, Tensor]
+) -> Tensor:
     """A plain loop's step over transformers' model."""
     loss: Tensor = model(**rows).loss
     torch.autograd.backward(loss)
@@ -123,7 +145,9 @@ def twin_of(model: BertForPreTraining, attention: str | None = None) -> Any:
         attention: transformers' name of an implementation; None leaves the choice to it.
     """
     settings = to_hf_config(model.config, 0)
-    twin = transformers.BertForPreTraining(transformers.BertConfig(**settings, attn_implementation=attention))
+    twin = transformers.BertForPreTraining(
+        transformers.BertConfig(**settings, attn_implementation=attention)
+    )
     weights = to_hf_state(model.state_dict(), model.config)
     weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
     weights["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"]
@@ -137,7 +161,9 @@ class Ours:
     def __init__(self, model: BertForPreTraining, ranks: Ranks, zero_stage: int = 0) -> None:
         self._ranks, self._optimizer = ranks, AdamW(model.named_parameters())
         self._optimizer.set_learning_rate(LEARNING_RATE)
-        self._engine = start_engine(model.train(), self._optimizer, deepspeed_config({}, zero_stage, "fp32"), ranks)
+        self._engine = start_engine(
+            model.train(), self._optimizer, deepspeed_config({}, zero_stage, "fp32"), ranks
+        )
 
     def step(self, batch: MicroBatch) -> float:
         """Makes a step; its loss."""
@@ -166,7 +192,10 @@ def histogram(batches: Sequence[MicroBatch], seq_len: int) -> dict[str, Any]:
     """How long the instances are, in eighths of seq_len."""
     lengths = torch.cat([batch.cu_seqlens.diff() for batch in batches]).numpy()
     counts, _ = np.histogram(lengths, bins=8, range=(1, seq_len + 1))
-    return {"fill": round(float(lengths.mean()) / seq_len, 3), "lengths_in_eighths": counts.tolist()}
+    return {
+        "fill": round(float(lengths.mean()) / seq_len, 3),
+        "lengths_in_eighths": counts.tolist(),
+    }
 
 
 def compare_packing(block: Block, options: argparse.Namespace, vocab_size: int) -> None:
@@ -184,7 +213,13 @@ def compare_packing(block: Block, options: argparse.Namespace, vocab_size: int) 
     )
     found = {name: summarize(each, 3) for name, each in seconds.items()}
     facts = histogram(batches, options.seq_len)
-    report("packing", options, cpu_seconds=found, packed_over_padded=ratios(seconds, "packed", "padded"), **facts)
+    report(
+        "packing",
+        options,
+        cpu_seconds=found,
+        packed_over_padded=ratios(seconds, "packed", "padded"),
+        **facts,
+    )
 
 
 def compare_plain(block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks) -> None:
@@ -205,7 +240,9 @@ def compare_plain(block: Block, options: argparse.Namespace, vocab_size: int, ra
     report("plain", options, cpu_seconds=found, ours_over_plain=ratios(seconds, "ours", "plain"))
 
 
-def compare_peer(block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks, fill: float | None) -> None:
+def compare_peer(
+    block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks, fill: float | None
+) -> None:
     """Goal: at least 1.5 times the real tokens of transformers at natural fill."""
     batches = batches_of(block, options.seq_len, options.batch, options.rounds, fill)
     config = preset(options.model, vocab_size=vocab_size)
@@ -234,10 +271,18 @@ def compare_peer(block: Block, options: argparse.Namespace, vocab_size: int, ran
         "gain_of_packing": ratios(seconds, "ours_padded", "ours"),
         "gain_of_masked_head": ratios(seconds, "ours_head_everywhere", "ours"),
     }
-    report("peer", options, real_tokens_per_cpu_second=rates, **gains, **histogram(batches, options.seq_len))
+    report(
+        "peer",
+        options,
+        real_tokens_per_cpu_second=rates,
+        **gains,
+        **histogram(batches, options.seq_len),
+    )
 
 
-def compare_losses(dataset: Dataset, options: argparse.Namespace, vocab_size: int, ranks: Ranks) -> None:
+def compare_losses(
+    dataset: Dataset, options: argparse.Namespace, vocab_size: int, ranks: Ranks
+) -> None:
     """Goal: no loss of 200 steps farther than 1e-3 from the other loop's."""
     block, size, steps = read_instances(dataset, 128), 8, 200
     batches = batches_of(block, 128, size, steps, None)
@@ -246,7 +291,8 @@ def compare_losses(dataset: Dataset, options: argparse.Namespace, vocab_size: in
     twin, ours = twin_of(model), Ours(model, ranks, zero_stage=1)
     theirs = torch_adamw(twin)
     pairs = [
-        (ours.step(batch), float(transformers_step(twin, theirs, pad_micro_batch(batch, 128)))) for batch in batches
+        (ours.step(batch), float(transformers_step(twin, theirs, pad_micro_batch(batch, 128))))
+        for batch in batches
     ]
     differences = [abs(one - other) for one, other in pairs]
     ends = {"first_loss": pairs[0], "last_loss": pairs[-1]}
@@ -255,12 +301,19 @@ def compare_losses(dataset: Dataset, options: argparse.Namespace, vocab_size: in
 
 def report(comparison: str, options: argparse.Namespace, **found: Any) -> None:
     """One line."""
-    config = {"model": options.model, "seq_len": options.seq_len, "batch": options.batch, "comparison": comparison}
+    config = {
+        "model": options.model,
+        "seq_len": options.seq_len,
+        "batch": options.batch,
+        "comparison": comparison,
+    }
     print_result("train_step", config, PACKAGES, **found)
     sys.stdout.flush()
 
 
-def comparisons(options: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[str, Callable[[], None]]]:
+def comparisons(
+    options: argparse.Namespace, ranks: Ranks
+) -> Iterator[tuple[str, Callable[[], None]]]:
     """What can be compared, by name."""
     dataset = open_dataset(options.data)
     vocab_size, block = dataset.manifest.vocab_size, read_instances(dataset, options.seq_len)
@@ -273,7 +326,9 @@ def comparisons(options: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[str
 
 def main() -> None:
     """Compares."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--data", required=True, help="dataset with lengths 128 and --seq_len")
     parser.add_argument("--seq_len", type=int, default=512)
     parser.add_argument("--model", default="small")

@@ -3,8 +3,9 @@
     python -m scripts.bench.vocab --train wiki_0[01].zst --held_out wiki_0[23].zst --bert vocab.txt
     python -m scripts.bench.vocab ... --distinct_words 1000000
 
-Both learn from the same lines, each in a process of its own; BERT's vocabulary is there for scale. `--distinct_words`
-adds a run of our learner on so many words: those of the text, then made-up ones of halves of real ones.
+Both learn from the same lines, each in a process of its own; BERT's vocabulary is there for scale.
+`--distinct_words` adds a run of our learner on so many words: those of the text, then made-up ones
+of halves of real ones.
 """
 
 import argparse
@@ -51,7 +52,10 @@ def run_ours(paths: Sequence[str], vocab_size: int) -> Result:
     counts = count_words(lines, lower_case=True)
     counted = time.process_time()
     vocabulary = learn_vocabulary(list(counts), list(counts.values()), vocab_size)
-    seconds = {"count_cpu_seconds": counted - start, "learn_cpu_seconds": time.process_time() - counted}
+    seconds = {
+        "count_cpu_seconds": counted - start,
+        "learn_cpu_seconds": time.process_time() - counted,
+    }
     return vocabulary, seconds | {"distinct_words": len(counts)} | peak_memory()
 
 
@@ -59,15 +63,23 @@ def run_peer(paths: Sequence[str], vocab_size: int) -> Result:
     """The trainer of `tokenizers`, on all cores."""
     lines = read_lines(paths)
     tokenizer = Tokenizer(WordPiece(unk_token=UNK))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = build_normalizer(lower_case=True), build_pre_tokenizer()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+        build_normalizer(lower_case=True),
+        build_pre_tokenizer(),
+    )
     trainer = WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), limit_alphabet=MAX_ALPHABET, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        limit_alphabet=MAX_ALPHABET,
+        show_progress=False,
     )
     start = time.process_time()
     tokenizer.train_from_iterator(lines, trainer)
     seconds = time.process_time() - start
     ids = tokenizer.get_vocab(with_added_tokens=False)
-    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__))), {"count_and_learn_cpu_seconds": seconds} | peak_memory()
+    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__))), {
+        "count_and_learn_cpu_seconds": seconds
+    } | peak_memory()
 
 
 def run_many_words(paths: Sequence[str], vocab_size: int, num_words: int) -> Result:
@@ -77,7 +89,9 @@ def run_many_words(paths: Sequence[str], vocab_size: int, num_words: int) -> Res
     real = [word for word in counts if word.isascii() and word.isalpha() and len(word) > 3]
     while len(counts) < num_words:
         left, right = rng.choice(real), rng.choice(real)
-        counts.setdefault(left[: len(left) * 2 // 3] + right[len(right) // 2 :], int(rng.paretovariate(1)))
+        counts.setdefault(
+            left[: len(left) * 2 // 3] + right[len(right) // 2 :], int(rng.paretovariate(1))
+        )
     words, numbers = list(counts), list(counts.values())
     start = time.process_time()
     vocabulary = learn_vocabulary(words, numbers, vocab_size)
@@ -101,12 +115,18 @@ def measure_tokens(vocabulary: Vocabulary, lines: Sequence[str]) -> dict[str, fl
     num_words = count_words(lines, lower_case=True).total()
     ids, _ = Encoder(vocabulary, lower_case=True).encode_sentences(lines)
     unknown = int((ids == vocabulary.unk_id).sum())
-    return {"pieces": len(vocabulary), "tokens_per_word": len(ids) / num_words, "unknown_share": unknown / num_words}
+    return {
+        "pieces": len(vocabulary),
+        "tokens_per_word": len(ids) / num_words,
+        "unknown_share": unknown / num_words,
+    }
 
 
 def main() -> int:
     """Learns, measures, prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--train", nargs="+", required=True)
     parser.add_argument("--held_out", nargs="+", required=True)
     parser.add_argument("--bert", help="BERT's own uncased vocab.txt")
@@ -120,7 +140,9 @@ def main() -> int:
         vocabulary, measured = in_own_process(learner, config.train, config.vocab_size)
         runs[name] = measured | measure_tokens(vocabulary, held_out)
     if config.bert:
-        runs["bert"] = measure_tokens(parse_vocab(Path(config.bert).read_bytes(), config.bert), held_out)
+        runs["bert"] = measure_tokens(
+            parse_vocab(Path(config.bert).read_bytes(), config.bert), held_out
+        )
     if config.distinct_words:
         arguments = (config.train, config.vocab_size, config.distinct_words)
         runs["many_words"] = in_own_process(run_many_words, *arguments)[1]
@@ -128,8 +150,11 @@ def main() -> int:
         "vocab",
         vars(config),
         ("numpy", "tokenizers"),
-        tokens_per_word_ours_over_peer=runs["ours"]["tokens_per_word"] / runs["peer"]["tokens_per_word"],
-        runs={name: {key: round(value, 5) for key, value in run.items()} for name, run in runs.items()},
+        tokens_per_word_ours_over_peer=runs["ours"]["tokens_per_word"]
+        / runs["peer"]["tokens_per_word"],
+        runs={
+            name: {key: round(value, 5) for key, value in run.items()} for name, run in runs.items()
+        },
     )
     return 0
 

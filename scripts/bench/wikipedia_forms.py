@@ -2,9 +2,10 @@
 
     python -m scripts.bench.wikipedia_forms --input enwiki-pages-articles.xml.bz2
 
-The articles of the dump are read, and their paragraphs written in the other forms, each compressed as it is published
-(Parquet by Snappy, the search dump by gzip and with the wikitext beside the text, WikiExtractor's output plain). Then
-every form is read and cleaned in CPU seconds of this process; one JSON line.
+The articles of the dump are read, and their paragraphs written in the other forms, each compressed
+as it is published (Parquet by Snappy, the search dump by gzip and with the wikitext beside the
+text, WikiExtractor's output plain). Then every form is read and cleaned in CPU seconds of this
+process; one JSON line.
 """
 
 import argparse
@@ -33,14 +34,18 @@ Articles = Sequence[tuple[str, str, str]]
 
 def main() -> int:
     """Writes the forms, reads them in turns, prints."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--input", required=True)
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=5)
     config = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         dump = Path(folder, "dump-multistream.xml.bz2")
-        dump.write_bytes(b"".join(write_streams(bz2.decompress(Path(config.input).read_bytes()), config.copies)))
+        dump.write_bytes(
+            b"".join(write_streams(bz2.decompress(Path(config.input).read_bytes()), config.copies))
+        )
         articles = read_articles(str(dump))
         forms = {"dump": dump} | {name: Path(folder, name) for name in WRITERS}
         for name, write in WRITERS.items():
@@ -59,10 +64,12 @@ def main() -> int:
         text_bytes=text_bytes,
         stored_bytes=stored,
         cpu_hours_per_million_articles={
-            name: summarize([each / len(articles) * 1e6 / 3600 for each in found]) for name, found in seconds.items()
+            name: summarize([each / len(articles) * 1e6 / 3600 for each in found])
+            for name, found in seconds.items()
         },
         cpu_seconds_per_gb_of_text={
-            name: summarize([each / text_bytes * 1e9 for each in found], 1) for name, found in seconds.items()
+            name: summarize([each / text_bytes * 1e9 for each in found], 1)
+            for name, found in seconds.items()
         },
     )
     return 0
@@ -70,8 +77,15 @@ def main() -> int:
 
 def read_articles(dump: str) -> Articles:
     """Title, paragraphs and wikitext of every article."""
-    ranges = [each for part in plan_parts(find_inputs([dump]), "mediawiki", 2**30) for each in part.ranges]
-    records = (record for each in ranges for record in read_pages(each) if not record.dropped and not record.error)
+    ranges = [
+        each for part in plan_parts(find_inputs([dump]), "mediawiki", 2**30) for each in part.ranges
+    ]
+    records = (
+        record
+        for each in ranges
+        for record in read_pages(each)
+        if not record.dropped and not record.error
+    )
     return [(record.place, parse_wikitext(record.data), record.data.decode()) for record in records]
 
 
@@ -90,8 +104,18 @@ def write_cirrus(articles: Articles, path: Path) -> None:
     """As `enwiki-DATE-cirrussearch-content.json.gz`."""
     with gzip.open(path, "wt", compresslevel=6) as file:
         for number, (title, text, wikitext) in enumerate(articles):
-            page = {"namespace": 0, "title": title, "text": text.replace("\n", " "), "source_text": wikitext}
-            file.write(json.dumps({"index": {"_type": "_doc", "_id": str(number)}}) + "\n" + json.dumps(page) + "\n")
+            page = {
+                "namespace": 0,
+                "title": title,
+                "text": text.replace("\n", " "),
+                "source_text": wikitext,
+            }
+            file.write(
+                json.dumps({"index": {"_type": "_doc", "_id": str(number)}})
+                + "\n"
+                + json.dumps(page)
+                + "\n"
+            )
 
 
 def write_wikiextractor(articles: Articles, path: Path) -> None:
@@ -99,7 +123,9 @@ def write_wikiextractor(articles: Articles, path: Path) -> None:
     with path.open("w") as file:
         for number, (title, text, _) in enumerate(articles):
             name = html.escape(title)
-            file.write(f'<doc id="{number}" url="" title="{name}">\n{name}\n\n{html.escape(text)}\n</doc>\n')
+            file.write(
+                f'<doc id="{number}" url="" title="{name}">\n{name}\n\n{html.escape(text)}\n</doc>\n'
+            )
 
 
 WRITERS: dict[str, Callable[[Articles, Path], None]] = {

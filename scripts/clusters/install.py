@@ -3,8 +3,8 @@
     scripts/engines              # all of them
     scripts/engines flink prism  # some
 
-A folder's name holds what was asked for, so another version has another folder. `.installed` is written last: a folder
-without it was left half made, and is made anew.
+A folder's name holds what was asked for, so another version has another folder. `.installed` is
+written last: a folder without it was left half made, and is made anew.
 """
 
 import argparse
@@ -64,7 +64,9 @@ class Engine:
 
 def home() -> Path:
     """The folder of all engines."""
-    return Path(os.environ.get("BEAMBERT_ENGINES") or Path(tempfile.gettempdir(), "beambert-engines")).absolute()
+    return Path(
+        os.environ.get("BEAMBERT_ENGINES") or Path(tempfile.gettempdir(), "beambert-engines")
+    ).absolute()
 
 
 def engines() -> dict[str, Engine]:
@@ -80,8 +82,15 @@ def engines() -> dict[str, Engine]:
         Engine("spark-job-server", f"{JOB_SERVER_BEAM} {pom}", "mvn", _make_spark_job_server),
         Engine("flink", f"{FLINK} {python}", "java", _make_flink),
         Engine("spark", f"{SPARK} {python}", "java", _make_spark),
-        Engine("workers", f"{packages} {pinned}", "python3", lambda folder: _install_packages(folder, packages)),
-        Engine("dask", f"{dask} {pinned}", "python3", lambda folder: _install_packages(folder, dask)),
+        Engine(
+            "workers",
+            f"{packages} {pinned}",
+            "python3",
+            lambda folder: _install_packages(folder, packages),
+        ),
+        Engine(
+            "dask", f"{dask} {pinned}", "python3", lambda folder: _install_packages(folder, dask)
+        ),
     )
     return {each.name: each for each in found}
 
@@ -99,7 +108,9 @@ def install(engine: Engine) -> str:
             engine.folder.touch()
             return f"{engine.name}: found in {engine.folder}"
         if not shutil.which(engine.needs):
-            raise RuntimeError(f"{engine.name}: `{engine.needs}` is not on PATH; install it and run again")
+            raise RuntimeError(
+                f"{engine.name}: `{engine.needs}` is not on PATH; install it and run again"
+            )
         began = time.monotonic()
         shutil.rmtree(engine.folder, ignore_errors=True)
         engine.folder.mkdir()
@@ -145,15 +156,34 @@ def _make_code(sources: Sequence[Path], folder: Path) -> None:
             target = copy / each.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(each, target)
-        _run([python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", wheels, copy])
-        _run([python, "-m", "pip", "install", "-q", "--no-deps", "--target", code, *wheels.iterdir()])
+        _run(
+            [
+                python,
+                "-m",
+                "pip",
+                "wheel",
+                "-q",
+                "--no-deps",
+                "--no-build-isolation",
+                "-w",
+                wheels,
+                copy,
+            ]
+        )
+        _run(
+            [python, "-m", "pip", "install", "-q", "--no-deps", "--target", code, *wheels.iterdir()]
+        )
         code.rename(folder)
 
 
 def _source_files() -> list[Path]:
     found = [ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE")]
     for room in ("pipeline", "tokenizer", "trainer"):
-        found += [each for each in (ROOT / room).rglob("*") if each.suffix in (".py", ".c", ".h", ".typed")]
+        found += [
+            each
+            for each in (ROOT / room).rglob("*")
+            if each.suffix in (".py", ".c", ".h", ".typed")
+        ]
     return sorted(found)
 
 
@@ -173,7 +203,9 @@ def _make_prism(folder: Path) -> None:
 def _make_flink(folder: Path) -> None:
     """Flink's own programs and jars, without Python's side of Flink, which would bring an old Beam."""
     _make_environment(folder)
-    _pip_install(folder, ["--no-deps", f"apache-flink=={FLINK}", f"apache-flink-libraries=={FLINK}"])
+    _pip_install(
+        folder, ["--no-deps", f"apache-flink=={FLINK}", f"apache-flink-libraries=={FLINK}"]
+    )
     for program in (flink_home(folder) / "bin").iterdir():
         program.chmod(0o755)
 
@@ -194,7 +226,9 @@ def spark_home(folder: Path) -> Path:
 
 
 def _make_flink_job_server(folder: Path) -> None:
-    _make_job_server(folder, "beam-runners-flink-1.19", "org.apache.beam.runners.flink.FlinkJobServerDriver")
+    _make_job_server(
+        folder, "beam-runners-flink-1.19", "org.apache.beam.runners.flink.FlinkJobServerDriver"
+    )
 
 
 def _make_spark_job_server(folder: Path) -> None:
@@ -209,7 +243,17 @@ def _make_job_server(folder: Path, runner: str, main_class: str) -> None:
     values = {"runner": runner, "beam": JOB_SERVER_BEAM, "main": main_class, "folder": str(folder)}
     pom = folder / "pom.xml"
     pom.write_text(_POM.read_text())
-    _run(["mvn", "-q", "-B", "-f", pom, *(f"-D{name}={value}" for name, value in values.items()), "package"])
+    _run(
+        [
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            pom,
+            *(f"-D{name}={value}" for name, value in values.items()),
+            "package",
+        ]
+    )
 
 
 def _install_packages(folder: Path, packages: Sequence[str]) -> None:
@@ -233,18 +277,26 @@ def _run(command: Sequence[str | Path], environment: dict[str, str] | None = Non
         RuntimeError: It failed each time; with the end of what it said.
     """
     words = [str(word) for word in command]
-    # A shell that works in a checkout may name its packages: an environment of its own must not find them.
+    # A shell that works in a checkout may name its packages: an environment of its own must not
+    # find them.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         ran = subprocess.run(
-            words, env=kept | (environment or {}), capture_output=True, text=True, cwd="/", check=False
+            words,
+            env=kept | (environment or {}),
+            capture_output=True,
+            text=True,
+            cwd="/",
+            check=False,
         )
         if ran.returncode == 0:
             return
     said = (ran.stdout + ran.stderr).strip()[-2000:]
-    raise RuntimeError(f"`{' '.join(words)}` failed {_ATTEMPTS} times, with exit code {ran.returncode}:\n{said}")
+    raise RuntimeError(
+        f"`{' '.join(words)}` failed {_ATTEMPTS} times, with exit code {ran.returncode}:\n{said}"
+    )
 
 
 def _digest(text: str) -> str:

@@ -19,7 +19,9 @@ def read_block(section: str, word: str) -> str:
     text = dict(zip(parts[1::2], parts[2::2], strict=True)).get(section, "")
     found = [code for _, code in _BLOCK.findall(text) if word in code]
     if len(found) != 1:
-        raise ValueError(f"{PAGE}: section {section!r} has {len(found)} blocks with {word!r}, expected one")
+        raise ValueError(
+            f"{PAGE}: section {section!r} has {len(found)} blocks with {word!r}, expected one"
+        )
     return str(found[0]).strip()
 
 

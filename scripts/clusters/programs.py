@@ -15,7 +15,11 @@ DEADLINE_SECONDS = 600.0
 
 @contextlib.contextmanager
 def running(
-    name: str, command: str, folder: Path, is_ready: Callable[[str], bool], environment: Mapping[str, str]
+    name: str,
+    command: str,
+    folder: Path,
+    is_ready: Callable[[str], bool],
+    environment: Mapping[str, str],
 ) -> Iterator[int]:
     """A program that is ready, until the block is left; its process id.
 
@@ -57,7 +61,9 @@ def _wait_until_ready(
         if process.poll() is not None:
             raise RuntimeError(f"{name} ended with exit code {process.returncode}:\n{said[-3000:]}")
         if time.monotonic() - began > DEADLINE_SECONDS:
-            raise RuntimeError(f"{name} was not ready after {DEADLINE_SECONDS:.0f} s:\n{said[-3000:]}")
+            raise RuntimeError(
+                f"{name} was not ready after {DEADLINE_SECONDS:.0f} s:\n{said[-3000:]}"
+            )
         time.sleep(0.1)
 
 

@@ -1,7 +1,8 @@
 """Starts each engine on this machine by the commands of docs/runners.md, and says how a build runs on it.
 
-Every process of an engine listens at ports that the caller chooses, keeps its files below one folder, and ends with the
-block. Workers run the wheel of this checkout in an environment of their own.
+Every process of an engine listens at ports that the caller chooses, keeps its files below one
+folder, and ends with the block. Workers run the wheel of this checkout in an environment of their
+own.
 """
 
 import contextlib
@@ -32,7 +33,9 @@ NAMES = {
     "dask": ("dask",),
 }
 """What must be installed for each."""
-_SMALL = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}  # these programs live for minutes: compiling better costs more
+_SMALL = {
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"
+}  # these programs live for minutes: compiling better costs more
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def start_cluster(name: str, folder: Path, free_port: Ports, hooks: Path | None = None) -> Iterator[Cluster]:
+def start_cluster(
+    name: str, folder: Path, free_port: Ports, hooks: Path | None = None
+) -> Iterator[Cluster]:
     """An engine until the block is left.
 
     Args:
@@ -91,8 +96,14 @@ def start_cluster(name: str, folder: Path, free_port: Ports, hooks: Path | None 
         yield starters[name](stack, folder, free_port, variables)
 
 
-def _flink(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]) -> Cluster:
-    rest, job_port, pool = free_port(), free_port(), _start_pool(stack, folder, free_port(), variables)
+def _flink(
+    stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
+) -> Cluster:
+    rest, job_port, pool = (
+        free_port(),
+        free_port(),
+        _start_pool(stack, folder, free_port(), variables),
+    )
     home = flink_home(engines()["flink"].folder)
     environment = _flink_settings(home, folder, rest, free_port()) | _SMALL
     printed = read_block("Flink", "bin/taskmanager.sh")
@@ -100,11 +111,18 @@ def _flink(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variable
     manager, worker = (fill_in(line, own) for line in printed.splitlines())
     stack.enter_context(running("jobmanager", manager, folder, listens(rest), environment))
     nodes = [
-        stack.enter_context(running(f"taskmanager-{number}", worker, folder, _task_managers(rest, number), environment))
+        stack.enter_context(
+            running(
+                f"taskmanager-{number}", worker, folder, _task_managers(rest, number), environment
+            )
+        )
         for number in (1, 2)
     ]
     jar = engines()["flink-job-server"].folder / "job-server-1.jar"
-    values = {"beam-runners-flink-1.19-job-server-2.77.0.jar": jar, "HOST:8081": f"127.0.0.1:{rest}"}
+    values = {
+        "beam-runners-flink-1.19-job-server-2.77.0.jar": jar,
+        "HOST:8081": f"127.0.0.1:{rest}",
+    }
     _start_job_server(stack, "Flink", values, folder, job_port, free_port(), _SMALL)
     return Cluster("flink", "Flink", _portable(8099, job_port, pool), folder, node_ids=tuple(nodes))
 
@@ -115,11 +133,18 @@ def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, 
     found |= _flatten(yaml.safe_load(read_block("Flink", "taskmanager.numberOfTaskSlots")))
     local = ("jobmanager.rpc.address", "jobmanager.bind-host", "rest.address", "rest.bind-address")
     found |= dict.fromkeys((*local, "taskmanager.host", "taskmanager.bind-host"), "127.0.0.1")
-    found |= {"rest.port": rest, "rest.bind-port": rest, "jobmanager.rpc.port": rpc, "io.tmp.dirs": str(folder / "tmp")}
+    found |= {
+        "rest.port": rest,
+        "rest.bind-port": rest,
+        "jobmanager.rpc.port": rpc,
+        "io.tmp.dirs": str(folder / "tmp"),
+    }
     found |= {"jobmanager.memory.process.size": "1100m", "taskmanager.memory.process.size": "1500m"}
     shutil.copytree(home / "conf", folder / "conf")
     (folder / "tmp").mkdir()
-    (folder / "conf/config.yaml").write_text("".join(f"{name}: {json.dumps(each)}\n" for name, each in found.items()))
+    (folder / "conf/config.yaml").write_text(
+        "".join(f"{name}: {json.dumps(each)}\n" for name, each in found.items())
+    )
     return {
         "FLINK_HOME": str(home),
         "FLINK_CONF_DIR": str(folder / "conf"),
@@ -131,7 +156,11 @@ def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, 
 def _flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= _flatten(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+        found |= (
+            _flatten(value, f"{above}{name}.")
+            if isinstance(value, dict)
+            else {f"{above}{name}": value}
+        )
     return found
 
 
@@ -139,15 +168,24 @@ def _task_managers(rest: int, number: int) -> Callable[[str], bool]:
     """Whether so many task managers are known to Flink."""
 
     def are_there(_: str) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{rest}/taskmanagers") as reply:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{rest}/taskmanagers") as reply,
+        ):
             return len(json.load(reply)["taskmanagers"]) >= number
         return False
 
     return are_there
 
 
-def _spark(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]) -> Cluster:
-    master_port, job_port, pool = free_port(), free_port(), _start_pool(stack, folder, free_port(), variables)
+def _spark(
+    stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
+) -> Cluster:
+    master_port, job_port, pool = (
+        free_port(),
+        free_port(),
+        _start_pool(stack, folder, free_port(), variables),
+    )
     home = spark_home(engines()["spark"].folder)
     environment = _SMALL | {
         "PATH": f"{home}/bin:{os.environ['PATH']}",
@@ -160,10 +198,16 @@ def _spark(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variable
     }
     master = fill_in(read_block("Spark", "deploy.master"), {"--port 7077": f"--port {master_port}"})
     stack.enter_context(running("master", master, folder, says("New state: ALIVE"), environment))
-    url = {"HOST:7077": f"127.0.0.1:{master_port}", "--cores": "--host 127.0.0.1 --webui-port 0 --cores"}
+    url = {
+        "HOST:7077": f"127.0.0.1:{master_port}",
+        "--cores": "--host 127.0.0.1 --webui-port 0 --cores",
+    }
     worker = fill_in(read_block("Spark", "deploy.worker"), url)
     ready = says("Successfully registered with master")
-    nodes = [stack.enter_context(running(f"worker-{n}", worker, folder, ready, environment)) for n in (1, 2)]
+    nodes = [
+        stack.enter_context(running(f"worker-{n}", worker, folder, ready, environment))
+        for n in (1, 2)
+    ]
     classes = f"{engines()['spark-job-server'].folder}/job-server-1.jar:{home}/jars/*"
     places = "-Dspark.driver.host=127.0.0.1 -Dspark.driver.bindAddress=127.0.0.1 -Dspark.ui.enabled=false"
     values = {
@@ -194,14 +238,20 @@ def _start_job_server(
     stack.enter_context(running("job-server", command, folder, listens(job_port), environment))
 
 
-def _prism(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]) -> Cluster:
+def _prism(
+    stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
+) -> Cluster:
     program = {"prism --": f"{engines()['prism'].folder}/prism --"}
     return _one_program("prism", "prism --job_port", program, stack, folder, free_port, variables)
 
 
-def _beam(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]) -> Cluster:
+def _beam(
+    stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
+) -> Cluster:
     program = {"python -m": f"{sys.executable} -m"}
-    return _one_program("beam", "local_job_service_main", program, stack, folder, free_port, variables)
+    return _one_program(
+        "beam", "local_job_service_main", program, stack, folder, free_port, variables
+    )
 
 
 def _one_program(
@@ -220,11 +270,15 @@ def _one_program(
     return Cluster(name, section, _portable(8073, job_port, pool), folder)
 
 
-def _dask(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]) -> Cluster:
+def _dask(
+    stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
+) -> Cluster:
     """Launcher, scheduler and workers share an environment, for the launcher pickles what the others read."""
     port, python = free_port(), engines()["dask"].folder / "bin/python"
     own = {"dask ": f"{python.with_name('dask')} "}
-    scheduler = fill_in(read_block("Dask", "dask scheduler"), {**own, "8786": f"{port} --no-dashboard"})
+    scheduler = fill_in(
+        read_block("Dask", "dask scheduler"), {**own, "8786": f"{port} --no-dashboard"}
+    )
     stack.enter_context(running("scheduler", scheduler, folder, listens(port), variables))
     values = {**own, "tcp://HOST:8786": f"--host 127.0.0.1 --no-dashboard tcp://127.0.0.1:{port}"}
     worker = fill_in(read_block("Dask", "dask worker"), values)
@@ -245,12 +299,16 @@ def _dask(stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables
     )
 
 
-def _start_pool(stack: contextlib.ExitStack, folder: Path, port: int, variables: Mapping[str, str]) -> int:
+def _start_pool(
+    stack: contextlib.ExitStack, folder: Path, port: int, variables: Mapping[str, str]
+) -> int:
     """The worker pool beside the engine: one is enough for all task managers or executors of one machine."""
     environment = engines()["workers"].folder
     values = {
         "/opt/beambert/bin": environment / "bin",
-        "-m apache_beam.runners.worker.worker_pool_main": Path(__file__).with_name("worker_pool.py"),
+        "-m apache_beam.runners.worker.worker_pool_main": Path(__file__).with_name(
+            "worker_pool.py"
+        ),
         "--service_port=50000": f"--service_port={port}",
     }
     command = fill_in(read_block("Flink", "worker_pool_main"), values)

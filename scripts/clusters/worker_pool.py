@@ -1,7 +1,7 @@
 """Beam's worker pool for several task managers of one machine, which number their workers alike.
 
-The pool knows workers by that number only: told to stop one, it would stop another task manager's. So it stops none;
-each ends with its task manager, or with the pool.
+The pool knows workers by that number only: told to stop one, it would stop another task manager's.
+So it stops none; each ends with its task manager, or with the pool.
 """
 
 import sys

@@ -15,4 +15,6 @@ def counts() -> dict[str, int]:
     try:
         return {name: ctypes.c_long.in_dll(library, f"fake_cuda_{name}").value for name in NAMES}
     except ValueError as error:
-        raise ValueError("this process has no stand-in for CUDA; start it with scripts/fake-cuda") from error
+        raise ValueError(
+            "this process has no stand-in for CUDA; start it with scripts/fake-cuda"
+        ) from error

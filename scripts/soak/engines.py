@@ -3,10 +3,11 @@
     scripts/engines
     python -m scripts.soak.engines --engines flink prism --documents 4000 --output FILE.json
 
-The vocabulary is learned, with two lengths and three passes, in both exchanges. Disturbances come while the first
-shards are written: Ctrl-C at the launcher, and the loss of a task manager, executor or worker node where there are two.
-After each the same command runs until the build is finished, three times at most. Exit code 1 where one is not, or
-gives another root hash. `--documents` makes it as large as the machine can hold.
+The vocabulary is learned, with two lengths and three passes, in both exchanges. Disturbances come
+while the first shards are written: Ctrl-C at the launcher, and the loss of a task manager, executor
+or worker node where there are two. After each the same command runs until the build is finished,
+three times at most. Exit code 1 where one is not, or gives another root hash. `--documents` makes
+it as large as the machine can hold.
 """
 
 import argparse
@@ -43,7 +44,8 @@ class Outcome:
     Attributes:
         engine: Of `NAMES`.
         exchange: files or shuffle.
-        disturbance: What came in the middle; empty for nothing, "late" before it where the build was over already.
+        disturbance: What came in the middle; empty for nothing, "late" before it where the build
+            was over already.
         runs: Times the command was started.
         seconds: In all.
         is_equal: Whether the root hash is the local build's.
@@ -61,8 +63,12 @@ class Outcome:
 
 def main() -> int:
     """Runs all of it and prints a JSON line for each build."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, as its children do
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job ignores it, as its children do
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--engines", nargs="+", default=list(NAMES), choices=list(NAMES))
     parser.add_argument("--documents", type=int, default=4000, help="of some 1.2 kB each")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
@@ -95,7 +101,9 @@ def main() -> int:
     print(json.dumps(result))
     if own.output:
         rows = ",\n".join(json.dumps(asdict(each)) for each in outcomes)
-        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
+        own.output.write_text(
+            f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n'
+        )
     return 1 if failed else 0
 
 
@@ -110,18 +118,31 @@ _VERSIONS = {
 
 def disturbances(cluster: Cluster, exchange: str) -> tuple[str, ...]:
     """What comes in the middle of builds, one after the other; a lost node stays lost, so it comes last."""
-    return ("", "Ctrl-C", *(["node lost"] if len(cluster.node_ids) > 1 and exchange == "shuffle" else []))
+    return (
+        "",
+        "Ctrl-C",
+        *(["node lost"] if len(cluster.node_ids) > 1 and exchange == "shuffle" else []),
+    )
 
 
 def build_locally(folder: Path) -> str:
     """The root hash of a build in this machine's own processes."""
-    words = ["--config", "configs/data/bert.yaml", "--input", f"{folder}/corpus", "--output", f"{folder}/local"]
+    words = [
+        "--config",
+        "configs/data/bert.yaml",
+        "--input",
+        f"{folder}/corpus",
+        "--output",
+        f"{folder}/local",
+    ]
     command = [sys.executable, "-m", "pipeline", "build", *words, *FLAGS, "--workers", "2"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return read_root_hash(folder / "local")
 
 
-def build(cluster: Cluster, folder: Path, exchange: str, disturbance: str, expected: str) -> Outcome:
+def build(
+    cluster: Cluster, folder: Path, exchange: str, disturbance: str, expected: str
+) -> Outcome:
     """Builds on an engine until the dataset is there."""
     output = folder / "-".join((cluster.name, exchange, disturbance.replace(" ", "") or "plain"))
     command = cluster.build_command(folder / "corpus", output, exchange, *FLAGS)
@@ -146,7 +167,9 @@ def build(cluster: Cluster, folder: Path, exchange: str, disturbance: str, expec
     return Outcome(cluster.name, exchange, happened, runs, seconds, found == expected, said)
 
 
-def start(command: str, environment: Mapping[str, str], folder: Path, log: Path) -> "subprocess.Popen[bytes]":
+def start(
+    command: str, environment: Mapping[str, str], folder: Path, log: Path
+) -> "subprocess.Popen[bytes]":
     """A launcher in a session of its own."""
     with log.open("wb") as file:
         return subprocess.Popen(
@@ -159,7 +182,9 @@ def start(command: str, environment: Mapping[str, str], folder: Path, log: Path)
         )
 
 
-def disturb(process: "subprocess.Popen[bytes]", cluster: Cluster, output: Path, disturbance: str) -> str:
+def disturb(
+    process: "subprocess.Popen[bytes]", cluster: Cluster, output: Path, disturbance: str
+) -> str:
     """Waits for the first finished shard, then does it; says what was done."""
     while process.poll() is None and not list(output.glob("_tasks/**/shard-*.json")):
         time.sleep(0.02)

@@ -3,11 +3,12 @@
     pip install atheris
     python -m scripts.soak.fuzz --seconds 600 --output scripts/soak/results/DATE-fuzz.json
 
-Targets are the readers of every format, the block decoder, the manifest and the tables. Each begins with sound files
-and mutates them towards new lines of code (libFuzzer through atheris; the coverage is that of this project's modules
-and of the standard library's parsers). What a target may do is raise a ValueError that begins with the place; a crash,
-any other exception, more than 20 seconds or 2 GB are findings, and the input is kept. Every target gets an equal share
-of the time, in a process of its own.
+Targets are the readers of every format, the block decoder, the manifest and the tables. Each begins
+with sound files and mutates them towards new lines of code (libFuzzer through atheris; the coverage
+is that of this project's modules and of the standard library's parsers). What a target may do is
+raise a ValueError that begins with the place; a crash, any other exception, more than 20 seconds or
+2 GB are findings, and the input is kept. Every target gets an equal share of the time, in a process
+of its own.
 """
 
 import argparse
@@ -33,10 +34,14 @@ PLACE = "fuzzed"
 
 def main() -> int:
     """Fuzzes the targets one after the other, or, as a child process, one of them."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--seconds", type=int, default=600, help="of all targets together")
     parser.add_argument("--targets", nargs="+", help="some of them; all by default")
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs that break")
+    parser.add_argument(
+        "--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs that break"
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     parser.add_argument("--child", nargs=2, metavar=("TARGET", "FOLDER"), help=argparse.SUPPRESS)
     own, rest = parser.parse_known_args()
@@ -58,7 +63,9 @@ def main() -> int:
     if own.output:
         lines = ",\n".join(json.dumps(row) for row in rows)
         own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"targets": [\n{lines}\n]}}\n')
+        own.output.write_text(
+            f'{{"result": {json.dumps(result, indent=1)},\n"targets": [\n{lines}\n]}}\n'
+        )
     return 1 if result["findings"] else 0
 
 
@@ -68,12 +75,23 @@ def fuzz_target(name: str, seconds: int, findings: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="beambert-fuzz-") as folder:
         for number, data in enumerate(seed_inputs()[name]):
             Path(folder, f"seed-{number}").write_bytes(data)
-        limits = [f"-timeout={SECONDS_PER_INPUT}", f"-rss_limit_mb={MEGABYTES}", f"-max_len={MAX_BYTES}"]
+        limits = [
+            f"-timeout={SECONDS_PER_INPUT}",
+            f"-rss_limit_mb={MEGABYTES}",
+            f"-max_len={MAX_BYTES}",
+        ]
         command = [sys.executable, "-m", "scripts.soak.fuzz", "--child", name, folder]
         command += [f"-max_total_time={seconds}", *limits]
-        command += [f"-artifact_prefix={findings}/{name}-", "-print_final_stats=1", "-seed=1", folder]
+        command += [
+            f"-artifact_prefix={findings}/{name}-",
+            "-print_final_stats=1",
+            "-seed=1",
+            folder,
+        ]
         began = time.monotonic()
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
+        run = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False
+        )
         inputs = len(list(Path(folder).iterdir()))
     row = {
         "target": name,
@@ -162,7 +180,9 @@ def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         bounds_of_parts = [(0, len(data)), (len(data) // 2, len(data))]
-        for bounds in bounds_of_parts if may_be_cut(text_format, str(path)) else bounds_of_parts[:1]:
+        for bounds in (
+            bounds_of_parts if may_be_cut(text_format, str(path)) else bounds_of_parts[:1]
+        ):
             part = Part((FileRange(str(path), *bounds, len(data), text_format),))
             for _ in read_part(part, on_bad_document="skip"):
                 pass

@@ -1,13 +1,16 @@
 """Gives the compiled unpacking of stored blocks sound and damaged ones, under gcc's sanitizers, in two threads at once.
 
-    python -m scripts.soak.fuzz_blocks --seconds 240 --output scripts/soak/results/DATE-fuzz-blocks.json
+    python -m scripts.soak.fuzz_blocks --seconds 240 --output
+    scripts/soak/results/DATE-fuzz-blocks.json
 
-A block is damaged behind its crc32. It must be taken and be what the Python path makes of it, or be left to that path,
-which says what is wrong, or reads it; all other slots of the arena keep what they hold. What the product never gives
-(places, sizes and arrays that do not fit) must only stay inside memory.
+A block is damaged behind its crc32. It must be taken and be what the Python path makes of it, or be
+left to that path, which says what is wrong, or reads it; all other slots of the arena keep what
+they hold. What the product never gives (places, sizes and arrays that do not fit) must only stay
+inside memory.
 
-zstd does not notice all damage to a frame without a checksum, and what it makes of such a frame depends on its version:
-where the two paths differ, the Python path is asked again with the library of the compiled one, and must then agree.
+zstd does not notice all damage to a frame without a checksum, and what it makes of such a frame
+depends on its version: where the two paths differ, the Python path is asked again with the library
+of the compiled one, and must then agree.
 """
 
 import contextlib
@@ -75,7 +78,9 @@ class Target:
             with _zstd_of_compiled_path():
                 outcome = f"{self._judge(kind, stored, slot)}, if by the same zstd"
         # Without masked positions buffers are left out.
-        assert kind != "sound" or outcome == "taken" or not self._block.num_masked, f"a sound block was {outcome}"
+        assert kind != "sound" or outcome == "taken" or not self._block.num_masked, (
+            f"a sound block was {outcome}"
+        )
         _expect_equal(f"{kind}: another slot", self._arena.gather(*self._others), self._held)
         return f"{kind}: {outcome}"
 
@@ -98,7 +103,9 @@ class Target:
         encode = self._draws.one([encode_block, _encode_as_it_is])
         ids = np.concatenate([self._block.input_ids, self._block.masked_lm_ids])
         self._vocab_size = int(ids.max()) + 1
-        self._stored = Stored(encode(self._block), (self._block.num_instances, self._block.num_tokens))
+        self._stored = Stored(
+            encode(self._block), (self._block.num_instances, self._block.num_tokens)
+        )
 
     def _judge(self, kind: str, stored: Stored, slot: int | None) -> str:
         try:
@@ -124,7 +131,9 @@ class Target:
         if slot is None and expected.input_ids.dtype != self._dtype:
             return
         slot = self._arena.put(expected) if slot is None else slot
-        found = self._arena.gather(np.array([slot]), np.array([0]), np.array([expected.num_instances]))
+        found = self._arena.gather(
+            np.array([slot]), np.array([0]), np.array([expected.num_instances])
+        )
         _expect_equal(kind, found, expected)
         self._arena.free(slot)
 
@@ -171,9 +180,15 @@ def misuse(module: Any, draws: Draws) -> str:
         near = [(numbers[place] + change) % 2**62 for change in (1, -1, numbers[place])]
         numbers[place] = draws.one([*NUMBERS, *near, draws.one(numbers), len(head), len(data)])
     capacity = slots * block.num_tokens
-    lists = [np.zeros(slots * stride + 1, np.int64) if n % 2 == 0 else np.zeros(capacity, dtype) for n in range(6)]
+    lists = [
+        np.zeros(slots * stride + 1, np.int64) if n % 2 == 0 else np.zeros(capacity, dtype)
+        for n in range(6)
+    ]
     flat = [np.zeros(slots * stride, kind) for kind in (np.uint16, np.bool_, np.uint64, np.uint64)]
-    cut = [draws.one([*19 * [array], array[: draws.below(0, len(array) + 1)]]) for array in (*lists, *flat)]
+    cut = [
+        draws.one([*19 * [array], array[: draws.below(0, len(array) + 1)]])
+        for array in (*lists, *flat)
+    ]
     own = data[: len(head)]  # any places are like this one
     head = draws.one([head, own, own, data[: draws.below(0, len(data))]])
     data = draws.one([*9 * [data], data[: draws.below(0, len(data))]])
@@ -221,7 +236,17 @@ def _all_masked(seq_len: int, dtype: Any) -> Block:
     rows = block_instances(seq_len)
     offsets, tokens = np.arange(rows + 1, dtype=np.int32) * seq_len, np.zeros(rows * seq_len, dtype)
     zeros, ids = np.zeros(rows, np.uint64), tokens.astype(np.uint16)
-    return Block(tokens, offsets, zeros.astype(np.uint16), ids, tokens, offsets, zeros.astype(np.bool_), zeros, zeros)
+    return Block(
+        tokens,
+        offsets,
+        zeros.astype(np.uint16),
+        ids,
+        tokens,
+        offsets,
+        zeros.astype(np.bool_),
+        zeros,
+        zeros,
+    )
 
 
 def _expect_equal(what: str, found: Block, expected: Block) -> None:

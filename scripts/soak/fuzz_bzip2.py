@@ -2,10 +2,10 @@
 
     python scripts/soak/fuzz_bzip2.py --seconds 600 --output scripts/soak/results/DATE.json
 
-Texts of several kinds are compressed; then bytes and bits are changed, removed, doubled and moved, mostly in the heads
-of blocks, where the codes are. What Python's bz2 reads is read to the same bytes, unless it is REFUSED; of the rest,
-the decompressor gives an error, and gives it again, or asks for more. It does the same when it is given the stream in
-other pieces.
+Texts of several kinds are compressed; then bytes and bits are changed, removed, doubled and moved,
+mostly in the heads of blocks, where the codes are. What Python's bz2 reads is read to the same
+bytes, unless it is REFUSED; of the rest, the decompressor gives an error, and gives it again, or
+asks for more. It does the same when it is given the stream in other pieces.
 """
 
 import bz2
@@ -18,7 +18,18 @@ from typing import Any
 from scripts.soak.sanitized import run_sanitized
 
 MODULE = "pipeline.documents._bzip2"
-WORDS = [b"the", b"of", b"and", b"\n", b"&lt;ref name=", b"[[", b"]]", b"aaaa", b"0", bytes(range(256))]
+WORDS = [
+    b"the",
+    b"of",
+    b"and",
+    b"\n",
+    b"&lt;ref name=",
+    b"[[",
+    b"]]",
+    b"aaaa",
+    b"0",
+    bytes(range(256)),
+]
 STREAMS_A_ROUND = 200
 HEAD_BYTES = 60
 # And read by bz2, where nothing needs what is wrong.
@@ -30,7 +41,8 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     """Numbers of streams, and of those that Python's bz2 reads although they were changed.
 
     Raises:
-        AssertionError: A stream is read otherwise than Python's bz2 reads it, or than in other pieces.
+        AssertionError: A stream is read otherwise than Python's bz2 reads it, or than in other
+            pieces.
     """
     make, rng, end = modules[MODULE].Decompressor, random.Random(seed), time.monotonic() + seconds
     counts = {"streams": 0, "read": 0}
@@ -39,7 +51,9 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
         for _ in range(STREAMS_A_ROUND):
             data = damage(rng, packed)
             found = read(make(), data, len(data) or 1)
-            assert found == read(make(), data, rng.choice((1, 2, 30))), f"read differently in pieces: {data!r}"
+            assert found == read(make(), data, rng.choice((1, 2, 30))), (
+                f"read differently in pieces: {data!r}"
+            )
             decoder = bz2.BZ2Decompressor()
             try:
                 expected = decoder.decompress(data)
@@ -48,7 +62,9 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
             finally:
                 counts["streams"] += 1
             if decoder.eof and not any(reason in str(found) for reason in REFUSED):
-                assert found == expected, f"found {found!r:.99}, bz2 reads {expected!r:.99}: {data!r}"
+                assert found == expected, (
+                    f"found {found!r:.99}, bz2 reads {expected!r:.99}: {data!r}"
+                )
                 counts["read"] += 1
     return counts
 
@@ -84,7 +100,11 @@ def make_text(rng: random.Random) -> bytes:
     kind = rng.randrange(3)
     if kind == 0:
         return b" ".join(rng.choices(WORDS, k=size))
-    return rng.randbytes(size) if kind == 1 else bytes([rng.randrange(256)]) * size * rng.choice((1, 300))
+    return (
+        rng.randbytes(size)
+        if kind == 1
+        else bytes([rng.randrange(256)]) * size * rng.choice((1, 300))
+    )
 
 
 def damage(rng: random.Random, packed: bytes) -> bytes:

@@ -1,9 +1,11 @@
 """Calls the compiled loops of pairs and masks with arrays that fit and arrays that do not, under gcc's sanitizers.
 
-    python -m scripts.soak.fuzz_instances --seconds 60 --output scripts/soak/results/DATE-fuzz-instances.json
+    python -m scripts.soak.fuzz_instances --seconds 60 --output
+    scripts/soak/results/DATE-fuzz-instances.json
 
-Random arrays that fit each other are changed now and then: cut, lengthened, single values replaced by extremes. A call
-must return or raise a ValueError; the first access outside an array, overflow or misaligned read ends the run.
+Random arrays that fit each other are changed now and then: cut, lengthened, single values replaced
+by extremes. A call must return or raise a ValueError; the first access outside an array, overflow
+or misaligned read ends the run.
 """
 
 import sys
@@ -39,12 +41,24 @@ class Draws:
         digits = self.below(1, 7)
         seeds = self._rng.integers(0, 2**32, len(rows) * digits, np.uint32)
         room = int(np.diff(firsts)[rows].sum()) + self.below(0, 2)
-        columns: list[Array] = [np.empty(room, dtype) for dtype in (*[np.int64] * 4, np.int32, np.int32, np.bool_)]
+        columns: list[Array] = [
+            np.empty(room, dtype) for dtype in (*[np.int64] * 4, np.int32, np.int32, np.bool_)
+        ]
         lengths = self._number([2, 3, 5, 20, 125, 509, 65_535], [-1, 0, 1, 65_536])
-        chance, balanced = self._rng.choice([0.0, 0.1, 1.0, np.nan]), self._rng.choice([-1, 0, 5, 10**6])
+        chance, balanced = (
+            self._rng.choice([0.0, 0.1, 1.0, np.nan]),
+            self._rng.choice([-1, 0, 5, 10**6]),
+        )
         changed = self._change_some(bounds, firsts, rows, seeds)
         digits = self._number([digits], [-1, 0, 9])
-        return (*changed, digits, lengths, float(chance), int(balanced), *self._change_some(*columns))
+        return (
+            *changed,
+            digits,
+            lengths,
+            float(chance),
+            int(balanced),
+            *self._change_some(*columns),
+        )
 
     def gather(self) -> tuple[Any, ...]:
         """Of gather_pairs."""
@@ -52,7 +66,9 @@ class Draws:
         tokens = self._rng.integers(0, 9, self.below(0, 300)).astype(dtype)
         spans = np.sort(self._rng.integers(0, len(tokens) + 1, (self.below(0, 20), 2, 2)), axis=2)
         offsets = _offsets(np.diff(spans, axis=2).sum(axis=(1, 2)) + 3)
-        columns = [self._change(np.ascontiguousarray(spans[:, a, b])) for a in (0, 1) for b in (0, 1)]
+        columns = [
+            self._change(np.ascontiguousarray(spans[:, a, b])) for a in (0, 1) for b in (0, 1)
+        ]
         size, out = self._number([tokens.itemsize], [-2, 0, 1, 3, 8]), np.empty(offsets[-1], dtype)
         return self._change(tokens), size, *columns, 1, 2, self._change(offsets), self._change(out)
 
@@ -71,10 +87,29 @@ class Draws:
         bases = self._rng.integers(0, 2**64, num_bases, np.uint64)
         continues = self._rng.integers(0, 2, vocab_size if whole_words else 0).astype(np.bool_)
         total = int(counts.sum())
-        outs = np.empty(len(offsets), np.int64), np.empty(total + 1, np.uint16), np.empty(total, dtype)
-        size, rows = self._number([ids.itemsize], [-2, 0, 1, 3, 8]), self._number([grid_rows], [-1, 0, 7])
-        inputs, others = self._change_some(offsets, a_length, counts), self._change_some(bases, continues)
-        return self._change(ids), size, *inputs, rows, *others, 3, vocab_size, *self._change_some(*outs)
+        outs = (
+            np.empty(len(offsets), np.int64),
+            np.empty(total + 1, np.uint16),
+            np.empty(total, dtype),
+        )
+        size, rows = (
+            self._number([ids.itemsize], [-2, 0, 1, 3, 8]),
+            self._number([grid_rows], [-1, 0, 7]),
+        )
+        inputs, others = (
+            self._change_some(offsets, a_length, counts),
+            self._change_some(bases, continues),
+        )
+        return (
+            self._change(ids),
+            size,
+            *inputs,
+            rows,
+            *others,
+            3,
+            vocab_size,
+            *self._change_some(*outs),
+        )
 
     def below(self, low: int, high: int) -> int:
         """An integer in [low, high)."""

@@ -20,14 +20,16 @@ from pipeline.shards.records import Manifest
 from pipeline.shards.seal import NOTHING, add_seals
 from pipeline.shards.shard_file import pack_shard
 
-TEXTS = ("One sentence. Another one, of words.", "Zwei Sätze. 二 Zeichen.", "A third text\nof two lines.")
+TEXTS = (
+    "One sentence. Another one, of words.",
+    "Zwei Sätze. 二 Zeichen.",
+    "A third text\nof two lines.",
+)
 PAGE = (
     "<page><title>A {0}</title><ns>0</ns><id>{0}</id><revision><id>9</id><model>wikitext</model>"
     "<text>'''{1}''' [[link|word]] {{{{t|a=b}}}} &lt;ref&gt;x&lt;/ref&gt;</text></revision></page>\n"
 )
-RECORD = (
-    "WARC/1.0\r\nWARC-Type: {0}\r\nWARC-Record-ID: <urn:uuid:{1}>\r\nContent-Type: {2}\r\nContent-Length: {3}\r\n\r\n"
-)
+RECORD = "WARC/1.0\r\nWARC-Type: {0}\r\nWARC-Record-ID: <urn:uuid:{1}>\r\nContent-Type: {2}\r\nContent-Length: {3}\r\n\r\n"
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda data: gzip.compress(data, mtime=0),
     "bz2": bz2.compress,
@@ -45,7 +47,9 @@ def reader_seeds() -> dict[str, list[bytes]]:
         "text.txt": [plain, plain.decode().encode("utf-16"), b"\xef\xbb\xbf" + plain],
         "text-blank-lines.txt": [plain, ("\ufeff" + plain.decode()).encode("utf-16-be")],
         "jsonl.jsonl": [jsonl],
-        "cirrus.json": [b"".join(b'{"index":{"_id":"1"}}\n' + line for line in jsonl.splitlines(keepends=True))],
+        "cirrus.json": [
+            b"".join(b'{"index":{"_id":"1"}}\n' + line for line in jsonl.splitlines(keepends=True))
+        ],
         "wikiextractor.txt": [_wikiextractor()],
         "parquet.parquet": [_parquet(None), _parquet("zstd"), _parquet("snappy")],
         "mediawiki.xml": [_mediawiki()],
@@ -53,14 +57,24 @@ def reader_seeds() -> dict[str, list[bytes]]:
         "warc.warc": [_warc()],
         "jsonl.zip": [_zip(jsonl, zipfile.ZIP_DEFLATED), _zip(jsonl, zipfile.ZIP_STORED)],
     }
-    return seeds | {f"jsonl.jsonl.{suffix}": [compress(jsonl)] for suffix, compress in COMPRESSIONS.items()}
+    return seeds | {
+        f"jsonl.jsonl.{suffix}": [compress(jsonl)] for suffix, compress in COMPRESSIONS.items()
+    }
 
 
 @functools.cache
 def codec_seeds() -> dict[str, list[bytes]]:
     """A block, a manifest and both tables of one dataset of two shards."""
     packed = [
-        pack_shard([_block(3 + index)], "train", 64, 0, manifest.shard_name("train", 64, 0, index), 4, NOTHING)
+        pack_shard(
+            [_block(3 + index)],
+            "train",
+            64,
+            0,
+            manifest.shard_name("train", 64, 0, index),
+            4,
+            NOTHING,
+        )
         for index in range(2)
     ]
     rows = [shard for shard, _ in ((shard, table) for _, shard, table in packed)]
@@ -105,7 +119,10 @@ def _block(num_instances: int) -> Block:
 
 
 def _wikiextractor() -> bytes:
-    pages = (f'<doc id="{n}" url="u" title="T {n}">\nT {n}\n{text}\n</doc>\n' for n, text in enumerate(TEXTS))
+    pages = (
+        f'<doc id="{n}" url="u" title="T {n}">\nT {n}\n{text}\n</doc>\n'
+        for n, text in enumerate(TEXTS)
+    )
     return "".join(pages).encode()
 
 
@@ -117,7 +134,10 @@ def _mediawiki() -> bytes:
 def _warc() -> bytes:
     html = "<html><body><p>Hello &amp; good words on a page, enough to be text.</p></body></html>"
     response = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n{html}"
-    bodies = [("conversion", "text/plain", TEXTS[1]), ("response", "application/http; msgtype=response", response)]
+    bodies = [
+        ("conversion", "text/plain", TEXTS[1]),
+        ("response", "application/http; msgtype=response", response),
+    ]
     records = (
         (RECORD.format(kind, number, media, len(body.encode())) + body).encode() + b"\r\n\r\n"
         for number, (kind, media, body) in enumerate(bodies)
@@ -127,7 +147,9 @@ def _warc() -> bytes:
 
 def _parquet(compression: str | None) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(pa.table({"text": list(TEXTS), "id": [1, 2, 3]}), sink, compression=compression or "none")
+    pq.write_table(
+        pa.table({"text": list(TEXTS), "id": [1, 2, 3]}), sink, compression=compression or "none"
+    )
     return sink.getvalue()
 
 

@@ -2,8 +2,8 @@
 
     python -m scripts.soak.fuzz_text --seconds 60 --output scripts/soak/results/DATE-fuzz-text.json
 
-What the product may give them must come out as from the other path. What it never gives (pieces, forms, kinds and text
-of arbitrary bytes) must only stay inside memory.
+What the product may give them must come out as from the other path. What it never gives (pieces,
+forms, kinds and text of arbitrary bytes) must only stay inside memory.
 """
 
 import random
@@ -22,9 +22,7 @@ from tokenizer.encode import LibraryEncoder
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
 
 ALPHABETS = ("ab", "abcdé中", "aé\u0301\u302e\U0001d165한", "".join(map(chr, range(1, 0x250))), "")
-AWKWARD = (
-    " \t\n\v\f\r\0\x7f\x85\x80\xa0\u1680\u2000\u200a\u200b\u2028\u202f\u205f\u3000\ufeff\ufffdabé力\U00010000\ud800"
-)
+AWKWARD = " \t\n\v\f\r\0\x7f\x85\x80\xa0\u1680\u2000\u200a\u200b\u2028\u202f\u205f\u3000\ufeff\ufffdabé力\U00010000\ud800"
 BYTE_SETS = (b"ab", b"\x80\xff\xc3a ", b"\xe2\x80\xef\xbb\xbf\xc2 \xf0a", bytes(range(256)))
 
 
@@ -38,10 +36,16 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     while time.monotonic() < end:
         texts = _draw_texts(rng)
         calls["encoders compared"] += _compare_encoders(modules["tokenizer._matcher"], rng, texts)
-        calls["matchers of any bytes"] += _match_any_bytes(modules["tokenizer._matcher"], rng, texts)
+        calls["matchers of any bytes"] += _match_any_bytes(
+            modules["tokenizer._matcher"], rng, texts
+        )
         for _ in range(20):
-            calls["cleanings compared"] += _compare_cleaning(modules["pipeline.text._cleaning"], rng)
-            calls["cleanings of any bytes"] += _clean_any_bytes(modules["pipeline.text._cleaning"], rng)
+            calls["cleanings compared"] += _compare_cleaning(
+                modules["pipeline.text._cleaning"], rng
+            )
+            calls["cleanings of any bytes"] += _clean_any_bytes(
+                modules["pipeline.text._cleaning"], rng
+            )
             calls["finders compared"] += _compare_finders(modules["pipeline.text._task_texts"], rng)
     return dict(calls)
 
@@ -95,7 +99,12 @@ def _match_any_bytes(module: Any, rng: random.Random, texts: list[str]) -> int:
     matcher = module.Matcher(*arguments, kinds, rng.randrange(2**32), longest)
     for _ in range(3):
         new = matcher.find_new(texts)
-        forms = (None, _draw_bytes(rng, 0, 6), b" " + _draw_bytes(rng, 3, 3) + b" ", _draw_bytes(rng, 255, 256))
+        forms = (
+            None,
+            _draw_bytes(rng, 0, 6),
+            b" " + _draw_bytes(rng, 3, 3) + b" ",
+            _draw_bytes(rng, 255, 256),
+        )
         matcher.learn(new, [rng.choice(forms) for _ in new])
         matcher.encode(texts, rng.choice((2, 4)))
     return 3
@@ -122,9 +131,16 @@ def _clean_any_bytes(module: Any, rng: random.Random) -> int:
 def _compare_finders(module: Any, rng: random.Random) -> int:
     """Texts of few words, so that windows are shared, and of any characters, so that what is no word comes between."""
     n = rng.choice((1, 2, 8, 13, 127))
-    words = [rng.choice("aBé中'") * rng.choice((1, 1, 7, 8, 9, 20)) for _ in range(3)] + list(rng.choice(AWKWARD))
-    texts = [" ".join(rng.choices(words, k=rng.choice((1, n, n + 1, 40)))) for _ in range(rng.randint(1, 5))]
-    documents = [" ".join(rng.choices(words, k=rng.choice((0, n, 60)))) for _ in range(3)] + texts[:1]
+    words = [rng.choice("aBé中'") * rng.choice((1, 1, 7, 8, 9, 20)) for _ in range(3)] + list(
+        rng.choice(AWKWARD)
+    )
+    texts = [
+        " ".join(rng.choices(words, k=rng.choice((1, n, n + 1, 40))))
+        for _ in range(rng.randint(1, 5))
+    ]
+    documents = [" ".join(rng.choices(words, k=rng.choice((0, n, 60)))) for _ in range(3)] + texts[
+        :1
+    ]
     results = []
     for task_texts.compiled in (module, None):
         try:

@@ -1,10 +1,12 @@
 """Gives the compiled reader of wikitext damaged pieces of pages, under gcc's sanitizers.
 
-    BEAMBERT_TEST_DATA=DATA python scripts/soak/fuzz_wikitext.py --seconds 600 --output scripts/soak/results/DATE.json
+    BEAMBERT_TEST_DATA=DATA python scripts/soak/fuzz_wikitext.py --seconds 600 --output
+    scripts/soak/results/DATE.json
 
 Pages are the hard cases of tests/pipeline/wikitext_cases.txt and, where DATA has them, those of
-`wikitext_real/*-*.jsonl.zst`. A piece of a page loses, doubles, moves or gets markup; then it is read twice, to the
-same bytes, which are never more than half again those of the piece. At the end the process may not have grown.
+`wikitext_real/*-*.jsonl.zst`. A piece of a page loses, doubles, moves or gets markup; then it is
+read twice, to the same bytes, which are never more than half again those of the piece. At the end
+the process may not have grown.
 """
 
 import json
@@ -28,7 +30,18 @@ MARKUP = """
 <table> </table> <br> == '' __TOC__ http:// mailto: [[File: .jpg|thumb| &amp; &#8211; &#x10FFFF; &#xD800; & < > ( ) , ;
 {{nowrap| {{lang|fr| {{s-|V}} {{convert|5|to|7|km}} {{val|5|e=6}} text= formatnum: nowrap \uff08 \uff09 \u3001
 """
-PUT = [*MARKUP.split(), "\n", "\n{|\n", "\n|}\n", "\n* ", " ", "\0", "\u00a0", "\u3000", "\U0001f600"]
+PUT = [
+    *MARKUP.split(),
+    "\n",
+    "\n{|\n",
+    "\n|}\n",
+    "\n* ",
+    " ",
+    "\0",
+    "\u00a0",
+    "\u3000",
+    "\U0001f600",
+]
 MAX_PIECE = 1500
 CALLS_A_ROUND = 2000
 MAX_GROWTH_BYTES = 200 * 2**20
@@ -38,7 +51,8 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
     """Number of calls.
 
     Raises:
-        AssertionError: A second call gives other bytes, more bytes than it was given, or memory grows.
+        AssertionError: A second call gives other bytes, more bytes than it was given, or memory
+            grows.
     """
     read, rng, end = modules[MODULE].to_paragraphs, random.Random(seed), time.monotonic() + seconds
     pages = list(read_pages())
@@ -53,7 +67,9 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if num_calls == 100 * CALLS_A_ROUND:  # the sanitizer's own stores are full by then
             before = peak
-    assert not before or peak - before < MAX_GROWTH_BYTES, f"memory grew from {before} to {peak} bytes"
+    assert not before or peak - before < MAX_GROWTH_BYTES, (
+        f"memory grew from {before} to {peak} bytes"
+    )
     return {"calls": num_calls, "pages": len(pages)}
 
 
@@ -68,7 +84,9 @@ def damage(rng: random.Random, page: str) -> str:
     text = page[start : start + length]
     for _ in range(rng.randint(0, 8)):
         at, size = rng.randint(0, len(text)), rng.choice((0, 1, 2, 20))
-        put = rng.choice(("", rng.choice(PUT), rng.choice(PUT) * rng.choice((1, 2, 130)), text[at : at + size]))
+        put = rng.choice(
+            ("", rng.choice(PUT), rng.choice(PUT) * rng.choice((1, 2, 130)), text[at : at + size])
+        )
         text = text[:at] + put + text[at + size * rng.randint(0, 1) :]
     return text
 
@@ -76,7 +94,9 @@ def damage(rng: random.Random, page: str) -> str:
 def read_pages() -> Iterator[str]:
     """All pages there are."""
     yield from (ROOT / "tests/pipeline/wikitext_cases.txt").read_text().split("#### case: ")[1:]
-    for path in sorted(Path(os.environ.get("BEAMBERT_TEST_DATA", ""), "data/wikitext_real").glob("*-*.jsonl.zst")):
+    for path in sorted(
+        Path(os.environ.get("BEAMBERT_TEST_DATA", ""), "data/wikitext_real").glob("*-*.jsonl.zst")
+    ):
         for line in b"".join(decompress([path.read_bytes()], str(path))).splitlines():
             yield json.loads(line)["wikitext"]
 

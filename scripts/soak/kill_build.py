@@ -2,10 +2,11 @@
 
     python -m scripts.soak.kill_build --kills 50
 
-Each seed draws the moment and the victim: the launcher, one worker, or every process of the build. After the last
-kill the same command runs to its end. It must give the root hash and the files of a build that was never disturbed,
-and files that were finished at a kill must be the very same files in the end. Prints one JSON line a kill; --output
-names a file for all of them. Linux only: processes are found in /proc.
+Each seed draws the moment and the victim: the launcher, one worker, or every process of the build.
+After the last kill the same command runs to its end. It must give the root hash and the files of a
+build that was never disturbed, and files that were finished at a kill must be the very same files
+in the end. Prints one JSON line a kill; --output names a file for all of them. Linux only:
+processes are found in /proc.
 """
 
 import argparse
@@ -57,7 +58,9 @@ class Outcome:
 
 def main() -> int:
     """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--kills", type=int, default=50, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--documents", type=int, default=600, help="size of the made-up corpus")
@@ -88,14 +91,20 @@ class Soak:
         """One to three kills, then a run to the end."""
         draws = random.Random(seed)
         count = draws.choice((1, 1, 2, 3))
-        kills = ((draws.uniform(0, self.undisturbed_seconds), draws.choice(VICTIMS)) for _ in range(count))
+        kills = (
+            (draws.uniform(0, self.undisturbed_seconds), draws.choice(VICTIMS))
+            for _ in range(count)
+        )
         return self.run_kills(kills, draws, seed)
 
-    def run_kills(self, kills: Iterable[tuple[float | str, str]], draws: random.Random, seed: int = 0) -> Outcome:
+    def run_kills(
+        self, kills: Iterable[tuple[float | str, str]], draws: random.Random, seed: int = 0
+    ) -> Outcome:
         """These kills, then a run to the end.
 
         Args:
-            kills: When, in seconds after a start or as a stage that the build has come to, and whom.
+            kills: When, in seconds after a start or as a stage that the build has come to, and
+                whom.
             draws: Choose among the workers.
             seed: Names the folder.
         """
@@ -111,7 +120,9 @@ class Soak:
             kept |= finished_files(output)
         self._finish(output)
         findings = self._compare(output, kept)
-        return Outcome(seed, hits, runs + 1, len(kept), round(time.monotonic() - began, 1), findings)
+        return Outcome(
+            seed, hits, runs + 1, len(kept), round(time.monotonic() - began, 1), findings
+        )
 
     def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What all seeds together came to."""
@@ -127,9 +138,13 @@ class Soak:
             "seeds": len(outcomes),
             "kills": len(kills),
             "kills_by_stage": dict(Counter(each.rpartition(" in ")[2] for each in kills)),
-            "kills_by_victim": dict(Counter(next(name for name in VICTIMS if name in each) for each in kills)),
+            "kills_by_victim": dict(
+                Counter(next(name for name in VICTIMS if name in each) for each in kills)
+            ),
             "hung_after_a_kill": sum(", hung" in each for each in kills),
-            "root_hashes_equal": sum(not any("root hash" in each for each in outcome.findings) for outcome in outcomes),
+            "root_hashes_equal": sum(
+                not any("root hash" in each for each in outcome.findings) for outcome in outcomes
+            ),
             "kept_files": sum(outcome.kept for outcome in outcomes),
             "finished_files_redone": count_findings(outcomes, "redone"),
             "left_behind": count_findings(outcomes, "left behind"),
@@ -144,7 +159,11 @@ class Soak:
         names = list_names(output)
         findings += [f"left behind: {name}" for name in sorted(names - self.files)]
         findings += [f"missing: {name}" for name in sorted(self.files - names)]
-        return findings + [f"redone: {name}" for name, was in sorted(kept.items()) if identity(output / name) != was]
+        return findings + [
+            f"redone: {name}"
+            for name, was in sorted(kept.items())
+            if identity(output / name) != was
+        ]
 
     def _command(self, output: Path) -> list[str]:
         flags = "--passes 4 --seq_lens 64 --num_buckets 4 --part_bytes 20000 --near_duplicates 0.8 --workers 2"
@@ -155,7 +174,11 @@ class Soak:
     def _start(self, output: Path) -> "subprocess.Popen[bytes]":
         with Path(self.folder, "log.txt").open("wb") as log:
             return subprocess.Popen(
-                self._command(output), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command(output),
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def _finish(self, output: Path) -> None:
@@ -168,7 +191,9 @@ class Soak:
             said = Path(self.folder, "log.txt").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"the build of {output} ended with exit code {code}:\n{said}")
 
-    def _run_and_kill(self, output: Path, moment: float | str, victim: str, draws: random.Random) -> str | None:
+    def _run_and_kill(
+        self, output: Path, moment: float | str, victim: str, draws: random.Random
+    ) -> str | None:
         """Starts the build and kills; says whom and when, or None where the build was over before."""
         began, process = time.monotonic(), self._start(output)
         try:
@@ -184,7 +209,9 @@ class Soak:
                 hit += ", hung"
             return hit
         finally:
-            if victim != "launcher":  # orphaned workers may still be there while the next run begins
+            if (
+                victim != "launcher"
+            ):  # orphaned workers may still be there while the next run begins
                 kill_session(process.pid)
 
 
@@ -211,9 +238,15 @@ def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) 
 
 def finished_files(output: Path) -> dict[str, tuple[int, int]]:
     """Files whose task is recorded as finished, and which file each is."""
-    found = ["vocab.txt", "tokenizer.json", "word_counts.parquet"] if (output / "vocab.json").exists() else []
+    found = (
+        ["vocab.txt", "tokenizer.json", "word_counts.parquet"]
+        if (output / "vocab.json").exists()
+        else []
+    )
     records = output.glob("_tasks/**/*.tar.json")
-    found += [str(record.relative_to(output / "_tasks")).removesuffix(".json") for record in records]
+    found += [
+        str(record.relative_to(output / "_tasks")).removesuffix(".json") for record in records
+    ]
     if (output / "manifest.json").exists():
         found += [str(path.relative_to(output)) for path in output.rglob("shard-*.tar")]
     for record in output.glob("tokens/*-last.json"):
@@ -243,7 +276,11 @@ def read_root_hash(output: Path) -> str:
 
 def stage_of(output: Path) -> str:
     """How far a build had come when it was killed."""
-    marks = {"report": "manifest.json", "shards": "_tasks", "near-duplicates": "tokens/near_duplicates"}
+    marks = {
+        "report": "manifest.json",
+        "shards": "_tasks",
+        "near-duplicates": "tokens/near_duplicates",
+    }
     marks |= {"tokens": "vocab.json", "vocabulary": "_words"}
     return next((stage for stage, mark in marks.items() if (output / mark).exists()), "start")
 

@@ -2,11 +2,13 @@
 
     python -m scripts.soak.kill_training --runs 20
 
-Each seed draws one or two accidents, and for each the moment (a step, or a time while the ranks start) and the
-victim: a rank, the launcher, the `deepspeed` command, or the node with all of them and its disk, so that only the
-checkpoint URL is left. In the end every file of the last checkpoint (weights, moments, position) must be the same as
-without accidents, here and at the URL, and the metrics must hold every step once, with every instance in its place.
-Prints one JSON line a seed; --output names a file for all of them. Linux only.
+Each seed draws one or two accidents, and for each the moment (a step, or a time while the ranks
+start) and the
+victim: a rank, the launcher, the `deepspeed` command, or the node with all of them and its disk, so
+that only the checkpoint URL is left. In the end every file of the last checkpoint (weights,
+moments, position) must be the same as without accidents, here and at the URL, and the metrics must
+hold every step once, with every instance in its place. Prints one JSON line a seed; --output names
+a file for all of them. Linux only.
 """
 
 import argparse
@@ -40,7 +42,10 @@ TIMES = (
     "seconds",
 )  # fmt: skip
 CONFIG = {
-    "model": {"preset": "tiny", "overrides": {"num_layers": 2, "hidden_size": 64, "max_position_embeddings": 64}},
+    "model": {
+        "preset": "tiny",
+        "overrides": {"num_layers": 2, "hidden_size": 64, "max_position_embeddings": 64},
+    },
     "validation": {"interval": 50},
     "micro_tokens": 256,
     "seed": 5,
@@ -70,7 +75,9 @@ class Outcome:
 
 def main() -> int:
     """Runs the seeds, fewer where it is interrupted; exit code 1 where one found something wrong."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--runs", type=int, default=20, help="seeds to run")
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=150)
@@ -94,7 +101,10 @@ class Soak:
         write_corpus(folder, 400)
         build = f"build --input {folder}/corpus --output {folder}/data --passes 2 --seq_lens 64 --vocab_size 100"
         subprocess.run(
-            [sys.executable, "-m", "pipeline", *build.split()], cwd=ROOT, check=True, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "pipeline", *build.split()],
+            cwd=ROOT,
+            check=True,
+            stderr=subprocess.DEVNULL,
         )
         began = time.monotonic()
         job = Job(folder, "undisturbed", steps)
@@ -108,13 +118,16 @@ class Soak:
         return self.run_accidents(_draw_accidents(draws), draws, seed)
 
     def run_accidents(
-        self, accidents: Iterable[tuple[str, float | None, float]], draws: random.Random, seed: int = 0
+        self,
+        accidents: Iterable[tuple[str, float | None, float]],
+        draws: random.Random,
+        seed: int = 0,
     ) -> Outcome:
         """These accidents in one run, then the end that the supervisor comes to.
 
         Args:
-            accidents: The victim, the share of the steps left that are made before, and, where that is None, the
-                seconds from the start.
+            accidents: The victim, the share of the steps left that are made before, and, where that
+                is None, the seconds from the start.
             draws: Choose among the ranks.
             seed: Names the run.
         """
@@ -136,7 +149,9 @@ class Soak:
             job.end()
         findings += self._compare(job)
         shutil.rmtree(job.run, ignore_errors=True)
-        return Outcome(seed, kills, job.restarts(), repeated, round(time.monotonic() - began, 1), findings)
+        return Outcome(
+            seed, kills, job.restarts(), repeated, round(time.monotonic() - began, 1), findings
+        )
 
     def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What all seeds together came to."""
@@ -151,9 +166,13 @@ class Soak:
             "undisturbed_seconds": round(self.undisturbed_seconds, 1),
             "seeds": len(outcomes),
             "kills": len(kills),
-            "kills_by_victim": dict(Counter(next(name for name in VICTIMS if each.startswith(name)) for each in kills)),
+            "kills_by_victim": dict(
+                Counter(next(name for name in VICTIMS if each.startswith(name)) for each in kills)
+            ),
             "restarts": sum(outcome.restarts for outcome in outcomes),
-            "bitwise_equal": sum(not any("differs" in each for each in outcome.findings) for outcome in outcomes),
+            "bitwise_equal": sum(
+                not any("differs" in each for each in outcome.findings) for outcome in outcomes
+            ),
             "failed_seeds": [outcome.seed for outcome in outcomes if outcome.findings],
         }
 
@@ -165,11 +184,15 @@ class Soak:
                 findings.append(f"{where.name}: the last checkpoint differs in {names}")
         rows = job.rows()
         if [row["step"] for row in rows] != list(range(1, self.steps + 1)):
-            findings.append(f"the metrics do not hold every step once: {[row['step'] for row in rows]}")
+            findings.append(
+                f"the metrics do not hold every step once: {[row['step'] for row in rows]}"
+            )
         position = 0
         for row in rows:
             if row["position"] != position:
-                findings.append(f"step {row['step']} begins at instance {row['position']}, not at {position}")
+                findings.append(
+                    f"step {row['step']} begins at instance {row['position']}, not at {position}"
+                )
                 break
             position += row["instances"]
         if rows != self.rows:
@@ -179,7 +202,11 @@ class Soak:
 
 def _draw_accidents(draws: random.Random) -> Iterator[tuple[str, float | None, float]]:
     for _ in range(draws.choice((1, 1, 2))):
-        victim, share, seconds = draws.choice(VICTIMS), draws.random(), draws.uniform(0, START_SECONDS)
+        victim, share, seconds = (
+            draws.choice(VICTIMS),
+            draws.random(),
+            draws.uniform(0, START_SECONDS),
+        )
         yield victim, share if draws.random() < 0.8 else None, seconds
 
 
@@ -194,12 +221,24 @@ class Job:
             name: Of the run.
             steps: To make.
         """
-        self.run, self.url, self._log = folder / name, folder / f"{name}-url", folder / f"{name}.log"
-        phase = {"seq_len": 64, "global_batch": 12, "steps": steps, "peak_lr": 0.001, "warmup_steps": 5}
+        self.run, self.url, self._log = (
+            folder / name,
+            folder / f"{name}-url",
+            folder / f"{name}.log",
+        )
+        phase = {
+            "seq_len": 64,
+            "global_batch": 12,
+            "steps": steps,
+            "peak_lr": 0.001,
+            "warmup_steps": 5,
+        }
         saving = {"interval": 7, "keep": 2, "keep_every": 70, "url": f"file://{self.url}"}
         config = {**CONFIG, "phases": [phase], "checkpoint": saving}
         path = folder / f"{name}.json"
-        path.write_text(json.dumps({**config, "data": [str(folder / "data")], "output": str(self.run)}))
+        path.write_text(
+            json.dumps({**config, "data": [str(folder / "data")], "output": str(self.run)})
+        )
         launcher = [
             str(Path(sys.executable).parent / "deepspeed"),
             "--num_gpus",
@@ -216,7 +255,12 @@ class Job:
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*supervisor, *command], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+                [*supervisor, *command],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def wait_for(self, step: int | None, seconds: float) -> int | None:
@@ -230,7 +274,9 @@ class Job:
 
     def kill(self, victim: str, draws: random.Random) -> str | None:
         """Sends SIGKILL; says whom, None where there was nobody."""
-        processes = {pid: kind for pid in session_processes(self._process.pid) if (kind := kind_of(pid))}
+        processes = {
+            pid: kind for pid in session_processes(self._process.pid) if (kind := kind_of(pid))
+        }
         if victim == "node":
             for pid in processes:
                 send_kill(pid)
@@ -271,7 +317,11 @@ class Job:
 
     def newest_step(self) -> int:
         """Of the newest committed checkpoint, here or at the URL."""
-        found = [path for where in (self.run, self.url) for path in where.glob("checkpoints/step-????????/COMMITTED")]
+        found = [
+            path
+            for where in (self.run, self.url)
+            for path in where.glob("checkpoints/step-????????/COMMITTED")
+        ]
         return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -282,7 +332,9 @@ class Job:
             return []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
         return [
-            {key: value for key, value in row.items() if key not in TIMES} for row in rows if row["split"] == "train"
+            {key: value for key, value in row.items() if key not in TIMES}
+            for row in rows
+            if row["split"] == "train"
         ]
 
     def marker(self, where: Path) -> dict[str, Any]:
@@ -301,7 +353,9 @@ def kind_of(pid: int) -> str | None:
         return "launcher"
     if any(argument.startswith("--local_rank") for argument in arguments):
         return "rank"
-    return "command" if any(Path(argument).name == "deepspeed" for argument in arguments[:2]) else None
+    return (
+        "command" if any(Path(argument).name == "deepspeed" for argument in arguments[:2]) else None
+    )
 
 
 def send_kill(pid: int) -> None:

@@ -10,7 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
+WORDS = [
+    "river",
+    "mountain",
+    "engine",
+    "letter",
+    "window",
+    "garden",
+    "silver",
+    "winter",
+    "market",
+    "captain",
+]
 
 
 class Soak(Protocol):

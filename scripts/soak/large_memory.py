@@ -2,10 +2,11 @@
 
     python -m scripts.soak.large_memory --output scripts/soak/results/DATE-large-memory.json
 
-One run makes all steps; another is killed, both ranks by SIGKILL, as soon as its first checkpoint is committed, and the
-same command continues it. The last checkpoints must be equal byte for byte, no rank may have taken 15 % more or less
-than `trainer plan` says, all ranks together no more than `--limit_gb`, and the newest checkpoint must export. Prints
-one JSON line. Takes about five minutes on 2 free cores; `--model tiny` shows in two minutes that it works.
+One run makes all steps; another is killed, both ranks by SIGKILL, as soon as its first checkpoint
+is committed, and the same command continues it. The last checkpoints must be equal byte for byte,
+no rank may have taken 15 % more or less than `trainer plan` says, all ranks together no more than
+`--limit_gb`, and the newest checkpoint must export. Prints one JSON line. Takes about five minutes
+on 2 free cores; `--model tiny` shows in two minutes that it works.
 """
 
 import argparse
@@ -28,7 +29,9 @@ LARGEST_ERROR = 0.15
 
 def main() -> int:
     """Runs both and compares; exit code 1 where something is wrong."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--model", default="large")
     parser.add_argument("--zero_stage", type=int, default=2, choices=(0, 1, 2))
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "lamb"))
@@ -49,7 +52,9 @@ def run(case: Case, folder: Path, limit_gb: float) -> dict[str, Any]:
     """The undisturbed run, the killed one, the export, and what is wrong with them."""
     data = write_data(folder / "data")
     planned = plan(case, data, "cpu").total
-    peaks = wait_for_ranks(start_ranks(config := configure(case, data, folder / "undisturbed"), RANKS, "cpu"), config)
+    peaks = wait_for_ranks(
+        start_ranks(config := configure(case, data, folder / "undisturbed"), RANKS, "cpu"), config
+    )
     disturbed = folder / "disturbed"
     config = configure(case, data, disturbed)
     step = kill_after_checkpoint(config, disturbed)
@@ -93,7 +98,9 @@ def kill_after_checkpoint(config: Path, output: Path) -> int:
     try:
         while not (found := list(output.glob("checkpoints/step-????????/COMMITTED"))):
             if time.monotonic() > until or any(each.poll() is not None for each in processes):
-                raise RuntimeError(f"no checkpoint: {log_of(config, 0).read_text(errors='replace')[-2000:]}")
+                raise RuntimeError(
+                    f"no checkpoint: {log_of(config, 0).read_text(errors='replace')[-2000:]}"
+                )
             time.sleep(POLL_SECONDS)
     finally:
         for each in processes:

@@ -40,7 +40,8 @@ class RunnerLie:
 
     Attributes:
         name: For people.
-        tell: What the runner delivers, out of the groups it should deliver and those of another build.
+        tell: What the runner delivers, out of the groups it should deliver and those of another
+            build.
         end: How it must end.
     """
 
@@ -88,7 +89,9 @@ Lie = RunnerLie | StoreLie | WriteLie
 
 def _chunks(change: Callable[[list[bytes]], list[bytes]], key: bytes = TARGET) -> Any:
     """A lie about the chunks of one group."""
-    return lambda groups, _: [(name, change(chunks) if name == key else chunks) for name, chunks in groups]
+    return lambda groups, _: [
+        (name, change(chunks) if name == key else chunks) for name, chunks in groups
+    ]
 
 
 def _each(change: Callable[[list[bytes]], list[bytes]]) -> Any:
@@ -97,7 +100,9 @@ def _each(change: Callable[[list[bytes]], list[bytes]]) -> Any:
 
 def _groups(change: Callable[[Group], list[Group]], key: bytes | None = TARGET) -> Any:
     """A lie that makes several groups, or none, of one or of all."""
-    return lambda groups, _: [new for old in groups for new in (change(old) if key in (None, old[0]) else [old])]
+    return lambda groups, _: [
+        new for old in groups for new in (change(old) if key in (None, old[0]) else [old])
+    ]
 
 
 def _halves(group: Group) -> list[Group]:
@@ -131,7 +136,12 @@ def _merged(groups: list[Group], _: object) -> list[Group]:
 def _of_another_build(count: int | None) -> Any:
     def tell(groups: list[Group], others: dict[bytes, list[bytes]]) -> list[Group]:
         return [
-            (name, [*others[name][:count], *chunks[len(others[name][:count]) :]] if name == TARGET else chunks)
+            (
+                name,
+                [*others[name][:count], *chunks[len(others[name][:count]) :]]
+                if name == TARGET
+                else chunks,
+            )
             for name, chunks in groups
         ]
 
@@ -150,7 +160,11 @@ def _repack(change: Callable[[list[TokenizedDocument]], list[TokenizedDocument]]
     def tell(chunks: list[bytes]) -> list[bytes]:
         place = max(range(len(chunks)), key=lambda each: len(chunks[each]))
         part, documents = documents_of(chunks[place])
-        return [*chunks[:place], pack_chunk(part, pack_documents(change(documents))[0]), *chunks[place + 1 :]]
+        return [
+            *chunks[:place],
+            pack_chunk(part, pack_documents(change(documents))[0]),
+            *chunks[place + 1 :],
+        ]
 
     return tell
 
@@ -167,10 +181,19 @@ def _without_copy(groups: list[Group], _: object) -> list[Group]:
     for name, chunks in groups:
         parts = [documents_of(chunk) for chunk in chunks]
         for place, (part, own) in enumerate(parts):
-            others = {document.id for other, (_, found) in enumerate(parts) if other != place for document in found}
+            others = {
+                document.id
+                for other, (_, found) in enumerate(parts)
+                if other != place
+                for document in found
+            }
             kept = [document for document in own if document.id not in others]
             if len(kept) < len(own):
-                changed = [*chunks[:place], pack_chunk(part, pack_documents(kept)[0]), *chunks[place + 1 :]]
+                changed = [
+                    *chunks[:place],
+                    pack_chunk(part, pack_documents(kept)[0]),
+                    *chunks[place + 1 :],
+                ]
                 return [(each, changed if each == name else found) for each, found in groups]
     raise AssertionError("no group holds a document twice; make the corpus of more copies")
 
@@ -185,29 +208,50 @@ RUNNER_LIES: Sequence[RunnerLie] = (
     RunnerLie("no group comes", _groups(lambda _: [], None)),
     RunnerLie("a group comes in two parts", _groups(_halves)),
     RunnerLie("every group comes in two parts", _groups(_halves, None)),
-    RunnerLie("a group comes chunk by chunk", _groups(lambda group: [(group[0], [chunk]) for chunk in group[1]])),
+    RunnerLie(
+        "a group comes chunk by chunk",
+        _groups(lambda group: [(group[0], [chunk]) for chunk in group[1]]),
+    ),
     RunnerLie("a group comes twice", _groups(lambda group: [group, group])),
     RunnerLie("every group comes twice", _groups(lambda group: [group, group], None)),
-    RunnerLie("a group comes, then its second half again", _groups(lambda group: [group, _halves(group)[1]])),
-    RunnerLie("a group comes, then an empty one of its name", _groups(lambda group: [group, (group[0], [])])),
+    RunnerLie(
+        "a group comes, then its second half again",
+        _groups(lambda group: [group, _halves(group)[1]]),
+    ),
+    RunnerLie(
+        "a group comes, then an empty one of its name",
+        _groups(lambda group: [group, (group[0], [])]),
+    ),
     RunnerLie("a chunk comes twice", _chunks(lambda chunks: [*chunks, chunks[0]])),
     RunnerLie("every chunk comes twice", _each(lambda chunks: chunks + chunks)),
-    RunnerLie("a chunk comes twice, another is lost", _chunks(lambda chunks: [chunks[0], *chunks[:-1]])),
+    RunnerLie(
+        "a chunk comes twice, another is lost", _chunks(lambda chunks: [chunks[0], *chunks[:-1]])
+    ),
     RunnerLie(
         "a chunk comes twice, under another part's name",
         _chunks(lambda chunks: [*chunks, pack_chunk("another", bytes(unpack_chunk(chunks[0])[1]))]),
     ),
-    RunnerLie("an empty chunk stands in a chunk's place", _chunks(lambda chunks: [b"", *chunks[1:]])),
+    RunnerLie(
+        "an empty chunk stands in a chunk's place", _chunks(lambda chunks: [b"", *chunks[1:]])
+    ),
     RunnerLie("copies of documents are lost", _without_copy),
-    RunnerLie("the last document of a chunk is lost", _chunks(_repack(lambda documents: documents[:-1]))),
-    RunnerLie("a document stands twice in a chunk", _chunks(_repack(lambda documents: [*documents, documents[0]]))),
+    RunnerLie(
+        "the last document of a chunk is lost", _chunks(_repack(lambda documents: documents[:-1]))
+    ),
+    RunnerLie(
+        "a document stands twice in a chunk",
+        _chunks(_repack(lambda documents: [*documents, documents[0]])),
+    ),
     RunnerLie(
         "a document of other tokens stands in a chunk",
         _chunks(_repack(lambda documents: [_shortened(documents[0]), *documents[1:]])),
     ),
-    RunnerLie("a chunk is cut inside a document", _chunks(lambda chunks: [chunks[0][:-5], *chunks[1:]])),
     RunnerLie(
-        "a bit of a chunk is flipped", _chunks(lambda chunks: [chunks[0][:-9] + b"\xff" + chunks[0][-8:], *chunks[1:]])
+        "a chunk is cut inside a document", _chunks(lambda chunks: [chunks[0][:-5], *chunks[1:]])
+    ),
+    RunnerLie(
+        "a bit of a chunk is flipped",
+        _chunks(lambda chunks: [chunks[0][:-9] + b"\xff" + chunks[0][-8:], *chunks[1:]]),
     ),
     RunnerLie("a chunk comes to another bucket", _move(1, stays=False)),
     RunnerLie("a chunk comes to its bucket and to another", _move(1, stays=True)),
@@ -227,17 +271,23 @@ RUNNER_LIES: Sequence[RunnerLie] = (
 
 def _part(folder: Path, ending: str = "tokens", place: int = 0) -> Path:
     """A file of one of the largest token parts."""
-    found = sorted((folder / "tokens").glob("*.tokens"), key=lambda path: (-path.stat().st_size, path.name))
+    found = sorted(
+        (folder / "tokens").glob("*.tokens"), key=lambda path: (-path.stat().st_size, path.name)
+    )
     return found[place].with_suffix(f".{ending}")
 
 
-def _rewrite(endings: Sequence[str], change: Callable[[list[TokenizedDocument]], list[TokenizedDocument]]) -> Any:
+def _rewrite(
+    endings: Sequence[str], change: Callable[[list[TokenizedDocument]], list[TokenizedDocument]]
+) -> Any:
     """Another run's documents in some files of a part."""
 
     def tell(folder: Path, _: Path) -> None:
         path = _part(folder)
         documents = list(unpack_documents(path.read_bytes(), "uint16", path.name))
-        for ending, data in zip(("tokens", "index"), pack_documents(change(documents)), strict=True):
+        for ending, data in zip(
+            ("tokens", "index"), pack_documents(change(documents)), strict=True
+        ):
             if ending in endings:
                 path.with_suffix(f".{ending}").write_bytes(data)
 
@@ -251,7 +301,10 @@ def _first_shortened(documents: list[TokenizedDocument]) -> list[TokenizedDocume
 def _renamed_document(documents: list[TokenizedDocument]) -> list[TokenizedDocument]:
     """One document is another of the same size: its id differs in the last bit."""
     first = documents[0]
-    return [dataclasses.replace(first, id=first.id[:-1] + bytes([first.id[-1] ^ 1])), *documents[1:]]
+    return [
+        dataclasses.replace(first, id=first.id[:-1] + bytes([first.id[-1] ^ 1])),
+        *documents[1:],
+    ]
 
 
 def _copy(name: str) -> Any:
@@ -262,7 +315,9 @@ def _change_record(change: Callable[[ShardRecord], ShardRecord]) -> Any:
     def tell(folder: Path, _: Path) -> None:
         path = folder / f"_tasks/{SHARD}.json"
         path.write_bytes(format_record(change(parse_record(path.read_bytes()))))
-        (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[::-1])  # what the record told of is not ours
+        (folder / SHARD).write_bytes(
+            (folder / SHARD).read_bytes()[::-1]
+        )  # what the record told of is not ours
 
     return tell
 
@@ -290,12 +345,20 @@ def _publish(folder: Path, rows: Sequence[tuple[Shard, BlockTable]], **changes: 
     (folder / tables.BLOCKS_TABLE).write_bytes(blocks_table([table for _, table in rows]))
     for place in {(shard.split, shard.seq_len, shard.pass_index) for shard in shards}:
         own = [shard for shard in shards if (shard.split, shard.seq_len, shard.pass_index) == place]
-        (folder / tables.pass_folder(*place) / "pass.json").write_bytes(tables.pass_json(own, fields["settings_hash"]))
+        (folder / tables.pass_folder(*place) / "pass.json").write_bytes(
+            tables.pass_json(own, fields["settings_hash"])
+        )
     fields["groups"] = [dataclasses.asdict(group) for group in tables.group_totals(shards)]
-    pinned = {name: (folder / name).read_bytes() for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE)}
-    fields["tables_sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in pinned.items()}
+    pinned = {
+        name: (folder / name).read_bytes() for name in (tables.SHARDS_TABLE, tables.BLOCKS_TABLE)
+    }
+    fields["tables_sha256"] = {
+        name: hashlib.sha256(data).hexdigest() for name, data in pinned.items()
+    }
     fields |= {"root_hash": tables.root_hash(shards)} | changes
-    fields[MANIFEST_HASH] = canonical_hash({name: value for name, value in fields.items() if name != MANIFEST_HASH})
+    fields[MANIFEST_HASH] = canonical_hash(
+        {name: value for name, value in fields.items() if name != MANIFEST_HASH}
+    )
     path.write_text(json.dumps(fields))
 
 
@@ -309,7 +372,12 @@ def _bucket_twice(folder: Path, _: Path) -> None:
     [(shard, table)] = [row for row in rows if row[0].name == SHARD]
     name = SHARD.replace("00001.tar", "00009.tar")
     shutil.copy(folder / SHARD, folder / name)
-    _publish(folder, sorted([*rows, (dataclasses.replace(shard, name=name), table)], key=lambda row: row[0].name))
+    _publish(
+        folder,
+        sorted(
+            [*rows, (dataclasses.replace(shard, name=name), table)], key=lambda row: row[0].name
+        ),
+    )
 
 
 def _partial_bucket(folder: Path, _: Path) -> None:
@@ -343,14 +411,26 @@ def _another_manifest_seal(folder: Path, other: Path) -> None:
 
 STORE_LIES: Sequence[StoreLie] = (
     StoreLie("tokens of a part lack a document", _rewrite(["tokens"], lambda found: found[:-1])),
-    StoreLie("tokens of a part hold a document twice", _rewrite(["tokens"], lambda found: [*found, found[0]])),
+    StoreLie(
+        "tokens of a part hold a document twice",
+        _rewrite(["tokens"], lambda found: [*found, found[0]]),
+    ),
     StoreLie("tokens of a part are of another run", _rewrite(["tokens"], _first_shortened)),
     StoreLie("tokens of a part are of another document", _rewrite(["tokens"], _renamed_document)),
     StoreLie("the index of a part lacks a document", _rewrite(["index"], lambda found: found[:-1])),
     StoreLie("the index of a part is of another run", _rewrite(["index"], _first_shortened)),
-    StoreLie("a stale part: tokens and index lack a document", _rewrite(["tokens", "index"], lambda found: found[:-1])),
-    StoreLie("a stale part: tokens and index are of another run", _rewrite(["tokens", "index"], _first_shortened)),
-    StoreLie("a part of another build: one document is another", _rewrite(["tokens", "index"], _renamed_document)),
+    StoreLie(
+        "a stale part: tokens and index lack a document",
+        _rewrite(["tokens", "index"], lambda found: found[:-1]),
+    ),
+    StoreLie(
+        "a stale part: tokens and index are of another run",
+        _rewrite(["tokens", "index"], _first_shortened),
+    ),
+    StoreLie(
+        "a part of another build: one document is another",
+        _rewrite(["tokens", "index"], _renamed_document),
+    ),
     StoreLie("tokens of a part are cut", lambda folder, _: _cut(_part(folder))),
     StoreLie("tokens of a part are lost", lambda folder, _: _part(folder).unlink()),
     StoreLie("the index of a part is lost", lambda folder, _: _part(folder, "index").unlink()),
@@ -359,18 +439,44 @@ STORE_LIES: Sequence[StoreLie] = (
         lambda folder, _: (folder / "tokens/index.parquet").unlink(),
         exchanges=("files",),  # the only one that reads it
     ),
-    StoreLie("the index over all parts is another build's", _copy("tokens/index.parquet"), exchanges=("files",)),
+    StoreLie(
+        "the index over all parts is another build's",
+        _copy("tokens/index.parquet"),
+        exchanges=("files",),
+    ),
     StoreLie(
         "tokens of a part are another part's",
         lambda folder, _: _part(folder).write_bytes(_part(folder, place=1).read_bytes()),
     ),
-    StoreLie("a record is lost", lambda folder, _: (folder / f"_tasks/{SHARD}.json").unlink(), "healed", "interrupted"),
-    StoreLie("a record is cut", lambda folder, _: _cut(folder / f"_tasks/{SHARD}.json"), "healed", "interrupted"),
-    StoreLie("a record without its shard", lambda folder, _: (folder / SHARD).unlink(), "healed", "interrupted"),
-    StoreLie("a record whose shard is cut", lambda folder, _: _cut(folder / SHARD), "healed", "interrupted"),
+    StoreLie(
+        "a record is lost",
+        lambda folder, _: (folder / f"_tasks/{SHARD}.json").unlink(),
+        "healed",
+        "interrupted",
+    ),
+    StoreLie(
+        "a record is cut",
+        lambda folder, _: _cut(folder / f"_tasks/{SHARD}.json"),
+        "healed",
+        "interrupted",
+    ),
+    StoreLie(
+        "a record without its shard",
+        lambda folder, _: (folder / SHARD).unlink(),
+        "healed",
+        "interrupted",
+    ),
+    StoreLie(
+        "a record whose shard is cut",
+        lambda folder, _: _cut(folder / SHARD),
+        "healed",
+        "interrupted",
+    ),
     StoreLie(
         "a record of part of a bucket",
-        _change_record(lambda old: dataclasses.replace(old, shard=dataclasses.replace(old.shard, seal=NOTHING))),
+        _change_record(
+            lambda old: dataclasses.replace(old, shard=dataclasses.replace(old.shard, seal=NOTHING))
+        ),
         "healed",
         "interrupted",
     ),
@@ -390,11 +496,18 @@ STORE_LIES: Sequence[StoreLie] = (
         "healed",
         "interrupted",
     ),
-    StoreLie("a record and its shard of another build", _of_other_settings, "healed", "interrupted"),
+    StoreLie(
+        "a record and its shard of another build", _of_other_settings, "healed", "interrupted"
+    ),
     StoreLie("a dataset without one bucket", _without_bucket, "verify", "finished"),
     StoreLie("a dataset with a bucket twice", _bucket_twice, "verify", "finished"),
     StoreLie("a dataset with part of a bucket", _partial_bucket, "verify", "finished"),
-    StoreLie("a shard of part of its bucket's instances, its seal of all", _without_instances, "verify", "finished"),
+    StoreLie(
+        "a shard of part of its bucket's instances, its seal of all",
+        _without_instances,
+        "verify",
+        "finished",
+    ),
     StoreLie("a dataset with another build's seal", _another_manifest_seal, "verify", "finished"),
     StoreLie("documents.ids is another build's", _copy("documents.ids"), "verify", "finished"),
 )
@@ -415,10 +528,17 @@ WRITE_LIES: Sequence[WriteLie] = (
     ),
     WriteLie(
         "another build's record is kept",
-        _keep(f"{SHARD}.json", lambda data: data.replace(b'"settings_hash": "', b'"settings_hash": "0')),
+        _keep(
+            f"{SHARD}.json",
+            lambda data: data.replace(b'"settings_hash": "', b'"settings_hash": "0'),
+        ),
     ),
-    WriteLie("no shard of a pass is kept", lambda path, data: None if "/pass-01/shard" in path else data),
     WriteLie(
-        "a shard was kept with a changed byte", _keep(SHARD, lambda data: data[:600] + b"\xaa" + data[601:]), "verify"
+        "no shard of a pass is kept", lambda path, data: None if "/pass-01/shard" in path else data
+    ),
+    WriteLie(
+        "a shard was kept with a changed byte",
+        _keep(SHARD, lambda data: data[:600] + b"\xaa" + data[601:]),
+        "verify",
     ),
 )

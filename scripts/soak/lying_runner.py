@@ -73,7 +73,9 @@ class Outcome:
 
 def main() -> int:
     """Tells every lie; prints a line for each and one of JSON for all."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--only", nargs="+", help="names of lies, or their beginnings")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     own = parser.parse_args()
@@ -85,7 +87,10 @@ def main() -> int:
         for lie in chosen:
             for exchange in exchanges(lie):
                 outcomes.append(liar.tell(lie, exchange))
-                print(f"{outcomes[-1].end:9} {exchange:8} {lie.name}: {outcomes[-1].said[:150]}", flush=True)
+                print(
+                    f"{outcomes[-1].end:9} {exchange:8} {lie.name}: {outcomes[-1].said[:150]}",
+                    flush=True,
+                )
     wrong = [outcome.lie for outcome in outcomes if outcome.end != outcome.expected]
     result: dict[str, Any] = {
         "soak": "lying_runner",
@@ -103,7 +108,9 @@ def main() -> int:
     if own.output:
         rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
         own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
+        own.output.write_text(
+            f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n'
+        )
     return 1 if wrong else 0
 
 
@@ -121,7 +128,9 @@ class Liar:
         self._folder = folder
         lines = make_documents(NUM_DOCUMENTS)
         self._prepare("own", lines)
-        self._prepare("other", [*lines[12:], *make_documents(NUM_DOCUMENTS + 12)[-12:]], "--seed", "7")
+        self._prepare(
+            "other", [*lines[12:], *make_documents(NUM_DOCUMENTS + 12)[-12:]], "--seed", "7"
+        )
         self._root_hash = open_dataset(str(folder / "own/finished")).manifest.root_hash
         self._other_groups = _group(folder / "other/encoded")
 
@@ -152,16 +161,29 @@ class Liar:
         if code:
             return "verify", said
         is_own = open_dataset(str(folder)).manifest.root_hash == self._root_hash
-        return ("unharmed", f"root hash {self._root_hash[:16]}") if is_own else ("missed", "another root hash")
+        return (
+            ("unharmed", f"root hash {self._root_hash[:16]}")
+            if is_own
+            else ("missed", "another root hash")
+        )
 
     def _prepare(self, name: str, lines: list[str], *flags: str) -> None:
         """The folders encoded, interrupted and finished of one corpus, some of whose documents are there twice."""
         home = self._folder / name
         (home / "text").mkdir(parents=True)
         for number in range(4):
-            text = "".join(f"{line}\n" for line in [*lines[number::4], *lines[number * 3 : number * 3 + 2]])
+            text = "".join(
+                f"{line}\n" for line in [*lines[number::4], *lines[number * 3 : number * 3 + 2]]
+            )
             (home / f"text/{number}.jsonl").write_text(text)
-        words = ("--input", str(home / "text"), "--output", str(home / "encoded"), "--vocab_size", "100")
+        words = (
+            "--input",
+            str(home / "text"),
+            "--output",
+            str(home / "encoded"),
+            "--vocab_size",
+            "100",
+        )
         _expect(_run("tokens", *words, "--part_bytes", "8192", *FLAGS, *flags))
         shutil.copytree(home / "encoded", home / "interrupted")
         keeping = partial(_replaced, publish, "remove_leftovers", lambda *_: None)
@@ -190,7 +212,9 @@ class LyingGroupByKey(beam.PTransform):  # type: ignore[misc]
         )
 
 
-def tell_groups(gathered: tuple[bytes, Any], name: str, others: dict[bytes, list[bytes]]) -> list[Group]:
+def tell_groups(
+    gathered: tuple[bytes, Any], name: str, others: dict[bytes, list[bytes]]
+) -> list[Group]:
     """All groups of a shuffle after a lie about them; names of finished shards are shuffled too, and left alone."""
     groups = sorted(gathered[1])
     [lie] = [lie for lie in RUNNER_LIES if lie.name == name]
@@ -234,11 +258,15 @@ def _group(folder: Path) -> dict[bytes, list[bytes]]:
     tokens = Folder(str(folder / "tokens"))
     store = read_store(tokens)
     settings = BuildSettings(output=str(folder), num_buckets=4)
-    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    held_out = choose_held_out(
+        store.totals.sources, settings.validation_fraction, settings.validation_tokens
+    )
     buckets = choose_buckets(settings, store.totals, held_out)
     found: dict[bytes, list[bytes]] = {}
     for part in store.part_names:
-        for key, chunk in cut_part(part, TokenParts(tokens, "uint16", held_out=held_out.ids), buckets):
+        for key, chunk in cut_part(
+            part, TokenParts(tokens, "uint16", held_out=held_out.ids), buckets
+        ):
             found.setdefault(key, []).append(chunk)
     return found
 
@@ -249,7 +277,11 @@ def _run(*words: str) -> tuple[int, str]:
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = run_program("python -m pipeline", "", COMMANDS, list(words))
     lines = [line for line in said.getvalue().replace("\r", "\n").splitlines() if line.strip()]
-    telling = [line for line in lines if "it/s" not in line and "task/s" not in line and "finding(s)" not in line]
+    telling = [
+        line
+        for line in lines
+        if "it/s" not in line and "task/s" not in line and "finding(s)" not in line
+    ]
     return code, (telling or lines or [""])[-1]
 
 
@@ -258,6 +290,8 @@ def _expect(ran: tuple[int, str]) -> None:
 
 
 if __name__ == "__main__":
-    from scripts.soak.lying_runner import main as run_imported  # workers find what is here by this module's name
+    from scripts.soak.lying_runner import (
+        main as run_imported,
+    )  # workers find what is here by this module's name
 
     sys.exit(run_imported())

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-_INSTANCES = ("pipeline/test_pairs.py", "pipeline/test_masking.py", "pipeline/test_compiled_instances.py")
+_INSTANCES = (
+    "pipeline/test_pairs.py",
+    "pipeline/test_masking.py",
+    "pipeline/test_compiled_instances.py",
+)
 _DATASET = ("pipeline/test_dataset.py", "pipeline/test_tampering.py", "pipeline/test_growing.py")
 _ORDER = ("trainer/test_order.py", "trainer/test_step.py", "trainer/test_mixture.py")
 _OPTIMIZERS = ("trainer/test_optim.py", "trainer/test_engine.py")
@@ -75,7 +79,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "trainer/checkpoints/read.py": _CHECKPOINTS,
     "trainer/checkpoints/resume.py": (*_CHECKPOINTS, "trainer/test_recovery.py"),
     "trainer/checkpoints/store.py": _CHECKPOINTS,
-    "trainer/optim/engine.py": ("trainer/test_engine.py", "trainer/test_guards.py", "trainer/test_same_losses.py"),
+    "trainer/optim/engine.py": (
+        "trainer/test_engine.py",
+        "trainer/test_guards.py",
+        "trainer/test_same_losses.py",
+    ),
     "trainer/guards/spike_guard.py": ("trainer/test_guards.py",),
     "trainer/runs/metrics.py": ("trainer/test_metrics.py",),
 }
@@ -93,8 +101,18 @@ class Meant:
 
 
 MEANT: tuple[Meant, ...] = (
-    Meant("trainer/optim/engine.py", "{phase}/{step}/{rank}", "{phase}/{rank}", "dropout is seeded without its step"),
-    Meant("trainer/optim/engine.py", "{phase}/{step}/{rank}", "{phase}/{step}", "dropout is seeded without its rank"),
+    Meant(
+        "trainer/optim/engine.py",
+        "{phase}/{step}/{rank}",
+        "{phase}/{rank}",
+        "dropout is seeded without its step",
+    ),
+    Meant(
+        "trainer/optim/engine.py",
+        "{phase}/{step}/{rank}",
+        "{phase}/{step}",
+        "dropout is seeded without its rank",
+    ),
     Meant(
         "trainer/checkpoints/write.py",
         "            (folder / COMMITTED).unlink(missing_ok=True)\n",
@@ -119,7 +137,12 @@ MEANT: tuple[Meant, ...] = (
         "",
         "a checkpoint's marker is not brought to the disk",
     ),
-    Meant("trainer/checkpoints/read.py", "    if lacking:", "    if False:", "half of a checkpoint is loaded"),
+    Meant(
+        "trainer/checkpoints/read.py",
+        "    if lacking:",
+        "    if False:",
+        "half of a checkpoint is loaded",
+    ),
     Meant(
         "trainer/checkpoints/resume.py",
         "if before is None or step_of(each) < before",

@@ -2,9 +2,10 @@
 
     python -m scripts.soak.mutants --sample 200 --output scripts/soak/results/DATE-mutants.json
 
-A mutant is one change of one module (scripts/soak/mutations.py). It is killed when one of the module's tests fails
-(scripts/soak/mutant_targets.py), and survives when all pass; survivors are printed. Tests run in a copy of the
-checkout, each mutant in a fork of a process that has the large libraries loaded already.
+A mutant is one change of one module (scripts/soak/mutations.py). It is killed when one of the
+module's tests fails (scripts/soak/mutant_targets.py), and survives when all pass; survivors are
+printed. Tests run in a copy of the checkout, each mutant in a fork of a process that has the large
+libraries loaded already.
 """
 
 import argparse
@@ -31,9 +32,20 @@ from scripts.checkout import ROOT, commit
 from scripts.soak.mutant_targets import EQUIVALENT, MEANT, TARGETS, Meant
 from scripts.soak.mutations import Mutant, find_mutants, mutate, sample
 
-_LIBRARIES = ("numpy", "pyarrow.parquet", "fsspec", "tokenizers", "torch", "apache_beam", "deepspeed")
+_LIBRARIES = (
+    "numpy",
+    "pyarrow.parquet",
+    "fsspec",
+    "tokenizers",
+    "torch",
+    "apache_beam",
+    "deepspeed",
+)
 _BUILD = "from setuptools import setup; setup()"
-_WARNINGS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that are loaded already
+_WARNINGS = (
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)  # of plugins that are loaded already
 _BROKEN = 70
 _PATIENCE = 5.0
 """How many times the undisturbed tests' seconds a mutant may take; one that hangs is noticed."""
@@ -53,12 +65,19 @@ def main() -> int:
     own = _parse()
     for library in _LIBRARIES:
         importlib.import_module(library)
-    targets = {path: tests for path, tests in TARGETS.items() if any(each in path for each in own.only or [path])}
+    targets = {
+        path: tests
+        for path, tests in TARGETS.items()
+        if any(each in path for each in own.only or [path])
+    }
     with tempfile.TemporaryDirectory(prefix="beambert-mutants-") as folder:
         checkout = Checkout(Path(folder))
         trials = choose_trials(targets, own.sample, own.seed)
         used = dict.fromkeys(targets[trial.path] for trial in trials)
-        seconds = {tests: checkout.time_tests(tests) for tests in tqdm(used, desc="tests alone", disable=None)}
+        seconds = {
+            tests: checkout.time_tests(tests)
+            for tests in tqdm(used, desc="tests alone", disable=None)
+        }
         results = []
         for trial in tqdm(trials, unit="mutant", disable=None):
             tests = targets[trial.path]
@@ -66,7 +85,12 @@ def main() -> int:
             results.append((trial, killed))
             if not killed:
                 tqdm.write(f"survived: {trial.name}")
-            found = {"commit": commit(), "seed": own.seed, "drawn": len(trials), **summarize(results)}
+            found = {
+                "commit": commit(),
+                "seed": own.seed,
+                "drawn": len(trials),
+                **summarize(results),
+            }
             if own.output:  # at once: a run takes hours, and what was tried is known
                 own.output.write_text(json.dumps(found, indent=1) + "\n")
     print(format_scores(found["modules"]))
@@ -75,8 +99,12 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sample", type=int, default=200, help="mutants drawn, besides those somebody meant")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--sample", type=int, default=200, help="mutants drawn, besides those somebody meant"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--only", nargs="+", help="parts of the paths of the modules to be changed")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
@@ -100,7 +128,9 @@ def _told(mutant: Mutant) -> str:
 def _meant_trial(meant: Meant) -> Trial:
     source = (ROOT / meant.path).read_text()
     if source.count(meant.old) != 1:
-        raise ValueError(f"{meant.path} holds {source.count(meant.old)} times, not once: {meant.old!r}")
+        raise ValueError(
+            f"{meant.path} holds {source.count(meant.old)} times, not once: {meant.old!r}"
+        )
     return Trial(meant.path, meant.why, source.replace(meant.old, meant.new))
 
 
@@ -110,8 +140,12 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         """Copies what git tracks, and what was compiled."""
         self._root, self._log = folder / "checkout", folder / "pytest.log"
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-        compiled = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.so") if not path.is_symlink()]
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        compiled = [
+            str(path.relative_to(ROOT)) for path in ROOT.rglob("*.so") if not path.is_symlink()
+        ]
         for name in [*filter(None, listed.stdout.split("\0")), *compiled]:
             target = self._root / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +162,9 @@ class Checkout:
         began = time.monotonic()
         if (code := self._run(tests, 3_600.0)) != 0:
             said = self._log.read_text(errors="replace")[-3_000:]
-            raise RuntimeError(f"{' '.join(tests)} end with {code} without any change: mend them first\n{said}")
+            raise RuntimeError(
+                f"{' '.join(tests)} end with {code} without any change: mend them first\n{said}"
+            )
         return time.monotonic() - began
 
     def kills(self, trial: Trial, tests: Sequence[str], limit: float) -> bool:
@@ -153,7 +189,9 @@ class Checkout:
         child = os.fork()
         if child == 0:
             code = _BROKEN
-            with contextlib.suppress(BaseException):  # what leaves this frame would clean up the parent's folder
+            with contextlib.suppress(
+                BaseException
+            ):  # what leaves this frame would clean up the parent's folder
                 code = self._be_pytest(tests)
             os._exit(code)
         end = time.monotonic() + limit
@@ -199,7 +237,8 @@ def format_scores(modules: Mapping[str, Sequence[int]]) -> str:
     rows = [*modules.items(), ("all", total)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(
-        f"{name:<{width}}  {killed:>4} of {tried:>4}  {killed / tried:6.1%}" for name, (killed, tried) in rows
+        f"{name:<{width}}  {killed:>4} of {tried:>4}  {killed / tried:6.1%}"
+        for name, (killed, tried) in rows
     )
 
 

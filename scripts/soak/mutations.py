@@ -1,7 +1,8 @@
 """Small changes of a Python module that a good test notices: conditions, borders, sums, what is left out.
 
-Each mutant is the module with one change. What only people read is left alone: docstrings, annotations, messages of
-errors, and so are assertions and zip's `strict`, which only hold what is true anyway.
+Each mutant is the module with one change. What only people read is left alone: docstrings,
+annotations, messages of errors, and so are assertions and zip's `strict`, which only hold what is
+true anyway.
 """
 
 import ast
@@ -106,7 +107,9 @@ def _sites(tree: ast.Module) -> Iterator[_Site]:
 
 
 def _walk(node: ast.AST, function: str) -> Iterator[_Site]:
-    if isinstance(node, (ast.JoinedStr, ast.Assert)) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+    if isinstance(node, (ast.JoinedStr, ast.Assert)) or (
+        isinstance(node, ast.keyword) and node.arg == "strict"
+    ):
         return
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         function = f"{function}.{node.name}".removeprefix(".")
@@ -130,7 +133,9 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _can_go(node: ast.AST) -> bool:
-    return isinstance(node, _DELETED) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+    return isinstance(node, _DELETED) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    )
 
 
 def _deletion(body: list[ast.AST], index: int, node: ast.AST, function: str) -> _Site:
@@ -164,7 +169,9 @@ def _set(node: ast.AST, field: str, value: object, function: str) -> _Site:
     return _Site(node.lineno, function, shown, lambda: setattr(node, field, value))
 
 
-def _replaced(node: ast.Compare, operators: list[ast.cmpop], index: int, operator: ast.cmpop, function: str) -> _Site:
+def _replaced(
+    node: ast.Compare, operators: list[ast.cmpop], index: int, operator: ast.cmpop, function: str
+) -> _Site:
     shown = f"{_named(operators[index])} to {_named(operator)}: {_shown(node)}"
     return _Site(node.lineno, function, shown, lambda: operators.__setitem__(index, operator))
 

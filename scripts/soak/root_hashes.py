@@ -2,9 +2,9 @@
 
     python -m scripts.soak.root_hashes --output scripts/soak/results/DATE-root-hashes.json
 
-Ways: runners, numbers of workers, both exchanges, part sizes, files renamed, joined, reordered, doubled and compressed,
-seeds of Python's hashes. The vocabulary is learned anew in each. Where dask and distributed are installed, Beam's
-DaskRunner is one of the ways. Exit code 1 where two differ.
+Ways: runners, numbers of workers, both exchanges, part sizes, files renamed, joined, reordered,
+doubled and compressed, seeds of Python's hashes. The vocabulary is learned anew in each. Where dask
+and distributed are installed, Beam's DaskRunner is one of the ways. Exit code 1 where two differ.
 """
 
 import argparse
@@ -64,7 +64,9 @@ class Outcome:
 
 def main() -> int:
     """Builds, prints, compares."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--documents", type=int, default=300)
     parser.add_argument("--only", nargs="+", help="names of ways, or their beginnings")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
@@ -96,7 +98,9 @@ def main() -> int:
     if own.output:
         rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
         own.output.parent.mkdir(parents=True, exist_ok=True)
-        own.output.write_text(f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n')
+        own.output.write_text(
+            f'{{"result": {json.dumps(result, indent=1)},\n"outcomes": [\n{rows}\n]}}\n'
+        )
     return 0 if len(found) == 1 else 1
 
 
@@ -111,16 +115,25 @@ def ways() -> list[Way]:
         Way("shuffle, in memory", ("--workers", "1", "--exchange", "shuffle", *small)),
         Way("shuffle, 2 workers", ("--workers", "2", "--exchange", "shuffle", *small)),
         Way("one file", write=lambda lines, folder: write_files(lines, folder, num_files=1)),
-        Way("9 files of other names", write=lambda lines, folder: write_files(lines, folder, 9, "zyx-{}.ndjson")),
+        Way(
+            "9 files of other names",
+            write=lambda lines, folder: write_files(lines, folder, 9, "zyx-{}.ndjson"),
+        ),
         Way("reversed documents", write=lambda lines, folder: write_files(lines[::-1], folder)),
         Way("every document twice", write=lambda lines, folder: write_files(lines + lines, folder)),
         Way(
             "fields in another order",
             write=lambda lines, folder: write_files([_reorder(each) for each in lines], folder),
         ),
-        *(Way(f"compressed: {suffix}", write=_compressed(suffix)) for suffix in ("zst", "gz", "bz2", "xz")),
+        *(
+            Way(f"compressed: {suffix}", write=_compressed(suffix))
+            for suffix in ("zst", "gz", "bz2", "xz")
+        ),
         Way("compressed: zip", write=write_zip),
-        *(Way(f"PYTHONHASHSEED={seed}", environment={"PYTHONHASHSEED": seed}) for seed in ("0", "1", "random")),
+        *(
+            Way(f"PYTHONHASHSEED={seed}", environment={"PYTHONHASHSEED": seed})
+            for seed in ("0", "1", "random")
+        ),
     ]
     if all(map(importlib.util.find_spec, ("dask", "distributed"))):
         runner = ("--", "--runner=apache_beam.runners.dask.dask_runner.DaskRunner")
@@ -137,10 +150,21 @@ def build(way: Way, lines: list[str], folder: Path) -> Outcome:
     way.write(lines, folder / "input")
     flags, _, runner = " ".join(way.arguments).partition("-- ")
     command = [sys.executable, "-m", "pipeline", "build", "--input", str(folder / "input")]
-    command += ["--output", str(folder / "data"), *FIXED, *flags.split(), *(["--", *runner.split()] if runner else [])]
+    command += [
+        "--output",
+        str(folder / "data"),
+        *FIXED,
+        *flags.split(),
+        *(["--", *runner.split()] if runner else []),
+    ]
     began = time.monotonic()
     ran = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **way.environment}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **way.environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     seconds = round(time.monotonic() - began, 1)
     if ran.returncode:
@@ -155,10 +179,14 @@ def make_documents(count: int) -> list[str]:
     lines = []
     for number in range(count):
         sentences = (
-            " ".join(words[(number * 7 + row * 3 + step * (1 + number % 9)) % 10] for step in range(9))
+            " ".join(
+                words[(number * 7 + row * 3 + step * (1 + number % 9)) % 10] for step in range(9)
+            )
             for row in range(12)
         )
-        text = " ".join(f"{sentence.capitalize()} {number} {row}." for row, sentence in enumerate(sentences))
+        text = " ".join(
+            f"{sentence.capitalize()} {number} {row}." for row, sentence in enumerate(sentences)
+        )
         lines.append(json.dumps({"text": text, "number": number}))
     return lines
 
@@ -195,7 +223,12 @@ def _compressed(suffix: str) -> Writer:
 
 
 def _reorder(line: str) -> str:
-    return json.dumps(dict(reversed(json.loads(line).items())), indent=None, ensure_ascii=True, separators=(",", ":"))
+    return json.dumps(
+        dict(reversed(json.loads(line).items())),
+        indent=None,
+        ensure_ascii=True,
+        separators=(",", ":"),
+    )
 
 
 if __name__ == "__main__":

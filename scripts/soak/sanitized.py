@@ -1,7 +1,7 @@
 """Runs a fuzzer of compiled modules in a process of its own, with these compiled anew under gcc's sanitizers.
 
--fsanitize=address,undefined: the first access outside memory, overflow or misaligned read ends that process, and so
-counts as a finding.
+-fsanitize=address,undefined: the first access outside memory, overflow or misaligned read ends that
+process, and so counts as a finding.
 """
 
 import argparse
@@ -31,8 +31,8 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
         script: Its `__file__`.
         description: The first line of its help.
         names: Of the modules, as in pyproject.toml.
-        fuzz: Takes the modules by name, seconds and a seed; gives what was called how often. A difference that it finds
-            is to be raised.
+        fuzz: Takes the modules by name, seconds and a seed; gives what was called how often. A
+            difference that it finds is to be raised.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, description=description.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
@@ -47,8 +47,19 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
     with tempfile.TemporaryDirectory(prefix="beambert-fuzz-") as folder:
         for name in names:
             _compile(name, Path(folder, f"{name}.so"))
-        command = [sys.executable, script, "--seconds", str(own.seconds), "--seed", str(own.seed), "--child", folder]
-        libraries = " ".join(_ask_compiler(f"-print-file-name=lib{name}.so") for name in ("asan", "ubsan", "stdc++"))
+        command = [
+            sys.executable,
+            script,
+            "--seconds",
+            str(own.seconds),
+            "--seed",
+            str(own.seed),
+            "--child",
+            folder,
+        ]
+        libraries = " ".join(
+            _ask_compiler(f"-print-file-name=lib{name}.so") for name in ("asan", "ubsan", "stdc++")
+        )
         environment = os.environ | {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0"}
         # Python's own allocator would hide what lies beside an object.
         environment |= {"PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT)}
@@ -66,11 +77,27 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
 
 def _compile(name: str, path: Path) -> None:
     """A module of pyproject.toml, by its sources and flags and the sanitizers."""
-    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "ext-modules"
+    ]
     (module,) = (module for module in modules if module["name"] == name)
-    flags = [*module["extra-compile-args"], "-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+    flags = [
+        *module["extra-compile-args"],
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+    ]
     include = f"-I{sysconfig.get_paths()['include']}"
-    command = ["gcc", "-shared", "-fPIC", *flags, "-fno-sanitize-recover=all", include, *module["sources"]]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        *flags,
+        "-fno-sanitize-recover=all",
+        include,
+        *module["sources"],
+    ]
     subprocess.run([*command, "-o", str(path)], cwd=ROOT, check=True)
 
 

@@ -2,10 +2,11 @@
 
     python -m scripts.soak.two_nodes --output scripts/soak/results/DATE-two-nodes-COMMIT.json
 
-One small run is made four times: by `deepspeed --hostfile` over pdsh and ssh, by one torchrun a node, by one torchrun
-on one node, and the doctor looks at both nodes. Losses and gradient norms must be equal to the last bit. Prints one
-JSON line. Linux and root only; needs iproute2, openssh-server, openssh-client and pdsh. What it makes lies in a
-temporary folder and in two namespaces, and is removed at the end.
+One small run is made four times: by `deepspeed --hostfile` over pdsh and ssh, by one torchrun a
+node, by one torchrun on one node, and the doctor looks at both nodes. Losses and gradient norms
+must be equal to the last bit. Prints one JSON line. Linux and root only; needs iproute2,
+openssh-server, openssh-client and pdsh. What it makes lies in a temporary folder and in two
+namespaces, and is removed at the end.
 """
 
 import argparse
@@ -43,13 +44,18 @@ CONFIG = {
 
 def main() -> int:
     """Runs everything; exit code 1 where something was not as it should be."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     own = parser.parse_args()
     missing = [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
     if missing or os.geteuid() != 0:
         parser.error(f"needs root and {', '.join(missing) or 'nothing else'}")
-    with tempfile.TemporaryDirectory(prefix="beambert-two-nodes-") as name, _nodes(Path(name)) as nodes:
+    with (
+        tempfile.TemporaryDirectory(prefix="beambert-two-nodes-") as name,
+        _nodes(Path(name)) as nodes,
+    ):
         result = _compare(nodes)
     print(json.dumps(result))
     if own.output:
@@ -72,13 +78,29 @@ class Nodes:
 
     def arguments(self, command: str, output: str) -> list[str]:
         """Of the trainer."""
-        config = ["--config", f"{self.folder}/run.yaml"] if command == "pretrain" else ["--min_free_gb", "0"]
-        return ["trainer", command, *config, "--data", f"{self.folder}/data", "--output", f"{self.folder}/{output}"]
+        config = (
+            ["--config", f"{self.folder}/run.yaml"]
+            if command == "pretrain"
+            else ["--min_free_gb", "0"]
+        )
+        return [
+            "trainer",
+            command,
+            *config,
+            "--data",
+            f"{self.folder}/data",
+            "--output",
+            f"{self.folder}/{output}",
+        ]
 
     def run(self, name: str, *commands: Sequence[str]) -> dict[str, Any]:
         """Runs one command for each node, beginning with the first; exit codes, seconds and what was printed."""
         environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))},
+            **{
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))
+            },
             "PATH": f"{self.folder}/bin{os.pathsep}{_search_path()}",
             "PYTHONPATH": str(ROOT),
             "DS_ENV_FILE": f"{self.folder}/environment",
@@ -90,7 +112,13 @@ class Nodes:
             own = environment | ({"GLOO_SOCKET_IFNAME": LINK} if place else {})
             log = (self.folder / f"{name}-{index}.log").open("w")
             processes.append(
-                subprocess.Popen([*place, *command], cwd=self.folder, env=own, stdout=log, stderr=subprocess.STDOUT)
+                subprocess.Popen(
+                    [*place, *command],
+                    cwd=self.folder,
+                    env=own,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
             )
         try:
             codes = [process.wait(timeout=LIMIT_SECONDS) for process in processes]
@@ -98,36 +126,66 @@ class Nodes:
             for process in processes:
                 process.kill()
         logs = [(self.folder / f"{name}-{index}.log").read_text() for index in range(len(commands))]
-        return {"codes": codes, "seconds": round(time.monotonic() - began, 1), "printed": "\n".join(logs)}
+        return {
+            "codes": codes,
+            "seconds": round(time.monotonic() - began, 1),
+            "printed": "\n".join(logs),
+        }
 
     def losses(self, output: str) -> list[tuple[float, float]]:
         """Loss and gradient norm of every step."""
         path = self.folder / output / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        rows = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        )
         return [(row["loss"], row["grad_norm"]) for row in rows if row["split"] == "train"]
 
 
 def _compare(nodes: Nodes) -> dict[str, Any]:
-    deepspeed = [str(BIN / "deepspeed"), "--hostfile", f"{nodes.folder}/hosts", "--master_port", "29511", "--module"]
+    deepspeed = [
+        str(BIN / "deepspeed"),
+        "--hostfile",
+        f"{nodes.folder}/hosts",
+        "--master_port",
+        "29511",
+        "--module",
+    ]
     address = ["--master_addr", next(iter(NODES.values())), "--master_port", "29512"]
     torchrun = [str(BIN / "torchrun"), "--nproc_per_node"]
-    two = [[*torchrun, "1", "--nnodes", "2", "--node_rank", str(rank), *address, "-m"] for rank in range(2)]
+    two = [
+        [*torchrun, "1", "--nnodes", "2", "--node_rank", str(rank), *address, "-m"]
+        for rank in range(2)
+    ]
     ran = {
-        "doctor over pdsh": nodes.run("doctor over pdsh", [*deepspeed, *nodes.arguments("doctor", "run")]),
+        "doctor over pdsh": nodes.run(
+            "doctor over pdsh", [*deepspeed, *nodes.arguments("doctor", "run")]
+        ),
         "pdsh": nodes.run("pdsh", [*deepspeed, *nodes.arguments("pretrain", "pdsh")]),
-        "torchrun": nodes.run("torchrun", *([*each, *nodes.arguments("pretrain", "torchrun")] for each in two)),
-        "one node": nodes.run("one node", [*torchrun, "2", "-m", *nodes.arguments("pretrain", "one")]),
+        "torchrun": nodes.run(
+            "torchrun", *([*each, *nodes.arguments("pretrain", "torchrun")] for each in two)
+        ),
+        "one node": nodes.run(
+            "one node", [*torchrun, "2", "-m", *nodes.arguments("pretrain", "one")]
+        ),
     }
-    losses = {name: nodes.losses(output) for name, output in (("pdsh", "pdsh"), ("torchrun", "torchrun"))}
+    losses = {
+        name: nodes.losses(output) for name, output in (("pdsh", "pdsh"), ("torchrun", "torchrun"))
+    }
     expected = nodes.losses("one")
     findings = [
         f"{name}: exit codes {each['codes']}: {each['printed'][-2000:]}"
         for name, each in ran.items()
         if any(each["codes"])
     ]
-    findings += [f"{name}: losses {found} are not {expected}" for name, found in losses.items() if found != expected]
+    findings += [
+        f"{name}: losses {found} are not {expected}"
+        for name, found in losses.items()
+        if found != expected
+    ]
     if "2 rank(s) of 2 node(s)" not in ran["doctor over pdsh"]["printed"]:
-        findings.append(f"the doctor did not see two nodes: {ran['doctor over pdsh']['printed'][-2000:]}")
+        findings.append(
+            f"the doctor did not see two nodes: {ran['doctor over pdsh']['printed'][-2000:]}"
+        )
     return {
         "soak": "two_nodes",
         "commit": commit(),
@@ -137,7 +195,9 @@ def _compare(nodes: Nodes) -> dict[str, Any]:
         "seconds": {name: each["seconds"] for name, each in ran.items()},
         "losses_equal_to_the_last_bit": {name: found == expected for name, found in losses.items()},
         "doctor": [
-            line for line in ran["doctor over pdsh"]["printed"].splitlines() if "bert-node-" in line or "all-" in line
+            line
+            for line in ran["doctor over pdsh"]["printed"].splitlines()
+            if "bert-node-" in line or "all-" in line
         ],
         "findings": findings,
     }
@@ -152,7 +212,21 @@ def _nodes(folder: Path) -> Iterator[Nodes]:
         for name in NODES:
             _do("ip", "netns", "add", name)
         first, second = NODES
-        _do("ip", "link", "add", LINK, "netns", first, "type", "veth", "peer", "name", LINK, "netns", second)
+        _do(
+            "ip",
+            "link",
+            "add",
+            LINK,
+            "netns",
+            first,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            LINK,
+            "netns",
+            second,
+        )
         for name, address in NODES.items():
             _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
             for link in ("lo", LINK):
@@ -198,13 +272,23 @@ def _wait_for_sshd(folder: Path) -> None:
     first = next(iter(NODES))
     for name, address in NODES.items():
         for attempt in range(20):
-            command = ["ip", "netns", "exec", first, f"{folder}/bin/ssh", f"root@{address}", "hostname"]
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                first,
+                f"{folder}/bin/ssh",
+                f"root@{address}",
+                "hostname",
+            ]
             found = subprocess.run(command, capture_output=True, text=True, check=False)
             if found.stdout.strip() == name:
                 break
             time.sleep(0.1 * attempt)
         else:
-            raise RuntimeError(f"no sshd at {address}: {found.stderr} {(folder / f'sshd-{name}.log').read_text()}")
+            raise RuntimeError(
+                f"no sshd at {address}: {found.stderr} {(folder / f'sshd-{name}.log').read_text()}"
+            )
 
 
 def _search_path() -> str:

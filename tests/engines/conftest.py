@@ -70,11 +70,13 @@ def cluster(request, gate, tmp_path_factory):
 def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
     """build_and_verify(exchange, num_processes, ended="") builds on the engine by the page's command.
 
-    An undisturbed build learns its vocabulary; others are given it, as a job takes these engines ten seconds and more.
+    An undisturbed build learns its vocabulary; others are given it, as a job takes these engines
+    ten seconds and more.
 
-    So many processes write shards at a time. There one of them is killed, where `ended` is "worker"; then the same
-    command runs once more, if the engine has not made up for the loss itself. Or Ctrl-C ends the "launcher": it has
-    the engine cancel the job, and the same command runs once more. Every document is in the dataset.
+    So many processes write shards at a time. There one of them is killed, where `ended` is
+    "worker"; then the same command runs once more, if the engine has not made up for the loss
+    itself. Or Ctrl-C ends the "launcher": it has the engine cancel the job, and the same command
+    runs once more. Every document is in the dataset.
     """
 
     def start(command):
@@ -91,16 +93,22 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
     def describe():
         logs = sorted(path for path in cluster.folder.glob("*.log"))
         tails = [f"--- {path}:\n{path.read_text(errors='replace')[-2500:]}" for path in logs]
-        return "\n".join([f"--- the launcher:\n{(tmp_path / 'said.txt').read_text()[-4000:]}", *tails])
+        return "\n".join(
+            [f"--- the launcher:\n{(tmp_path / 'said.txt').read_text()[-4000:]}", *tails]
+        )
 
     def interrupt(process):
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(SECONDS) == 130, describe()
-        assert re.search(r"\nshards: job \S+ was told to end\n", (tmp_path / "said.txt").read_text()), describe()
+        assert re.search(
+            r"\nshards: job \S+ was told to end\n", (tmp_path / "said.txt").read_text()
+        ), describe()
 
     def build(exchange, num_processes, ended=""):
         given = ("--vocab", str(local / "vocab.txt")) if ended else ()
-        command = cluster.build_command(corpus / "a.jsonl", tmp_path / "data", exchange, *FLAGS, *given)
+        command = cluster.build_command(
+            corpus / "a.jsonl", tmp_path / "data", exchange, *FLAGS, *given
+        )
         print(command)
         gate.close()
         process = start(command)
@@ -121,9 +129,13 @@ def build_and_verify(cluster, gate, corpus, local, tmp_path, capsys):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        root_hashes = {open_dataset(str(each)).manifest.root_hash for each in (tmp_path / "data", local)}
+        root_hashes = {
+            open_dataset(str(each)).manifest.root_hash for each in (tmp_path / "data", local)
+        }
         assert len(root_hashes) == 1
         verify = ["verify", str(tmp_path / "data"), "--deep", "true"]
-        assert run_program("python -m pipeline", "Tests.", COMMANDS, verify) == 0, capsys.readouterr()
+        assert run_program("python -m pipeline", "Tests.", COMMANDS, verify) == 0, (
+            capsys.readouterr()
+        )
 
     return build

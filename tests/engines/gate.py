@@ -1,6 +1,7 @@
 """A gate in workers: each process that is about to write a shard says so, and waits until the test lets it go on.
 
-So a build certainly has several processes at work on shards, and a worker is certainly killed in the middle of one.
+So a build certainly has several processes at work on shards, and a worker is certainly killed in
+the middle of one.
 """
 
 import time
@@ -8,7 +9,8 @@ from pathlib import Path
 
 SECONDS = 600  # not a claim: only what hangs takes as long
 
-# Found before all other modules by every worker process; each file is synced before it gets its name.
+# Found before all other modules by every worker process; each file is synced before it gets its
+# name.
 SITECUSTOMIZE = """
 import os, time
 from pathlib import Path
@@ -47,6 +49,8 @@ class Gate:
         began = time.monotonic()
         while len(self.waiting()) < num_processes and process.poll() is None:
             seconds = time.monotonic() - began
-            assert seconds < SECONDS, f"{len(self.waiting())} processes write shards, expected {num_processes}"
+            assert seconds < SECONDS, (
+                f"{len(self.waiting())} processes write shards, expected {num_processes}"
+            )
             time.sleep(0.05)
         return self.waiting()

@@ -27,7 +27,11 @@ def test_packed_columns():
     assert batch.cu_seqlens.tolist() == [0, 5, 8, 11]
     assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
-    assert (batch.item_starts.tolist(), batch.labels.tolist(), batch.max_seqlen) == ([0, 1, 3], [1, 0], 5)
+    assert (batch.item_starts.tolist(), batch.labels.tolist(), batch.max_seqlen) == (
+        [0, 1, 3],
+        [1, 0],
+        5,
+    )
 
 
 @settings(deadline=None)
@@ -42,7 +46,11 @@ def test_a_step_deals_every_item_once(lengths, world_size, micro_tokens):
     dealt = [item.example for rank in step.ranks for batch in rank for item in batch]
     assert sorted(dealt) == list(range(len(items)))
     assert len({len(rank) for rank in step.ranks}) == 1
-    sizes = [sum(len(item.sequences[0].input_ids) for item in batch) for rank in step.ranks for batch in rank]
+    sizes = [
+        sum(len(item.sequences[0].input_ids) for item in batch)
+        for rank in step.ranks
+        for batch in rank
+    ]
     assert max(sizes) <= micro_tokens
 
 
@@ -54,7 +62,11 @@ def test_an_item_is_never_cut():
 @given(num_items=st.integers(1, 40), global_batch=st.integers(1, 12), seed=st.integers(0, 5))
 def test_every_item_once_an_epoch(num_items, global_batch, seed):
     items = make_items([3] * num_items)
-    steps = list(iterate_steps(items, global_batch=global_batch, epochs=2, seed=seed, world_size=1, micro_tokens=8))
+    steps = list(
+        iterate_steps(
+            items, global_batch=global_batch, epochs=2, seed=seed, world_size=1, micro_tokens=8
+        )
+    )
     seen = [item.example for step in steps for item in step.items]
     assert [sorted(seen[:num_items]), sorted(seen[num_items:])] == [list(range(num_items))] * 2
     assert {len(step.items) for step in steps} <= {global_batch, num_items % global_batch}
@@ -79,7 +91,10 @@ def test_grids():
 
 
 def test_the_first_of_equal_runs_is_the_best():
-    runs = [{"name": name, "metrics": {"dev": {"f1": value}}} for name, value in (("a", 0.5), ("b", 0.7), ("c", 0.7))]
+    runs = [
+        {"name": name, "metrics": {"dev": {"f1": value}}}
+        for name, value in (("a", 0.5), ("b", 0.7), ("c", 0.7))
+    ]
     assert best_run(runs, "dev", "f1")["name"] == "b"
     assert best_run([], "dev", "f1") is None
 

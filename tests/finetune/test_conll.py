@@ -54,7 +54,10 @@ def test_what_is_written_has_the_same_lines_and_one_more_column():
         "# sent_id = 1\n# text = #NER in Paris\n1\t#NER\tO\tO\n2\tin\tO\tO\n3\tParis\tB-LOC\tB-PER\n\t\n"
         "1\tRome\tB-LOC\tO\n\n"
     )
-    written = add_column(read_conll(CONLL_2003, "train.txt", Columns()), [["B-ORG", "O", "O", "O"], ["B-PER", "I-PER"]])
+    written = add_column(
+        read_conll(CONLL_2003, "train.txt", Columns()),
+        [["B-ORG", "O", "O", "O"], ["B-PER", "I-PER"]],
+    )
     assert written.startswith("-DOCSTART- -X- -X- O O\n\nEU NNP I-NP I-ORG B-ORG\n")
     assert written.count("\n") == CONLL_2003.count("\n")
     again = read_conll(written, "written", Columns())
@@ -81,7 +84,11 @@ def test_a_file_without_tags_is_read_for_its_words():
         ("a O\n", Columns(tag=2), "f:1: 2 columns, tag_column is 2"),
         ("a O\n", Columns(token=-3), "f:1: 2 columns, token_column is -3"),
         ("a\nb\n", Columns(), "f:1: 1 columns, so token_column 0 and tag_column -1 are the same"),
-        ("a I-X\n\nb O\nc B-X\n", Columns(), "of no scheme: f:1: I-X after O .* and f:4: B-X after O"),
+        (
+            "a I-X\n\nb O\nc B-X\n",
+            Columns(),
+            "of no scheme: f:1: I-X after O .* and f:4: B-X after O",
+        ),
         ("a S-X\n\nb B-X\n\nc O\n", Columns(), "f:3: B-X is followed by O.*so it is bioes"),
     ],
 )
@@ -108,12 +115,16 @@ def test_a_named_scheme_is_checked():
 def test_real_files(shared_data, file, columns, num_sentences, num_words):
     text = read_text(str(shared_data / "data" / file))
     sentences = read_conll(text, file, columns)
-    assert (len(sentences), sum(len(each.words) for each in sentences)) == (num_sentences, num_words)
+    assert (len(sentences), sum(len(each.words) for each in sentences)) == (
+        num_sentences,
+        num_words,
+    )
     assert sentences[0].scheme == "iob2"
     written = add_column(sentences, [each.tags for each in sentences])
     originals = text.split("\n")
     assert all(
-        new == old or new.rpartition("\t")[0] == old for new, old in zip(written.split("\n"), originals, strict=True)
+        new == old or new.rpartition("\t")[0] == old
+        for new, old in zip(written.split("\n"), originals, strict=True)
     )
     assert [each.tags for each in read_conll(written, file, Columns(columns.token, -1))] == [
         each.tags for each in sentences

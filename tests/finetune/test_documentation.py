@@ -21,7 +21,9 @@ def test_every_task_is_on_the_page_and_in_the_help(task):
     assert re.search(rf"\b{task}\b", FinetuneSettings.__doc__)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/finetune").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs/finetune").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_settings_files_are_read(path):
     settings = parse_settings("finetune", COMMANDS["finetune"], [*NEEDED, "--config", str(path)])
     check_settings(settings)

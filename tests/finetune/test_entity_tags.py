@@ -56,7 +56,9 @@ def test_strict_entities_are_those_that_the_scheme_writes(scheme, tags, expected
     assert find_strict_entities(tags.split(), scheme) == [Entity(*each) for each in expected]
 
 
-ENTITIES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["PER", "LOC"])), max_size=6)
+ENTITIES = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["PER", "LOC"])), max_size=6
+)
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes"])
@@ -105,7 +107,13 @@ def test_scores_of_one_type_right_and_one_half_found():
     assert scores.by_type["ORG"].f1 == 0.0
     assert scores.macro.f1 == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert tag_accuracy(labels, predictions) == 4 / 6
-    assert format_table(scores).splitlines()[1].split() == ["LOC", "1.0000", "0.5000", "0.6667", "2"]
+    assert format_table(scores).splitlines()[1].split() == [
+        "LOC",
+        "1.0000",
+        "0.5000",
+        "0.6667",
+        "2",
+    ]
 
 
 def test_without_any_entity_everything_is_zero():
@@ -121,12 +129,16 @@ def _sentences(tags):
     return st.lists(pair, min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize(("mode", "tags"), [(None, IOB), (None, BIOES), ("IOB2", IOB), ("IOBES", BIOES)])
+@pytest.mark.parametrize(
+    ("mode", "tags"), [(None, IOB), (None, BIOES), ("IOB2", IOB), ("IOBES", BIOES)]
+)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_scores_are_those_of_seqeval(mode, tags, data):
     metrics = pytest.importorskip("seqeval.metrics")
-    peer = importlib.import_module("seqeval.metrics.v1" if mode else "seqeval.metrics.sequence_labeling")
+    peer = importlib.import_module(
+        "seqeval.metrics.v1" if mode else "seqeval.metrics.sequence_labeling"
+    )
     scheme = {"scheme": getattr(importlib.import_module("seqeval.scheme"), mode)} if mode else {}
     labels, predictions = (list(each) for each in zip(*data.draw(_sentences(tags)), strict=True))
     labels[0] = [*labels[0], "S-PER" if tags is BIOES else "B-PER"]
@@ -138,8 +150,12 @@ def test_scores_are_those_of_seqeval(mode, tags, data):
             each: peer.precision_recall_fscore_support(labels, predictions, average=each, **scheme)
             for each in (None, "micro", "macro")
         }
-    found = [(score.precision, score.recall, score.f1, score.num_true) for score in ours.by_type.values()]
+    found = [
+        (score.precision, score.recall, score.f1, score.num_true) for score in ours.by_type.values()
+    ]
     assert found == [pytest.approx(row) for row in zip(*theirs[None], strict=True)]
     for ours_of, average in ((ours.micro, "micro"), (ours.macro, "macro")):
         assert (ours_of.precision, ours_of.recall, ours_of.f1) == pytest.approx(theirs[average][:3])
-    assert tag_accuracy(labels, predictions) == pytest.approx(metrics.accuracy_score(labels, predictions))
+    assert tag_accuracy(labels, predictions) == pytest.approx(
+        metrics.accuracy_score(labels, predictions)
+    )

@@ -63,7 +63,9 @@ def settings_of(folder, output, **changes):
 def main(folder, output):
     ranks = start_ranks()
     finetune_on(ranks, settings_of(folder, output / "grid"))
-    faults = {"missing": fault_of(ranks, settings_of(folder, output / "missing", train=["none.tsv"]))}
+    faults = {
+        "missing": fault_of(ranks, settings_of(folder, output / "missing", train=["none.tsv"]))
+    }
     if ranks.world_size == 1:
         alone(ranks, folder, output, faults)
     if ranks.rank == 0:
@@ -79,23 +81,36 @@ def alone(ranks, folder, output, faults):
     shutil.copytree(output / "grid", output / "grown")
     finetune_on(ranks, settings_of(folder, output / "grown", seeds=[0, 1, 5], global_batch=[8]))
     shutil.copytree(output / "grid", output / "changed")
-    faults["changed"] = fault_of(ranks, settings_of(folder, output / "changed", seq_len=12, warmup_fraction=0.2))
+    faults["changed"] = fault_of(
+        ranks, settings_of(folder, output / "changed", seq_len=12, warmup_fraction=0.2)
+    )
     (output / "foreign").mkdir()
     (output / "foreign" / "thesis.txt").write_text("mine")
     faults["foreign"] = fault_of(ranks, settings_of(folder, output / "foreign"))
     faults["positions"] = fault_of(ranks, settings_of(folder, output / "new", seq_len=41))
     once = {"global_batch": [4], "seeds": [1], "test": [], "epochs": [8]}
     swag, numbers = str(folder / "swag.csv"), str(folder / "numbers.jsonl")
-    finetune_on(ranks, settings_of(folder, output / "swag", task="swag", train=[swag], validation=[swag], **once))
+    finetune_on(
+        ranks,
+        settings_of(folder, output / "swag", task="swag", train=[swag], validation=[swag], **once),
+    )
     columns = replace(settings_of(folder, "").columns, text="a", text_b="b", label="score")
-    regression = {"task": "regression", "columns": columns, "train": [numbers], "validation": [numbers], **once}
+    regression = {
+        "task": "regression",
+        "columns": columns,
+        "train": [numbers],
+        "validation": [numbers],
+        **once,
+    }
     finetune_on(ranks, settings_of(folder, output / "numbers", **regression))
     head = {"model": str(output / "grid" / "best"), "seeds": [1], "global_batch": [16]}
     finetune_on(ranks, settings_of(folder, output / "goes-on", **head))
     other = settings_of(folder, output / "other", **{**head, "model": str(folder / "three-labels")})
     faults["other"] = fault_of(ranks, other)
     finetune_on(ranks, replace(other, replace_head=True))
-    (output / "losses.json").write_text(json.dumps(losses_of(ranks, settings_of(folder, ""), LOSSES)))
+    (output / "losses.json").write_text(
+        json.dumps(losses_of(ranks, settings_of(folder, ""), LOSSES))
+    )
 
 
 def resume(ranks, folder, output):
@@ -124,7 +139,9 @@ def fault_of(ranks, settings):
 def losses_of(ranks, settings, recipe):
     """Of every step of one fine-tuning."""
     prepared = prepare_data(settings)
-    model, _ = start_model(prepared.opened, prepared.config, prepared.head, recipe.seed, keeps_head=False)
+    model, _ = start_model(
+        prepared.opened, prepared.config, prepared.head, recipe.seed, keeps_head=False
+    )
     losses = []
     train_task(model, prepared.train_items, recipe, settings, ranks, losses.append)
     return losses
@@ -178,39 +195,63 @@ def test_the_grid_is_trained_and_learns(output):
     first = results["settings"][0]
     values = [run["metrics"]["dev"]["accuracy"] for run in results["runs"][:2]]
     assert first["mean"]["dev"]["accuracy"] == pytest.approx(sum(values) / 2)
-    assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(
+        abs(values[0] - values[1]) / 2**0.5
+    )
 
 
 def test_the_best_model_opens_in_transformers_and_made_the_predictions(output, folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(output / "grid" / "best")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(output / "grid" / "best").eval()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        output / "grid" / "best"
+    ).eval()
     texts = [line.split("\t")[1] for line in (folder / "test.tsv").read_text().splitlines()[1:]]
     with torch.no_grad():
         logits = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits
     rows = (output / "grid" / "predictions" / "test" / "SST-2.tsv").read_text().splitlines()
-    assert rows == ["index\tprediction", *(f"{row}\t{label}" for row, label in enumerate(logits.argmax(1).tolist()))]
+    assert rows == [
+        "index\tprediction",
+        *(f"{row}\t{label}" for row, label in enumerate(logits.argmax(1).tolist())),
+    ]
     best = results_of(output / "grid")["best"]
     finetuned = json.loads((output / "grid" / "best" / "config.json").read_text())["beambert"]
     assert (finetuned["tokens_seen"], finetuned["finetuned"]["run"]) == (99, best["name"])
 
 
 def test_the_same_command_gives_the_same_results(output):
-    assert (output / "again" / "results.json").read_bytes() == (output / "grid" / "results.json").read_bytes()
+    assert (output / "again" / "results.json").read_bytes() == (
+        output / "grid" / "results.json"
+    ).read_bytes()
 
 
 def test_a_stopped_command_goes_on_and_gives_the_same_results(output):
     for name in ("results.json", "best/model.safetensors", "predictions/test/SST-2.tsv"):
         assert (output / "resumed" / name).read_bytes() == (output / "grid" / name).read_bytes()
-    assert len(json.loads((output / "kept.json").read_text())) == 1  # the best run's model was lost, so it was redone
+    assert (
+        len(json.loads((output / "kept.json").read_text())) == 1
+    )  # the best run's model was lost, so it was redone
 
 
 def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
     best = output / "grid" / "best"
-    command = ["-m", "trainer", "predict", "--model", best, "--input", folder / "test.tsv", folder / "dev.tsv"]
+    command = [
+        "-m",
+        "trainer",
+        "predict",
+        "--model",
+        best,
+        "--input",
+        folder / "test.tsv",
+        folder / "dev.tsv",
+    ]
     done = run_python([*command, "--output", tmp_path / "out"])
     assert done.returncode == 2
-    assert re.search(r"dev\.tsv.*index", done.stderr)  # it has no column of the row's number, as test files have
-    done = run_python([*command[:-1], "--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16])
+    assert re.search(
+        r"dev\.tsv.*index", done.stderr
+    )  # it has no column of the row's number, as test files have
+    done = run_python(
+        [*command[:-1], "--output", tmp_path / "out", "--micro_tokens", 16, "--seq_len", 16]
+    )
     assert done.returncode == 0, done.stderr
     assert "SST-2.tsv, 7 rows" in done.stdout
     name = "predictions/test/SST-2.tsv"
@@ -221,14 +262,30 @@ def test_predict_writes_what_finetune_wrote(output, folder, tmp_path):
     ("model", "flags", "message"),
     [
         ("three-labels", [], "does not say which task it was fine-tuned on; give --task"),
-        ("three-labels", ["--task", "regression"], "has a head for classification with 3 labels: x, y, z, this task"),
+        (
+            "three-labels",
+            ["--task", "regression"],
+            "has a head for classification with 3 labels: x, y, z, this task",
+        ),
         ("model", ["--task", "sst2"], "has no head for a task; fine-tune it first"),
         ("three-labels", ["--task", "sst2", "--seq_len", "41"], "reads 40 tokens at most"),
-        ("three-labels", ["--task", "ner-features", "--tokens.feature_layers", "-1"], "predicts within finetune alone"),
+        (
+            "three-labels",
+            ["--task", "ner-features", "--tokens.feature_layers", "-1"],
+            "predicts within finetune alone",
+        ),
     ],
 )
 def test_models_that_cannot_predict_are_refused(folder, tmp_path, model, flags, message):
-    command = ["-m", "trainer", "predict", "--model", folder / model, "--input", folder / "test.tsv"]
+    command = [
+        "-m",
+        "trainer",
+        "predict",
+        "--model",
+        folder / model,
+        "--input",
+        folder / "test.tsv",
+    ]
     done = run_python([*command, "--output", tmp_path / "out", *flags])
     assert done.returncode == 2
     assert message in done.stderr
@@ -254,9 +311,27 @@ sys.exit(main(sys.argv[1:]))
 def test_a_killed_command_goes_on_and_gives_the_same_results(folder, output):
     """By the command line, killed in the second of its runs."""
     target = output / "killed"
-    files = ["--train", folder / "train.tsv", "--validation", folder / "dev.tsv", "--test", folder / "test.tsv"]
+    files = [
+        "--train",
+        folder / "train.tsv",
+        "--validation",
+        folder / "dev.tsv",
+        "--test",
+        folder / "test.tsv",
+    ]
     grid = "--seq_len 16 --global_batch 8 16 --peak_lr 5e-3 --epochs 3 --seeds 2 --micro_tokens 64"
-    command = ["-m", "trainer", "finetune", "--task", "sst2", "--model", folder / "model", *files, "--output", target]
+    command = [
+        "-m",
+        "trainer",
+        "finetune",
+        "--task",
+        "sst2",
+        "--model",
+        folder / "model",
+        *files,
+        "--output",
+        target,
+    ]
     arguments = [*command, *grid.split()]
     with Program(["-c", WAITING, *arguments[2:]]) as first:
         while "waits\n" not in first.said():
@@ -281,23 +356,34 @@ def test_refusals(faults):
     assert "no such file" in faults["missing"].lower()
     assert "seq_len was 16 and is now 12" in faults["changed"]
     assert "warmup_fraction was 0.1 and is now 0.2" in faults["changed"]
-    assert "exists and is not a fine-tuning, it has no finetune.json; give another" in faults["foreign"]
+    assert (
+        "exists and is not a fine-tuning, it has no finetune.json; give another"
+        in faults["foreign"]
+    )
     assert "seq_len is 41" in faults["positions"]
     assert "reads 40 tokens at most" in faults["positions"]
-    assert "has a head for classification with 3 labels: x, y, z, this task needs one" in faults["other"]
+    assert (
+        "has a head for classification with 3 labels: x, y, z, this task needs one"
+        in faults["other"]
+    )
     assert "--replace_head true" in faults["other"]
 
 
 def test_multiple_choice_and_regression_learn(output):
     assert results_of(output / "swag")["best"]["metrics"]["swag"]["accuracy"] == 1.0
-    labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][1:]  # all answered right: see the line above
+    labels = [row[-1] for row in csv.reader(CHOICES.splitlines())][
+        1:
+    ]  # all answered right: see the line above
     written = (output / "swag" / "predictions" / "swag" / "swag.csv").read_text()
     assert written == ",pred\n" + "".join(f"{row},{label}\n" for row, label in enumerate(labels))
     assert results_of(output / "numbers")["best"]["metrics"]["numbers"]["pearson"] > 0.9
 
 
 def test_a_head_goes_on_where_it_fits(output):
-    goes_on, new = results_of(output / "goes-on")["runs"][0], results_of(output / "other")["runs"][0]
+    goes_on, new = (
+        results_of(output / "goes-on")["runs"][0],
+        results_of(output / "other")["runs"][0],
+    )
     assert goes_on["train_loss"] < 0.5 * new["train_loss"]
 
 
@@ -315,8 +401,12 @@ def test_two_ranks_give_what_one_gives(folder, output):
 def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     settings = settings_of(folder, "")
     prepared = prepare_data(settings)
-    ours, _ = start_model(prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False)
-    theirs = transformers.BertForSequenceClassification.from_pretrained(folder / "model", num_labels=2).train()
+    ours, _ = start_model(
+        prepared.opened, prepared.config, prepared.head, LOSSES.seed, keeps_head=False
+    )
+    theirs = transformers.BertForSequenceClassification.from_pretrained(
+        folder / "model", num_labels=2
+    ).train()
     theirs.classifier.load_state_dict(ours.task_head.state_dict())
     decays = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
@@ -326,7 +416,12 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(0.1 * steps), steps)
     losses = []
     stream = iterate_steps(
-        prepared.train_items, global_batch=6, epochs=2, seed=LOSSES.seed, world_size=1, micro_tokens=64
+        prepared.train_items,
+        global_batch=6,
+        epochs=2,
+        seed=LOSSES.seed,
+        world_size=1,
+        micro_tokens=64,
     )
     for step in stream:
         loss = theirs(**padded(step.items)).loss
@@ -342,7 +437,10 @@ def test_losses_are_those_of_a_loop_over_transformers(folder, output):
 
 def padded(items):
     width = max(len(item.sequences[0].input_ids) for item in items)
-    columns = {name: torch.zeros(len(items), width, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    columns = {
+        name: torch.zeros(len(items), width, dtype=torch.long)
+        for name in ("input_ids", "attention_mask")
+    }
     for row, item in enumerate(items):
         ids = torch.from_numpy(item.sequences[0].input_ids.astype("int64"))
         columns["input_ids"][row, : len(ids)] = ids

@@ -17,7 +17,18 @@ CONFIGS, DOCS = ROOT / "configs/finetune", ROOT / "docs"
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_configs_can_be_run(path):
-    arguments = ["--config", str(path), "--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
+    arguments = [
+        "--config",
+        str(path),
+        "--model",
+        "m",
+        "--train",
+        "t",
+        "--validation",
+        "v",
+        "--output",
+        "o",
+    ]
     arguments += ["--task", "cola"] if path.stem == "glue" else []
     settings = parse_settings("finetune", COMMANDS["finetune"], arguments)
     check_settings(settings)
@@ -28,13 +39,25 @@ def test_questions_and_entities_have_the_papers_settings():
     def read(name, *arguments):
         required = ["--model", "m", "--train", "t", "--validation", "v", "--output", "o"]
         return parse_settings(
-            "finetune", COMMANDS["finetune"], ["--config", str(CONFIGS / f"{name}.yaml"), *required, *arguments]
+            "finetune",
+            COMMANDS["finetune"],
+            ["--config", str(CONFIGS / f"{name}.yaml"), *required, *arguments],
         )
 
-    assert (read("squad").seq_len, read("squad").global_batch, read("squad").epochs) == (384, [32], [3])
-    assert (read("squad2").task, read("squad2").global_batch, read("squad2").epochs) == ("squad2", [48], [2])
+    assert (read("squad").seq_len, read("squad").global_batch, read("squad").epochs) == (
+        384,
+        [32],
+        [3],
+    )
+    assert (read("squad2").task, read("squad2").global_batch, read("squad2").epochs) == (
+        "squad2",
+        [48],
+        [2],
+    )
     assert read("squad2", "--squad.null_threshold", "-1.5").squad.null_threshold == -1.5
-    assert read("ner", "--tokens.tag_column", "2", "--tokens.scheme", "bioes").tokens.tag_column == 2
+    assert (
+        read("ner", "--tokens.tag_column", "2", "--tokens.scheme", "bioes").tokens.tag_column == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,4 +72,8 @@ def test_documents_name_settings_and_defaults_that_exist(document, prefix, defau
     named = dict(re.findall(rf"`--{prefix}\.(\w+)`(?: (-?\d+)\b)?", text))
     assert set(named) <= set(dataclasses.asdict(defaults))
     stated = {name: int(number) for name, number in named.items() if number}
-    assert stated == {name: value for name, value in dataclasses.asdict(defaults).items() if isinstance(value, int)}
+    assert stated == {
+        name: value
+        for name, value in dataclasses.asdict(defaults).items()
+        if isinstance(value, int)
+    }

@@ -34,8 +34,14 @@ def write_texts(path, num_rows, seed):
     """Texts of the tiny dataset's words, 1 where most of them are w7 and 0 where most are w8."""
     draw = random.Random(seed)
     rows = [draw.randrange(2) for _ in range(num_rows)]
-    texts = [" ".join(draw.choices(("w7", "w8", "w9"), (1 + 6 * row, 7 - 6 * row, 2), k=6)) for row in rows]
-    path.write_text("sentence\tlabel\n" + "".join(f"{text}\t{row}\n" for text, row in zip(texts, rows, strict=True)))
+    texts = [
+        " ".join(draw.choices(("w7", "w8", "w9"), (1 + 6 * row, 7 - 6 * row, 2), k=6))
+        for row in rows
+    ]
+    path.write_text(
+        "sentence\tlabel\n"
+        + "".join(f"{text}\t{row}\n" for text, row in zip(texts, rows, strict=True))
+    )
 
 
 def from_run(folder, model, output):
@@ -92,7 +98,8 @@ def test_the_step_that_is_named_is_taken(folder):
     losses = [results_of(folder / "texts" / name)["runs"][0]["train_loss"] for name in STARTS]
     assert losses[0] != losses[1]
     provenance = [
-        json.loads((folder / "texts" / name / "best/config.json").read_text())["beambert"]["steps"] for name in STARTS
+        json.loads((folder / "texts" / name / "best/config.json").read_text())["beambert"]["steps"]
+        for name in STARTS
     ]
     assert provenance == [4, 2]
 

@@ -25,7 +25,9 @@ FLAGS = "--seq_len 16 --global_batch 8 --peak_lr 5e-3 --epochs 3 --seeds 2 --mic
 
 
 def run_as_typed(command, folder, environment):
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def run_alone(command, folder, environment):
@@ -35,8 +37,28 @@ def run_alone(command, folder, environment):
 
 def finetune(launcher, folder, output, *flags, program="trainer", start=run_as_typed, **variables):
     """`LAUNCHER trainer finetune ...` in a folder with train.tsv, dev.tsv, test.tsv and model/."""
-    files = ["--model", "model", "--train", "train.tsv", "--validation", "dev.tsv", "--test", "test.tsv"]
-    command = [*launcher, program, "finetune", "--task", "sst2", *files, "--output", output, *FLAGS.split(), *flags]
+    files = [
+        "--model",
+        "model",
+        "--train",
+        "train.tsv",
+        "--validation",
+        "dev.tsv",
+        "--test",
+        "test.tsv",
+    ]
+    command = [
+        *launcher,
+        program,
+        "finetune",
+        "--task",
+        "sst2",
+        *files,
+        "--output",
+        output,
+        *FLAGS.split(),
+        *flags,
+    ]
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -56,17 +78,27 @@ def deepspeed():
 def test_two_ranks_of_the_deepspeed_launcher_give_what_one_process_gives(tmp_path, deepspeed):
     write_sst2(tmp_path)
     write_pretrained(tmp_path / "model")
-    for launcher, output, start in ((ALONE, "alone", run_alone), (deepspeed, "together", run_as_typed)):
+    for launcher, output, start in (
+        (ALONE, "alone", run_alone),
+        (deepspeed, "together", run_as_typed),
+    ):
         ran = finetune(launcher, tmp_path, output, start=start)
         assert ran.returncode == 0, ran.stderr
-        assert f"{output}: results.json, predictions, and the best model in {output}/best" in ran.stdout
+        assert (
+            f"{output}: results.json, predictions, and the best model in {output}/best"
+            in ran.stdout
+        )
     alone, together = results_of(tmp_path / "alone"), results_of(tmp_path / "together")
     losses = [[run.pop("train_loss") for run in results["runs"]] for results in (alone, together)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert [run["metrics"] for run in alone["runs"]] == [run["metrics"] for run in together["runs"]]
-    assert [run["name"] for run in together["runs"]] == [f"batch8-lr0.005-epochs3-seed{seed}" for seed in (0, 1)]
+    assert [run["name"] for run in together["runs"]] == [
+        f"batch8-lr0.005-epochs3-seed{seed}" for seed in (0, 1)
+    ]
     predictions = "predictions/test/SST-2.tsv"
-    assert (tmp_path / "alone" / predictions).read_text() == (tmp_path / "together" / predictions).read_text()
+    assert (tmp_path / "alone" / predictions).read_text() == (
+        tmp_path / "together" / predictions
+    ).read_text()
     assert together["best"]["metrics"]["dev"]["accuracy"] == 1.0
 
 
@@ -98,7 +130,12 @@ def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
     def start(command, folder, environment):
         with log.open("wb") as said:
             return subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
+                command,
+                cwd=folder,
+                env=environment,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
             )
 
     process = finetune(launcher, tmp_path, "out", program="waiting.py", start=start)
@@ -110,7 +147,11 @@ def test_ctrl_c_keeps_finished_runs(tmp_path, deepspeed, is_alone):
     assert process.wait(600) == (130 if is_alone else -2)
     wait_until(lambda: "interrupted;" in log.read_text(), log)
     said = log.read_text()
-    assert said.count("interrupted; 1 of 2 runs are kept, the same command continues\n") == said.count(notice) == 1
+    assert (
+        said.count("interrupted; 1 of 2 runs are kept, the same command continues\n")
+        == said.count(notice)
+        == 1
+    )
     assert "trainer/" not in said, "a traceback of ours"
     ran = finetune(ALONE, tmp_path, "out", start=run_alone)
     assert "1 of 2 runs were finished before" in ran.stdout
@@ -139,7 +180,13 @@ def test_a_bad_file_is_named_once_under_the_launcher(tmp_path, deepspeed):
 def test_a_port_that_another_job_has_is_named(tmp_path):
     with socket.create_server(("", 0)) as other_job:
         port = str(other_job.getsockname()[1])
-        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         ran = finetune(ALONE, tmp_path, "none", start=run_alone, **place)
     assert ran.returncode == 2
     assert f"error: port {port}, where the ranks were to meet, is in use" in ran.stderr

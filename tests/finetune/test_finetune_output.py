@@ -18,11 +18,17 @@ def folder(tmp_path, monkeypatch) -> OutputFolder:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"finetune\.json is damaged, it is not JSON: .*; restore it, or give another --output for new runs"),
+        (
+            b"",
+            r"finetune\.json is damaged, it is not JSON: .*; restore it, or give another --output for new runs",
+        ),
         (b'{"format": 1, "ta', r"finetune\.json is damaged, it is not JSON: "),
         (b"\xff", r"finetune\.json is damaged, it is not JSON: "),
         (b"[1]", r"finetune\.json is damaged: it holds '\[1\]', expected an object; restore it"),
-        (b'{"format": 1}', r"out holds a fine-tuning with other settings: task was None and is now 'sst2'"),
+        (
+            b'{"format": 1}',
+            r"out holds a fine-tuning with other settings: task was None and is now 'sst2'",
+        ),
     ],
 )
 def test_a_damaged_description_is_named_and_left(folder, content, message):
@@ -39,6 +45,7 @@ def test_a_damaged_run_is_named_with_what_to_do(folder):
     assert folder.read_run("seed1") is None
     (folder.runs / "seed0.json").write_text('{"loss": ')
     with pytest.raises(
-        ValueError, match=r"runs/seed0\.json is damaged, it is not JSON: .*; delete it, and this run is"
+        ValueError,
+        match=r"runs/seed0\.json is damaged, it is not JSON: .*; delete it, and this run is",
     ):
         folder.read_run("seed0")

@@ -42,7 +42,17 @@ def folder(shared_data, tmp_path_factory):
 
 
 def _finetune(task, model, train, validation, output, *arguments, world_size=1):
-    command = ["-m", "trainer", "finetune", "--task", task, "--model", str(model), "--train", str(train)]
+    command = [
+        "-m",
+        "trainer",
+        "finetune",
+        "--task",
+        task,
+        "--model",
+        str(model),
+        "--train",
+        str(train),
+    ]
     command += ["--validation", str(validation), "--output", str(output), *arguments]
     for process in run_ranks(command, world_size):
         assert process.returncode == 0, process.stderr
@@ -72,7 +82,9 @@ def answered(folder, shared_data):
     files = folder / "questions.json", folder / "questions.json"
     arguments = ("--seq_len", "160", "--squad.stride", "64", "--global_batch", "8")
     training = ("--peak_lr", "2e-3", "--epochs", "40")
-    results = _finetune("squad2", folder / "model", *files, folder / "squad2", *arguments, *training)
+    results = _finetune(
+        "squad2", folder / "model", *files, folder / "squad2", *arguments, *training
+    )
     return files, arguments, results
 
 
@@ -93,10 +105,14 @@ def test_entities_are_learned_and_written_as_columns(folder, tagged):
     assert results["data"]["validation"][0]["sentences_in_windows"] > 0
     written = (folder / "ner/predictions/words/predictions.conll").read_text()
     originals = read_conll(train.read_text(), "train", Columns())
-    assert [line.rpartition("\t")[0] or line for line in written.split("\n")] == train.read_text().split("\n")
+    assert [
+        line.rpartition("\t")[0] or line for line in written.split("\n")
+    ] == train.read_text().split("\n")
     tags = [line.rpartition("\t")[2] for line in written.split("\n") if "\t" in line]
     split = np.split(np.array(tags), np.cumsum([len(each.words) for each in originals])[:-1])
-    scores = score_entities([each.tags for each in originals], [list(map(str, each)) for each in split])
+    scores = score_entities(
+        [each.tags for each in originals], [list(map(str, each)) for each in split]
+    )
     assert scores.micro.f1 == pytest.approx(metrics["f1"])
 
 
@@ -105,7 +121,9 @@ def test_transformers_tags_the_same_words_alike(folder, tagged):
     model = transformers.AutoModelForTokenClassification.from_pretrained(folder / "ner/best").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "ner/best")
     assert isinstance(model, transformers.BertForTokenClassification)
-    assert [model.config.id2label[index] for index in range(model.config.num_labels)] == results["head"]["labels"]
+    assert [model.config.id2label[index] for index in range(model.config.num_labels)] == results[
+        "head"
+    ]["labels"]
     lines = (folder / "ner/predictions/words/predictions.conll").read_text().split("\n")
     written = iter([line.rpartition("\t")[2] for line in lines if "\t" in line])
     for sentence in read_conll(train.read_text(), "train", Columns())[:40]:
@@ -115,8 +133,14 @@ def test_transformers_tags_the_same_words_alike(folder, tagged):
             continue
         with torch.no_grad():
             best = model(**encoded).logits[0].argmax(dim=-1).tolist()
-        first = {word: token for token, word in reversed(list(enumerate(encoded.word_ids()))) if word is not None}
-        assert [model.config.id2label[best[first[word]]] for word in range(len(sentence.words))] == ours
+        first = {
+            word: token
+            for token, word in reversed(list(enumerate(encoded.word_ids())))
+            if word is not None
+        }
+        assert [
+            model.config.id2label[best[first[word]]] for word in range(len(sentence.words))
+        ] == ours
 
 
 def test_answers_are_learned_and_written(folder, answered):
@@ -137,16 +161,22 @@ def test_answers_are_learned_and_written(folder, answered):
 
 def test_transformers_gives_the_same_logits_and_answers(folder, answered):
     (train, _), _, results = answered
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder / "squad2/best").eval()
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(
+        folder / "squad2/best"
+    ).eval()
     assert isinstance(model, transformers.BertForQuestionAnswering)
-    settings = FinetuneSettings("squad2", "m", ["t"], ["v"], "o", seq_len=160, squad=SquadSettings(stride=64))
+    settings = FinetuneSettings(
+        "squad2", "m", ["t"], ["v"], "o", seq_len=160, squad=SquadSettings(stride=64)
+    )
     task = open_squad(settings)
     vocab = parse_vocab((folder / "squad2/best/vocab.txt").read_bytes(), "vocab.txt")
     questions = task.read(str(train), "validation").examples
     items = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation").items
     theirs = [_transformers_logits(model, item) for item in items]
     predictions = task.decode(questions, items, theirs, ())
-    files = task.prediction_files(str(train), questions, predictions, results["best"]["metrics"]["questions"])
+    files = task.prediction_files(
+        str(train), questions, predictions, results["best"]["metrics"]["questions"]
+    )
     written = (folder / "squad2/predictions/questions/predictions.json").read_text()
     assert json.loads(files["predictions.json"]) == json.loads(written)
     ours = _our_logits(folder / "squad2/best", items)
@@ -175,7 +205,9 @@ def _our_logits(best, items):
 def test_two_ranks_predict_every_example_once(folder, task, request):
     files, arguments, alone = request.getfixturevalue({"ner": "tagged", "squad2": "answered"}[task])
     output = folder / f"{task}-two"
-    together = _finetune(task, folder / task / "best", *files, output, *arguments, *FROZEN, world_size=2)
+    together = _finetune(
+        task, folder / task / "best", *files, output, *arguments, *FROZEN, world_size=2
+    )
     metrics, expected = (each["best"]["metrics"] for each in (together, alone))
     assert metrics == {file: pytest.approx(values, abs=1e-3) for file, values in expected.items()}
     for path in (folder / task / "predictions").rglob("predictions.*"):

@@ -12,8 +12,14 @@ from trainer.finetune.text import TextEncoder
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 FILES = {
-    "cola": ("gj04\t1\t\tthe cat sat .\ngj04\t0\t*\tcat the sat .\n", "index\tsentence\n0\tthe dog ran .\n"),
-    "sst2": ("sentence\tlabel\nthe film is good \t1\nvery bad \t0\n", "index\tsentence\n0\ta film .\n"),
+    "cola": (
+        "gj04\t1\t\tthe cat sat .\ngj04\t0\t*\tcat the sat .\n",
+        "index\tsentence\n0\tthe dog ran .\n",
+    ),
+    "sst2": (
+        "sentence\tlabel\nthe film is good \t1\nvery bad \t0\n",
+        "index\tsentence\n0\ta film .\n",
+    ),
     "mrpc": (
         'Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tthe cat sat\ta "cat sat\n0\t8\t9\tthe dog\ta film\n',
         "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tthe cat\ta cat\n",
@@ -140,7 +146,11 @@ def test_a_pair_is_encoded_as_bert_reads_it():
         ["[CLS]", "[SEP]", "a", "[SEP]"],
     ]
     assert [item.sequences[0].segment_a_length for item in encoded.items] == [5, 5, 2]
-    assert encoded.counts == {"truncated_examples": 1, "truncated_tokens": 3, "examples_with_empty_text": 1}
+    assert encoded.counts == {
+        "truncated_examples": 1,
+        "truncated_tokens": 3,
+        "examples_with_empty_text": 1,
+    }
 
 
 def truncate_one_by_one(length_a, length_b, room):
@@ -206,7 +216,9 @@ def test_unknown_labels(name, label, message, tmp_path):
     header, first, second, *_ = FILES[name][0].split("\n")
     second = "\t".join([*second.split("\t")[:-1], label])
     task = task_of(name)
-    examples = task.read(write(tmp_path, "dev.tsv", "\n".join([header, first, second])), "validation").examples
+    examples = task.read(
+        write(tmp_path, "dev.tsv", "\n".join([header, first, second])), "validation"
+    ).examples
     with pytest.raises(ValueError, match=message):
         task.encode(examples, task.find_labels(examples[:1]), make_encoder(), "validation")
 

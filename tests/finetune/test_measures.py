@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from trainer.finetune.measures import accuracy, f1, macro_f1, matthews, mean_squared_error, pearson, spearman
+from trainer.finetune.measures import (
+    accuracy,
+    f1,
+    macro_f1,
+    matthews,
+    mean_squared_error,
+    pearson,
+    spearman,
+)
 
 FOUND = ["1", "1", "1", "0", "0", "1"]
 EXPECTED = ["1", "0", "1", "0", "1", "1"]
@@ -35,7 +43,8 @@ def test_one_class_on_one_side_correlates_with_nothing():
 
 def test_correlations_by_hand():
     found, expected = [1.0, 2.0, 3.0, 10.0], [2.0, 1.0, 3.0, 4.0]
-    # Deviations -3 -2 -1 6 and -0.5 -1.5 0.5 1.5: products 1.5 + 3 - 0.5 + 9 = 13; squares 50 and 5.
+    # Deviations -3 -2 -1 6 and -0.5 -1.5 0.5 1.5: products 1.5 + 3 - 0.5 + 9 = 13; squares 50 and
+    # 5.
     assert pearson(found, expected) == pytest.approx(13 / 250**0.5)
     # Ranks 1 2 3 4 and 2 1 3 4: 1 - 6 * 2 / (4 * 15).
     assert spearman(found, expected) == pytest.approx(0.8)

@@ -33,7 +33,9 @@ def store():
 def inputs_of(rows, lengths):
     borders = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     blank = torch.zeros(len(rows), dtype=torch.int32)
-    return PackedInputs(torch.tensor(rows, dtype=torch.int32), blank, blank, borders, max(lengths, default=0))
+    return PackedInputs(
+        torch.tensor(rows, dtype=torch.int32), blank, blank, borders, max(lengths, default=0)
+    )
 
 
 def test_rows_are_found_in_whichever_array_they_are(store):
@@ -64,7 +66,9 @@ def test_no_sentence_gives_zero_gradients(store):
 
 
 def test_weights_are_drawn_from_the_seed_alone(store):
-    first, again, other = (build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (
+        build_tagger(store, 6, 8, 2, HEAD, seed).state_dict() for seed in (1, 1, 2)
+    )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["task_head.weight"], other["task_head.weight"])
 
@@ -74,7 +78,9 @@ def folder(tmp_path):
     export_lettered_model(tmp_path / "hf", num_layers=4)
     names, others = ("bob", "zoe", "kim"), ("the", "cat", "sat", "dog", "a")
     sentences = [
-        [(others[(k + n) % 5], "O") for k in range(n % 4 + 1)] + [(names[n % 3], "B-PER")] + [("sat", "O")] * (n % 2)
+        [(others[(k + n) % 5], "O") for k in range(n % 4 + 1)]
+        + [(names[n % 3], "B-PER")]
+        + [("sat", "O")] * (n % 2)
         for n in range(30)
     ]
     sentences.append([("the", "O"), ("zoe", "B-PER")] * 30)  # 120 pieces, the model reads 40
@@ -124,17 +130,30 @@ def test_entities_are_learned_and_the_encoder_is_not_touched(folder):
     before = open_model(str(folder / "hf")).state
     command = ["-m", "trainer", "finetune", "--task", "ner-features", "--model", str(folder / "hf")]
     command += ["--train", str(folder / "words.conll"), "--validation", str(folder / "words.conll")]
-    command += ["--output", str(folder / "out"), "--tokens.lstm_hidden_size", "24", "--peak_lr", "1e-2"]
+    command += [
+        "--output",
+        str(folder / "out"),
+        "--tokens.lstm_hidden_size",
+        "24",
+        "--peak_lr",
+        "1e-2",
+    ]
     command += ["--global_batch", "4", "--epochs", "8", "--seq_len", "40"]
     [process] = run_ranks(command, 1)
     assert process.returncode == 0, process.stderr
     results = json.loads((folder / "out" / "results.json").read_text())
     assert results["best"]["metrics"]["words"]["f1"] > 0.95
-    lines = (folder / "out" / "predictions" / "words" / "predictions.conll").read_text().splitlines()
+    lines = (
+        (folder / "out" / "predictions" / "words" / "predictions.conll").read_text().splitlines()
+    )
     right = [line.split("\t")[1] == line.split("\t")[2] for line in lines if line]
     assert np.mean(right) > 0.95
     best = json.loads((folder / "out" / "best" / "config.json").read_text())
-    assert (best["model_type"], best["hidden_size"], best["labels"]) == ("bilstm-tagger", 24, results["head"]["labels"])
+    assert (best["model_type"], best["hidden_size"], best["labels"]) == (
+        "bilstm-tagger",
+        24,
+        results["head"]["labels"],
+    )
     after = open_model(str(folder / "hf")).state
     assert all(torch.equal(before[name], after[name]) for name in before)
     [process] = run_ranks(command, 1)  # again: nothing is left to do, and the best model is opened

@@ -25,9 +25,15 @@ def test_means_and_deviations_of_several_files():
         "epochs": 3,
         "num_seeds": 2,
         "mean": {"dev_matched": {"accuracy": 0.625}, "dev_mismatched": {"accuracy": 0.25}},
-        "standard_deviation": {"dev_matched": {"accuracy": 0.125 * 2**0.5}, "dev_mismatched": {"accuracy": 0.0}},
+        "standard_deviation": {
+            "dev_matched": {"accuracy": 0.125 * 2**0.5},
+            "dev_mismatched": {"accuracy": 0.0},
+        },
     }
-    assert summary[1]["standard_deviation"] == {"dev_matched": {"accuracy": None}, "dev_mismatched": {"accuracy": None}}
+    assert summary[1]["standard_deviation"] == {
+        "dev_matched": {"accuracy": None},
+        "dev_mismatched": {"accuracy": None},
+    }
     assert format_table(summary, runs[1]).splitlines() == [
         "batch  learning rate  epochs  seeds  dev_matched accuracy  dev_mismatched accuracy",
         "16     2e-05          3       2 *    0.6250 +- 0.1768      0.2500 +- 0.0000",
@@ -38,7 +44,10 @@ def test_means_and_deviations_of_several_files():
 
 def test_one_file_needs_no_name():
     runs = [run(16, 0, 0.5)]
-    assert format_table(summarize(runs), runs[0]).splitlines()[0] == "batch  learning rate  epochs  seeds  accuracy"
+    assert (
+        format_table(summarize(runs), runs[0]).splitlines()[0]
+        == "batch  learning rate  epochs  seeds  accuracy"
+    )
 
 
 def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
@@ -57,7 +66,10 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left(capsys):
 
 def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
-    with pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"), locked(tmp_path / "dev.tsv"):
+    with (
+        pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"),
+        locked(tmp_path / "dev.tsv"),
+    ):
         pass
 
 

@@ -97,12 +97,18 @@ def test_the_best_threshold_worked_by_hand():
     has_answer = {"a": True, "b": False, "c": True, "d": False}
     # Answered up to a: 1 + b and d right by silence = 3; to b: 2; to c: 2.5; to d: 1.5.
     best = find_best_threshold(
-        {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0}, dict.fromkeys("abcd", "x"), null_scores, has_answer
+        {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0},
+        dict.fromkeys("abcd", "x"),
+        null_scores,
+        has_answer,
     )
     assert (best.score, best.threshold) == (75.0, -3.0)
     # With c wholly right the scores are 3, 2, 3 and 2: of equal ones the first.
     best = find_best_threshold(
-        {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.0}, dict.fromkeys("abcd", "x"), null_scores, has_answer
+        {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.0},
+        dict.fromkeys("abcd", "x"),
+        null_scores,
+        has_answer,
     )
     assert (best.score, best.threshold) == (75.0, -3.0)
 
@@ -116,19 +122,33 @@ def test_where_silence_is_best_the_threshold_lies_below_everything():
 
 
 @given(
-    st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.25, 1.0]), st.integers(-3, 3)), min_size=1, max_size=12)
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from([0.0, 0.25, 1.0]), st.integers(-3, 3)),
+        min_size=1,
+        max_size=12,
+    )
 )
 def test_the_best_threshold_is_the_best_of_all(questions):
     keys = [str(number) for number in range(len(questions))]
     has_answer = {key: has for key, (has, _, _) in zip(keys, questions, strict=True)}
-    marks = {key: Marks(0, mark if has else 0.0) for key, (has, mark, _) in zip(keys, questions, strict=True)}
+    marks = {
+        key: Marks(0, mark if has else 0.0)
+        for key, (has, mark, _) in zip(keys, questions, strict=True)
+    }
     null_scores = {key: float(score) for key, (_, _, score) in zip(keys, questions, strict=True)}
     best = find_best_threshold(
-        {key: each.f1 for key, each in marks.items()}, dict.fromkeys(keys, "x"), null_scores, has_answer
+        {key: each.f1 for key, each in marks.items()},
+        dict.fromkeys(keys, "x"),
+        null_scores,
+        has_answer,
     )
 
     def mean_f1(threshold):
-        return average(list(apply_threshold(marks, null_scores, has_answer, threshold).values()))["f1"]
+        return average(list(apply_threshold(marks, null_scores, has_answer, threshold).values()))[
+            "f1"
+        ]
 
     assert best.score == pytest.approx(mean_f1(best.threshold))
-    assert best.score == pytest.approx(max(map(mean_f1, itertools.chain([-9.0], null_scores.values()))))
+    assert best.score == pytest.approx(
+        max(map(mean_f1, itertools.chain([-9.0], null_scores.values())))
+    )

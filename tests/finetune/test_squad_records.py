@@ -11,14 +11,23 @@ CONTEXT = "Rollo was the Norse leader. Café Society."
 
 
 def _file(**changes):
-    entry = {"id": "q1", "question": "Who?", "answers": [{"text": "Rollo", "answer_start": 0}]} | changes
+    entry = {
+        "id": "q1",
+        "question": "Who?",
+        "answers": [{"text": "Rollo", "answer_start": 0}],
+    } | changes
     entry = {key: value for key, value in entry.items() if value is not None}
-    return {"version": "1.1", "data": [{"title": "Normans", "paragraphs": [{"context": CONTEXT, "qas": [entry]}]}]}
+    return {
+        "version": "1.1",
+        "data": [{"title": "Normans", "paragraphs": [{"context": CONTEXT, "qas": [entry]}]}],
+    }
 
 
 def _read(content, with_impossible=False, needs_answers=True):
     text = content if isinstance(content, str) else json.dumps(content)
-    return read_squad(text, "dev.json", with_impossible=with_impossible, needs_answers=needs_answers)
+    return read_squad(
+        text, "dev.json", with_impossible=with_impossible, needs_answers=needs_answers
+    )
 
 
 def test_a_question_is_read():
@@ -29,7 +38,9 @@ def test_a_question_is_read():
 
 
 def test_questions_without_answer():
-    (question,) = _read(_file(answers=[], is_impossible=True, plausible_answers=[{}]), with_impossible=True)
+    (question,) = _read(
+        _file(answers=[], is_impossible=True, plausible_answers=[{}]), with_impossible=True
+    )
     assert question.answers == ()
     (question,) = _read(_file(answers=None), needs_answers=False)
     assert question.answers == ()
@@ -42,14 +53,20 @@ def test_questions_without_answer():
         ([], "dev.json: expected an object with 'data', found list"),
         ({"version": "2"}, "dev.json: no 'data'; it has 'version'"),
         ({"data": []}, "dev.json: has no question"),
-        ({"data": [{"title": "T", "paragraphs": [{"qas": []}]}]}, "article 'T', paragraph 0: no 'context'"),
+        (
+            {"data": [{"title": "T", "paragraphs": [{"qas": []}]}]},
+            "article 'T', paragraph 0: no 'context'",
+        ),
         ({"data": [{"paragraphs": 3}]}, "article 'number 0': 'paragraphs' is 3, expected list"),
         (_file(id=7), "article 'Normans', paragraph 0: 'id' is 7, expected str"),
         (_file(question=None), "article 'Normans', question q1: no 'question'"),
         (_file(answers=None), "question q1: no 'answers'"),
         (_file(answers=[]), "question q1: no answers, and is_impossible is not true"),
         (_file(answers=[{"text": "Rollo"}]), "question q1: no 'answer_start'; it has 'text'"),
-        (_file(answers=[{"text": "Rollo", "answer_start": "0"}]), "'answer_start' is '0', expected int"),
+        (
+            _file(answers=[{"text": "Rollo", "answer_start": "0"}]),
+            "'answer_start' is '0', expected int",
+        ),
         (_file(answers=[], is_impossible=True), "squad .1.1. does not know; use the task squad2"),
     ],
 )
@@ -59,21 +76,31 @@ def test_malformed_files_are_refused_with_article_and_question(content, says):
 
 
 def test_an_impossible_question_with_an_answer_is_refused():
-    with pytest.raises(ValueError, match="question q1: is_impossible is true, but there are answers"):
+    with pytest.raises(
+        ValueError, match="question q1: is_impossible is true, but there are answers"
+    ):
         _read(_file(is_impossible=True), with_impossible=True)
 
 
 def test_an_id_that_is_there_twice_is_refused():
     content = _file()
-    content["data"].append({"title": "Other", **{k: v for k, v in content["data"][0].items() if k != "title"}})
-    with pytest.raises(ValueError, match=r"article 'Other', question q1: the id is there twice, .*article 'Normans'"):
+    content["data"].append(
+        {"title": "Other", **{k: v for k, v in content["data"][0].items() if k != "title"}}
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"article 'Other', question q1: the id is there twice, .*article 'Normans'",
+    ):
         _read(content)
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ({"text": "rollo", "answer_start": 0}, "'rollo' is said to begin at character 0 .* where 'Rollo' stands"),
+        (
+            {"text": "rollo", "answer_start": 0},
+            "'rollo' is said to begin at character 0 .* where 'Rollo' stands",
+        ),
         ({"text": "Rollo", "answer_start": 1}, "where 'ollo ' stands"),
         ({"text": "Rollo", "answer_start": -41}, "character -41"),
         ({"text": "Society.", "answer_start": 500}, "where '' stands"),

@@ -12,7 +12,11 @@ from trainer.finetune.text import TextEncoder
 
 
 def _open(task="squad", seq_len=384, **squad):
-    return open_squad(FinetuneSettings(task, "m", ["t"], ["v"], "o", seq_len=seq_len, squad=SquadSettings(**squad)))
+    return open_squad(
+        FinetuneSettings(
+            task, "m", ["t"], ["v"], "o", seq_len=seq_len, squad=SquadSettings(**squad)
+        )
+    )
 
 
 def _write(path, questions, context="Rollo (the Norse leader) met Café Society."):
@@ -20,18 +24,24 @@ def _write(path, questions, context="Rollo (the Norse leader) met Café Society.
         {
             "id": f"q{number}",
             "question": text,
-            "answers": [{"text": answer, "answer_start": context.index(answer)} for answer in answers],
+            "answers": [
+                {"text": answer, "answer_start": context.index(answer)} for answer in answers
+            ],
             "is_impossible": not answers,
         }
         for number, (text, answers) in enumerate(questions)
     ]
-    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": context, "qas": qas}]}]}))
+    path.write_text(
+        json.dumps({"data": [{"title": "T", "paragraphs": [{"context": context, "qas": qas}]}]})
+    )
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def vocab(shared_data):
-    return parse_vocab((shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt")
+    return parse_vocab(
+        (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt"
+    )
 
 
 def _logits_of_labels(item, sure=9.0):
@@ -46,7 +56,9 @@ def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
     task = _open(seq_len=13, max_query_pieces=2, stride=4)
     (question,) = task.read(path, "train").examples
     encoded = task.encode([question], (), TextEncoder(vocab, True, 13), "train")
-    tokens = [" ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items]
+    tokens = [
+        " ".join(vocab.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items
+    ]
     assert tokens == [
         "[CLS] who met [SEP] roll ##o ( the norse leader ) met [SEP]",
         "[CLS] who met [SEP] norse leader ) met cafe society . [SEP]",
@@ -69,16 +81,22 @@ def test_windows_of_a_question_as_the_reference_cuts_them(vocab, tmp_path):
 def test_an_answer_that_a_window_has_only_half_of_is_none_there(vocab, tmp_path):
     path = _write(tmp_path / "f.json", [("Who?", ["met Café Society"])])
     task = _open(seq_len=13, max_query_pieces=2, stride=4)
-    encoded = task.encode(task.read(path, "train").examples, (), TextEncoder(vocab, True, 13), "train")
+    encoded = task.encode(
+        task.read(path, "train").examples, (), TextEncoder(vocab, True, 13), "train"
+    )
     assert [item.labels.tolist() for item in encoded.items] == [[0, 0], [7, 9]]
 
 
 def test_predictions_are_the_text_as_it_was_written(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Where?", ["Café Society"]), ("Who?", ["Rollo", "Norse leader"])])
+    path = _write(
+        tmp_path / "f.json", [("Where?", ["Café Society"]), ("Who?", ["Rollo", "Norse leader"])]
+    )
     task = _open()
     questions = task.read(path, "validation").examples
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 384), "validation")
-    predictions = task.decode(questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ())
+    predictions = task.decode(
+        questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ()
+    )
     metrics = task.score(questions, predictions)
     assert metrics == {"exact": 100.0, "f1": 100.0}
     files = task.prediction_files(path, questions, predictions, metrics)
@@ -128,7 +146,11 @@ def test_no_answer_is_given_where_its_score_is_above_the_tuned_threshold(vocab, 
     assert json.loads(files["nbest_predictions.json"])["q1"][0]["text"] == ""
     assert "" in [each["text"] for each in json.loads(files["nbest_predictions.json"])["q0"]]
     fixed = _open("squad2", null_threshold=1.0).score(questions, predictions)
-    assert (fixed["exact"], fixed["HasAns_exact"], fixed["best_exact"]) == (pytest.approx(200 / 3), 50.0, 100.0)
+    assert (fixed["exact"], fixed["HasAns_exact"], fixed["best_exact"]) == (
+        pytest.approx(200 / 3),
+        50.0,
+        100.0,
+    )
 
 
 def test_the_best_answer_may_be_in_any_window(vocab, tmp_path):
@@ -137,12 +159,24 @@ def test_the_best_answer_may_be_in_any_window(vocab, tmp_path):
     questions = task.read(path, "validation").examples
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 13), "validation")
     assert len(encoded.items) == 2
-    (prediction,) = task.decode(questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ())
+    (prediction,) = task.decode(
+        questions, encoded.items, [_logits_of_labels(item) for item in encoded.items], ()
+    )
     assert prediction.text == "Society"
 
 
 def test_a_test_file_needs_no_answers(vocab, tmp_path):
-    text = json.dumps({"data": [{"paragraphs": [{"context": "Rollo met.", "qas": [{"id": "a", "question": "Who?"}]}]}]})
+    text = json.dumps(
+        {
+            "data": [
+                {
+                    "paragraphs": [
+                        {"context": "Rollo met.", "qas": [{"id": "a", "question": "Who?"}]}
+                    ]
+                }
+            ]
+        }
+    )
     (tmp_path / "test.json").write_text(text)
     task = _open()
     questions = task.read(str(tmp_path / "test.json"), "test").examples
@@ -155,12 +189,21 @@ def test_a_test_file_needs_no_answers(vocab, tmp_path):
     [
         (" ", "Rollo met.", ("Rollo", 0), "article 'T', question a: the question is empty"),
         ("Who?", "", ("Rollo", 0), "the context is empty"),
-        ("Who?", "Rollo met.", ("Rollo", 2), "'Rollo' is said to begin at character 2.*squad.on_bad_question skip"),
+        (
+            "Who?",
+            "Rollo met.",
+            ("Rollo", 2),
+            "'Rollo' is said to begin at character 2.*squad.on_bad_question skip",
+        ),
     ],
 )
 def test_bad_questions_stop_or_are_counted(tmp_path, vocab, question, context, answer, says):
     good = {"id": "b", "question": "Who?", "answers": [{"text": "Rollo", "answer_start": 0}]}
-    bad = {"id": "a", "question": question, "answers": [{"text": answer[0], "answer_start": answer[1]}]}
+    bad = {
+        "id": "a",
+        "question": question,
+        "answers": [{"text": answer[0], "answer_start": answer[1]}],
+    }
     paragraphs = [{"context": context, "qas": [bad]}, {"context": "Rollo met.", "qas": [good]}]
     path = tmp_path / "f.json"
     path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
@@ -177,23 +220,31 @@ def test_bad_questions_stop_or_are_counted(tmp_path, vocab, question, context, a
     predictions = task.decode(measured.examples, encoded.items, outputs, ())
     assert predictions[1].text == "Rollo"
     assert (predictions[0].text == "") == (context == "")
-    assert task.prediction_files("f", measured.examples, predictions, {}).keys() >= {"nbest_predictions.json"}
+    assert task.prediction_files("f", measured.examples, predictions, {}).keys() >= {
+        "nbest_predictions.json"
+    }
 
 
 def test_a_file_of_bad_questions_alone_is_refused(tmp_path):
     path = _write(tmp_path / "f.json", [("", ["Rollo"])])
-    with pytest.raises(ValueError, match=r"no question is left; the first fault was .*the question is empty"):
+    with pytest.raises(
+        ValueError, match=r"no question is left; the first fault was .*the question is empty"
+    ):
         _open(on_bad_question="skip").read(path, "train")
 
 
 def test_an_answer_without_pieces_stops_or_is_counted(vocab, tmp_path):
-    path = _write(tmp_path / "f.json", [("Which?", ["\u200b"]), ("Who?", ["Rollo"])], "Rollo \u200b met.")
+    path = _write(
+        tmp_path / "f.json", [("Which?", ["\u200b"]), ("Who?", ["Rollo"])], "Rollo \u200b met."
+    )
     for choice in ("stop", "skip"):
         task = _open(on_bad_question=choice)
         questions = task.read(path, "train").examples
         encoder = TextEncoder(vocab, True, 384)
         if choice == "stop":
-            with pytest.raises(ValueError, match=r"question q0: answer '.u200b' has no piece of text"):
+            with pytest.raises(
+                ValueError, match=r"question q0: answer '.u200b' has no piece of text"
+            ):
                 task.encode(questions, (), encoder, "train")
         else:
             encoded = task.encode(questions, (), encoder, "train")
@@ -216,7 +267,9 @@ def test_settings_that_make_no_sense(settings, says):
 
 def test_real_questions_are_answered_right_by_their_labels(vocab, shared_data):
     task = _open("squad2", seq_len=160, stride=48)
-    questions = task.read(str(shared_data / "data/squad/squad_v2_half_dev.json.zst"), "validation").examples[::7]
+    questions = task.read(
+        str(shared_data / "data/squad/squad_v2_half_dev.json.zst"), "validation"
+    ).examples[::7]
     encoded = task.encode(questions, (), TextEncoder(vocab, True, 160), "validation")
     outputs = [_logits_of_labels(item) for item in encoded.items]
     for item, output in zip(encoded.items, outputs, strict=True):

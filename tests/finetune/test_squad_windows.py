@@ -15,7 +15,16 @@ from trainer.finetune.squad.predictions import WindowLogits, find_spans, softmax
 
 VOCAB = parse_vocab(
     "\n".join(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789()-.,", "cafe", "the"]
+        [
+            "[PAD]",
+            "[UNK]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+            *"abcdefghijklmnopqrstuvwxyz0123456789()-.,",
+            "cafe",
+            "the",
+        ]
         + [f"##{character}" for character in "abcdefghijklmnopqrstuvwxyz0123456789"]
         + ["ᄒ", "##ᅡ", "##ᆫ", "東"]
     ).encode(),
@@ -35,7 +44,9 @@ TEXTS = st.text(
 @given(texts=st.lists(TEXTS, max_size=3))
 def test_ids_are_the_encoders_and_places_are_in_order(lower_case, texts):
     encoder = Encoder(VOCAB, lower_case)
-    for text, pieces in zip(texts, OffsetEncoder(VOCAB, lower_case).encode_texts(texts), strict=True):
+    for text, pieces in zip(
+        texts, OffsetEncoder(VOCAB, lower_case).encode_texts(texts), strict=True
+    ):
         assert pieces.ids.tolist() == encoder.encode(text).tolist()
         assert pieces.ids.dtype == encoder.encode(text).dtype
         starts, ends = pieces.starts.tolist(), pieces.ends.tolist()
@@ -58,12 +69,21 @@ def test_ids_are_the_encoders_and_places_are_in_order(lower_case, texts):
 )
 def test_pieces_stand_for_the_text_as_it_was_written(text, places):
     (pieces,) = OffsetEncoder(VOCAB, lower_case=True).encode_texts([text])
-    assert [text[start:end] for start, end in zip(pieces.starts, pieces.ends, strict=True)] == places
+    assert [
+        text[start:end] for start, end in zip(pieces.starts, pieces.ends, strict=True)
+    ] == places
 
 
 @pytest.mark.parametrize(
     ("answer", "span"),
-    [("(a-b)", (1, 5)), ("a", (2, 2)), ("Café", (6, 6)), ("afé", (6, 6)), (" Café ", (6, 6)), ("-b) C", (3, 6))],
+    [
+        ("(a-b)", (1, 5)),
+        ("a", (2, 2)),
+        ("Café", (6, 6)),
+        ("afé", (6, 6)),
+        (" Café ", (6, 6)),
+        ("-b) C", (3, 6)),
+    ],
 )
 def test_the_pieces_of_an_answer(answer, span):
     text = "The (a-b) Café the"
@@ -86,8 +106,9 @@ def test_windows_of_the_reference():
 
 
 def test_the_window_with_most_context_as_in_the_reference():
-    # "the man went to the store and bought a gallon of milk", 5 words a window, stride 3: "bought" has 4 words of
-    # context to its left and none to its right in the second window, 1 and 3 in the third.
+    # "the man went to the store and bought a gallon of milk", 5 words a window, stride 3: "bought"
+    # has 4 words of context to its left and none to its right in the second window, 1 and 3 in the
+    # third.
     windows = cut_windows(12, 5, 3)
     assert [window.start for window in windows] == [0, 3, 6, 9]
     assert find_best_windows(windows, 12)[7] == 2
@@ -100,7 +121,8 @@ def test_every_piece_is_read_and_best_in_one_window(num_pieces, room, stride):
     best = find_best_windows(windows, num_pieces)
     for piece, chosen in enumerate(best.tolist()):
         scores = [
-            min(piece - window.start, window.start + window.length - 1 - piece) + 0.01 * window.length
+            min(piece - window.start, window.start + window.length - 1 - piece)
+            + 0.01 * window.length
             if window.start <= piece < window.start + window.length
             else -1
             for window in windows
@@ -115,9 +137,12 @@ LOGITS = st.integers(-4, 4).map(float)
 @given(st.data(), st.integers(1, 9), st.integers(1, 5), st.integers(1, 12))
 def test_the_best_spans_are_the_best_of_all(data, num_pieces, max_pieces, num_spans):
     start, end = (
-        np.array(data.draw(st.lists(LOGITS, min_size=num_pieces, max_size=num_pieces)), np.float32) for _ in range(2)
+        np.array(data.draw(st.lists(LOGITS, min_size=num_pieces, max_size=num_pieces)), np.float32)
+        for _ in range(2)
     )
-    may_start = np.array(data.draw(st.lists(st.booleans(), min_size=num_pieces, max_size=num_pieces)))
+    may_start = np.array(
+        data.draw(st.lists(st.booleans(), min_size=num_pieces, max_size=num_pieces))
+    )
     found = find_spans(WindowLogits(start, end, (0.0, 0.0), may_start, 100), max_pieces, num_spans)
     every = [
         (100 + first, 100 + last, float(start[first] + end[last]))
@@ -134,12 +159,18 @@ def test_softmax_of_large_scores():
 
 
 def test_real_contexts_have_the_encoders_ids(shared_data):
-    vocab = parse_vocab((shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt")
+    vocab = parse_vocab(
+        (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt"
+    )
     text = (shared_data / "data/bert_sample/sample_text.txt").read_text()
     (pieces,) = OffsetEncoder(vocab, lower_case=True).encode_texts([text])
     assert np.array_equal(pieces.ids, Encoder(vocab, lower_case=True).encode(text))
     for index in range(0, len(pieces.ids), 7):
         token = vocab.tokens[pieces.ids[index]].removeprefix("##")
         place = text[pieces.starts[index] : pieces.ends[index]]
-        plain = "".join(c for c in unicodedata.normalize("NFD", place.lower()) if unicodedata.category(c) != "Mn")
+        plain = "".join(
+            c
+            for c in unicodedata.normalize("NFD", place.lower())
+            if unicodedata.category(c) != "Mn"
+        )
         assert token in ("[UNK]", plain)

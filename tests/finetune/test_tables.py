@@ -28,7 +28,10 @@ def test_three_forms_of_one_table(name, text, tmp_path):
     assert task.find_labels(examples) == ("x", "y")
     files = task.prediction_files(str(tmp_path / name), examples, ["y", "x"], {})
     assert files == {"t.tsv": "id\tprediction\nk1\ty\nk2\tx\n"}
-    assert task.score(examples, ["x", "x"]) == {"accuracy": 0.5, "macro_f1": pytest.approx((2 / 3 + 0) / 2)}
+    assert task.score(examples, ["x", "x"]) == {
+        "accuracy": 0.5,
+        "macro_f1": pytest.approx((2 / 3 + 0) / 2),
+    }
 
 
 def test_numbers_of_json_are_labels_and_places_are_lines(tmp_path):
@@ -56,13 +59,21 @@ def test_lines_of_a_csv_are_counted_through_quoted_line_ends(tmp_path):
     ("name", "text", "message"),
     [
         ("t.txt", "text\tlabel\n", r"ends in \.txt, expected \.tsv, \.csv or \.jsonl"),
-        ("t.csv", "text,text,label\na,b,c\n", r"t\.csv: two columns have one name: text, text, label"),
+        (
+            "t.csv",
+            "text,text,label\na,b,c\n",
+            r"t\.csv: two columns have one name: text, text, label",
+        ),
         ("t.csv", 'text,label\n"open,x\n', r"t\.csv:2: unexpected end of data"),
         ("t.jsonl", '{"text": "a", "label": 1}\n{"text"\n', r"t\.jsonl:2: not JSON"),
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: expected a JSON object, found list"),
         ("t.jsonl", '{"text": "a"}\n', r"t\.jsonl:1: no column label; the columns are text"),
         ("t.jsonl", '{"text": null, "label": 1}\n', r"t\.jsonl:1: text is null, expected a value"),
-        ("t.jsonl", '{"text": ["a"], "label": 1}\n', r"t\.jsonl:1: text is an array or an object, expected a text"),
+        (
+            "t.jsonl",
+            '{"text": ["a"], "label": 1}\n',
+            r"t\.jsonl:1: text is an array or an object, expected a text",
+        ),
         ("t.tsv", "text\tlabel\n", r"t\.tsv: has no rows"),
     ],
 )
@@ -90,14 +101,21 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"t\.csv:2: not UTF-8"):
         read_text(str(tmp_path / "t.csv"))
     head, tail = CSV[:9].encode(), CSV[9:].encode()
-    for suffix, compress in ((".gz", gzip.compress), (".zst", zstandard.compress), (".bz2", bz2.compress)):
+    for suffix, compress in (
+        (".gz", gzip.compress),
+        (".zst", zstandard.compress),
+        (".bz2", bz2.compress),
+    ):
         name = f"t.csv{suffix}"
         (tmp_path / name).write_bytes(compress(head) + compress(tail))
         assert read_text(str(tmp_path / name)) == CSV
         (tmp_path / name).write_bytes(b"plain")
         with pytest.raises(ValueError, match=rf"{name}: not (gzip|zstd|bzip2) data"):
             read_text(str(tmp_path / name))
-    assert (plain_name("a/b.c/train.tsv.zst"), data_format("a/b.c/Train.TSV.gz")) == ("train", "tsv")
+    assert (plain_name("a/b.c/train.tsv.zst"), data_format("a/b.c/Train.TSV.gz")) == (
+        "train",
+        "tsv",
+    )
 
 
 SWAG = (
@@ -117,7 +135,10 @@ def test_swag(tmp_path):
         "[CLS] the cat sat . [SEP] a dog sat [SEP]",
         "[CLS] the cat sat . [SEP] a dog is a [SEP]",
     ]
-    assert ([sequence.segment_a_length for sequence in item.sequences], item.labels.tolist()) == ([6] * 4, [3])
+    assert ([sequence.segment_a_length for sequence in item.sequences], item.labels.tolist()) == (
+        [6] * 4,
+        [3],
+    )
     assert task.encode(examples, (), make_encoder(11), "train").counts == {
         "truncated_examples": 1,
         "truncated_tokens": 1,
@@ -129,23 +150,35 @@ def test_swags_test_file_needs_no_label(tmp_path):
     task, text = task_of("swag"), SWAG.replace(",label", "").replace(",3\n", "\n")
     path = write(tmp_path, "test.csv", text)
     examples = task.read(path, "test").examples
-    assert task.prediction_files(path, examples, [2], {}) == {"test.csv": ",pred\n0,2\n"}  # as csv_predict.py writes it
-    with pytest.raises(ValueError, match=r"test\.csv: no column label; the columns are , video-id, fold-ind"):
+    assert task.prediction_files(path, examples, [2], {}) == {
+        "test.csv": ",pred\n0,2\n"
+    }  # as csv_predict.py writes it
+    with pytest.raises(
+        ValueError, match=r"test\.csv: no column label; the columns are , video-id, fold-ind"
+    ):
         task.read(path, "validation")
 
 
 @pytest.mark.parametrize("label", ["4", "-1", "gold", ""])
 def test_a_choice_that_there_is_not(label, tmp_path):
     path = write(tmp_path, "train.csv", SWAG.replace(",3\n", f",{label}\n"))
-    with pytest.raises(ValueError, match=rf"train\.csv:2: label '{label}', expected the number of a choice, 0 to 3"):
+    with pytest.raises(
+        ValueError, match=rf"train\.csv:2: label '{label}', expected the number of a choice, 0 to 3"
+    ):
         task_of("swag").read(path, "train")
 
 
 def test_multiple_choice_by_columns(tmp_path):
     columns = ColumnSettings(text="q", choices=["yes", "no", "so"], label="right", id="n")
     task = task_of("multiple-choice", columns=columns)
-    examples = task.read(write(tmp_path, "t.csv", "n,q,yes,no,so,right\n7,is it,a,the,very,1\n"), "train").examples
-    assert (examples[0].id, examples[0].context, examples[0].endings) == ("7", "is it", ("a", "the", "very"))
+    examples = task.read(
+        write(tmp_path, "t.csv", "n,q,yes,no,so,right\n7,is it,a,the,very,1\n"), "train"
+    ).examples
+    assert (examples[0].id, examples[0].context, examples[0].endings) == (
+        "7",
+        "is it",
+        ("a", "the", "very"),
+    )
     with pytest.raises(ValueError, match="a choice needs at least two columns"):
         task_of("multiple-choice", columns=ColumnSettings(choices=["one"]))
 

@@ -15,7 +15,14 @@ from trainer.finetune.task import Item, TokenSequence
 from trainer.finetune.training import forward
 from trainer.inference.open_model import open_model
 from trainer.model.bert import BertModel
-from trainer.model.task_heads import IGNORED, BertForTask, Head, build_task_model, count_losses, task_loss_sum
+from trainer.model.task_heads import (
+    IGNORED,
+    BertForTask,
+    Head,
+    build_task_model,
+    count_losses,
+    task_loss_sum,
+)
 
 CPU = torch.device("cpu")
 HEADS = {
@@ -65,7 +72,10 @@ def make_items(kind):
 
 def padded(sequences, width):
     """As transformers takes them."""
-    batch = {name: np.zeros((len(sequences), width), np.int64) for name in ("input_ids", "attention_mask", "types")}
+    batch = {
+        name: np.zeros((len(sequences), width), np.int64)
+        for name in ("input_ids", "attention_mask", "types")
+    }
     for row, sequence in enumerate(sequences):
         length = len(sequence.input_ids)
         batch["input_ids"][row, :length] = sequence.input_ids
@@ -89,10 +99,17 @@ def their_outputs(theirs, kind, items):
         starts, ends = torch.from_numpy(np.stack(labels)).T
         output = theirs(**batch, start_positions=starts, end_positions=ends)
         output.logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
-        # Its softmax gives padding a share; ours has none, which is what it computes of one sequence at a time.
+        # Its softmax gives padding a share; ours has none, which is what it computes of one
+        # sequence at a time.
         alone = [padded([item.sequences[0]], len(item.sequences[0].input_ids)) for item in items]
         pairs = zip(alone, starts, ends, strict=True)
-        output.loss = sum(theirs(**one, start_positions=a[None], end_positions=b[None]).loss for one, a, b in pairs) / 3
+        output.loss = (
+            sum(
+                theirs(**one, start_positions=a[None], end_positions=b[None]).loss
+                for one, a, b in pairs
+            )
+            / 3
+        )
     else:
         output = theirs(**batch, labels=torch.from_numpy(np.concatenate(labels)))
     if kind == "choice":
@@ -118,7 +135,9 @@ def compare(model, theirs, kind):
     our_loss.backward()
     their_loss.backward()
     gradient = model.bert.embeddings.word.weight.grad
-    torch.testing.assert_close(gradient, theirs.get_input_embeddings().weight.grad, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        gradient, theirs.get_input_embeddings().weight.grad, rtol=0, atol=1e-5
+    )
 
 
 def load(folder, changes=None):
@@ -146,8 +165,15 @@ def test_a_folder_that_transformers_saved_opens_here(kind, tmp_path):
     if HEADS[kind].labels:
         settings["id2label"] = dict(enumerate(HEADS[kind].labels))
         settings["label2id"] = {label: index for index, label in enumerate(HEADS[kind].labels)}
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    config = transformers.BertConfig(vocab_size=len(TOKENS), max_position_embeddings=40, **sizes, **settings)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
+    config = transformers.BertConfig(
+        vocab_size=len(TOKENS), max_position_embeddings=40, **sizes, **settings
+    )
     torch.manual_seed(0)
     theirs = getattr(transformers, CLASSES[kind])(config).eval()
     theirs.save_pretrained(tmp_path)
@@ -178,28 +204,45 @@ def test_an_empty_micro_batch_gives_every_parameter_a_gradient_of_zero(kind):
     loss = task_loss_sum(model.head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
     assert (loss.item(), count_losses(model.head, batch.labels)) == (0.0, 0)
     loss.backward()
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters()
+    )
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_micro_batches_add_up(kind):
     model = build_task_model(tiny_config(), HEADS[kind], seed=1).eval()
     items = make_items(kind)
-    whole = our_outputs(model, items)[0] * sum(count_losses(model.head, torch.from_numpy(i.labels)) for i in items)
+    whole = our_outputs(model, items)[0] * sum(
+        count_losses(model.head, torch.from_numpy(i.labels)) for i in items
+    )
     parts = sum(
-        our_outputs(model, [item])[0] * count_losses(model.head, torch.from_numpy(item.labels)) for item in items
+        our_outputs(model, [item])[0] * count_losses(model.head, torch.from_numpy(item.labels))
+        for item in items
     )
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_stands_where_transformers_has_it():
-    dropouts = {kind: build_task_model(tiny_config(), head, seed=1).dropout.p for kind, head in HEADS.items()}
-    assert dropouts == {"classification": 0.1, "regression": 0.1, "choice": 0.1, "tokens": 0.1, "span": 0.0}
+    dropouts = {
+        kind: build_task_model(tiny_config(), head, seed=1).dropout.p
+        for kind, head in HEADS.items()
+    }
+    assert dropouts == {
+        "classification": 0.1,
+        "regression": 0.1,
+        "choice": 0.1,
+        "tokens": 0.1,
+        "span": 0.0,
+    }
     assert build_task_model(tiny_config(), Head("regression", dropout=0.3), seed=1).dropout.p == 0.3
 
 
 def test_heads_that_read_every_token_have_no_pooler():
-    names = [name for name, _ in build_task_model(tiny_config(), HEADS["tokens"], seed=1).named_parameters()]
+    names = [
+        name
+        for name, _ in build_task_model(tiny_config(), HEADS["tokens"], seed=1).named_parameters()
+    ]
     assert not [name for name in names if "pooler" in name]
     assert isinstance(BertModel(tiny_config()).pooler, torch.nn.Linear)
 
@@ -207,18 +250,27 @@ def test_heads_that_read_every_token_have_no_pooler():
 def test_a_causal_model_is_pooled_at_its_last_token():
     model = build_task_model(tiny_config(is_causal=True), HEADS["classification"], seed=1).eval()
     one, other = random_sequence(6, 6, 1), random_sequence(6, 6, 2)
-    logits = forward(model, pack_items([Item(0, (each,), np.array([0])) for each in (one, other)], CPU))
+    logits = forward(
+        model, pack_items([Item(0, (each,), np.array([0])) for each in (one, other)], CPU)
+    )
     assert not torch.allclose(logits[0], logits[1])
 
 
 def test_new_weights_depend_on_the_seed_and_others_are_kept(tmp_path):
     opened = open_model(str(write_pretrained(tmp_path / "out")))
-    models = [start_model(opened, opened.config, HEADS["span"], seed, keeps_head=False) for seed in (1, 1, 2)]
+    models = [
+        start_model(opened, opened.config, HEADS["span"], seed, keeps_head=False)
+        for seed in (1, 1, 2)
+    ]
     assert all(new == ["task_head.bias", "task_head.weight"] for _, new in models)
     first, same, other = (model.state_dict() for model, _ in models)
     assert all(torch.equal(first[name], same[name]) for name in first)
-    assert [name for name in first if not torch.equal(first[name], other[name])] == ["task_head.weight"]
-    assert torch.equal(first["bert.layers.1.query.weight"], opened.state["bert.layers.1.query.weight"])
+    assert [name for name in first if not torch.equal(first[name], other[name])] == [
+        "task_head.weight"
+    ]
+    assert torch.equal(
+        first["bert.layers.1.query.weight"], opened.state["bert.layers.1.query.weight"]
+    )
     assert isinstance(models[0][0], BertForTask)
 
 
@@ -230,11 +282,14 @@ def edit_config(folder, **changes):
 def test_folders_that_do_not_fit_are_refused(tmp_path):
     folder = write_fine_tuned(tmp_path / "out", HEADS["classification"])
     edit_config(folder, problem_type="multi_label_classification")
-    with pytest.raises(ValueError, match="problem_type is multi_label_classification; heads of one label"):
+    with pytest.raises(
+        ValueError, match="problem_type is multi_label_classification; heads of one label"
+    ):
         open_model(str(folder))
     edit_config(folder, problem_type=None, id2label={"0": "no", "1": "yes"})
     with pytest.raises(
-        ValueError, match=r"classifier\.weight has shape \(3, 32\), config\.json says \(2, 32\) \(2 labels"
+        ValueError,
+        match=r"classifier\.weight has shape \(3, 32\), config\.json says \(2, 32\) \(2 labels",
     ):
         open_model(str(folder))
     edit_config(folder, id2label={"0": "no", "2": "yes"})
@@ -250,5 +305,8 @@ def test_a_fine_tuned_folder_that_lost_its_head_is_refused(tmp_path):
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     del tensors["classifier.bias"]
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"config\.json says ForTokenClassification, but there is no classifier\.bias"):
+    with pytest.raises(
+        ValueError,
+        match=r"config\.json says ForTokenClassification, but there is no classifier\.bias",
+    ):
         open_model(str(folder))

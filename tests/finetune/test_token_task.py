@@ -10,7 +10,22 @@ from trainer.finetune.tokens.task import open_ner
 from trainer.model.task_heads import IGNORED
 
 VOCAB = parse_vocab(
-    "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "in", "rome", "new", "york", "##er", ".", "-"]).encode(),
+    "\n".join(
+        [
+            "[PAD]",
+            "[UNK]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+            "in",
+            "rome",
+            "new",
+            "york",
+            "##er",
+            ".",
+            "-",
+        ]
+    ).encode(),
     "vocab.txt",
 )
 TEXT = "New B-LOC\nYorker-. I-LOC\n\u200b O\n\nRome B-LOC\n. O\n"
@@ -40,10 +55,26 @@ def test_only_first_pieces_have_labels(tmp_path):
     labels = task.find_labels(sentences)
     assert labels == ("O", "B-LOC", "I-LOC")
     encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 16), "train")
-    tokens = [" ".join(VOCAB.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items]
+    tokens = [
+        " ".join(VOCAB.tokens[n] for n in item.sequences[0].input_ids) for item in encoded.items
+    ]
     assert tokens == ["[CLS] new york ##er - . [UNK] [SEP]", "[CLS] rome . [SEP]"]
-    assert encoded.items[0].labels.tolist() == [IGNORED, 1, 2, IGNORED, IGNORED, IGNORED, 0, IGNORED]
-    assert encoded.counts == {"words": 5, "words_without_pieces": 1, "words_cut": 0, "sentences_in_windows": 0}
+    assert encoded.items[0].labels.tolist() == [
+        IGNORED,
+        1,
+        2,
+        IGNORED,
+        IGNORED,
+        IGNORED,
+        0,
+        IGNORED,
+    ]
+    assert encoded.counts == {
+        "words": 5,
+        "words_without_pieces": 1,
+        "words_cut": 0,
+        "sentences_in_windows": 0,
+    }
 
 
 def test_predictions_come_back_as_the_same_lines(tmp_path):
@@ -51,7 +82,9 @@ def test_predictions_come_back_as_the_same_lines(tmp_path):
     sentences = _read(task, tmp_path, TEXT)
     labels = task.find_labels(sentences)
     encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 16), "validation")
-    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    predictions = task.decode(
+        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
+    )
     assert predictions == [("B-LOC", "I-LOC", "O"), ("B-LOC", "O")]
     metrics = task.score(sentences, [predictions[0], ("O", "O")])
     assert metrics == {
@@ -81,7 +114,9 @@ def test_a_long_sentence_is_read_in_windows_and_predicted_once(tmp_path):
     assert encoded.counts["words_cut"] == 0
     assert sum(int((item.labels != IGNORED).sum()) for item in encoded.items) == 21
     assert max(len(item.sequences[0].input_ids) for item in encoded.items) <= 10
-    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    predictions = task.decode(
+        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
+    )
     assert predictions == [sentences[0].tags]
 
 
@@ -91,7 +126,9 @@ def test_a_word_longer_than_the_model_reads_is_cut_and_counted(tmp_path):
     labels = task.find_labels(sentences)
     encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
     assert encoded.counts["words_cut"] == 1
-    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    predictions = task.decode(
+        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
+    )
     assert predictions == [("B-LOC", "O", "O")]
 
 
@@ -111,7 +148,9 @@ def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
     sentences = _read(task, tmp_path, "Rome I-LOC\nRome B-LOC\nin O\n")
     labels = task.find_labels(sentences)
     encoded = task.encode(sentences, labels, TextEncoder(VOCAB, True, 8), "train")
-    predictions = task.decode(sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels)
+    predictions = task.decode(
+        sentences, encoded.items, [_logits_of_labels(each, 3) for each in encoded.items], labels
+    )
     assert predictions == [("B-LOC", "B-LOC", "O")]
     assert task.score(sentences, predictions)["strict_f1"] == 1.0
     written = task.prediction_files("f", sentences, predictions, {})["predictions.conll"]
@@ -120,27 +159,48 @@ def test_iob1_is_learned_as_iob2_and_written_as_iob1(tmp_path):
 
 def test_bioes_labels(tmp_path):
     task = _open(scheme="bioes")
-    assert task.find_labels(_read(task, tmp_path, "Rome S-LOC\n")) == ("O", "B-LOC", "I-LOC", "E-LOC", "S-LOC")
+    assert task.find_labels(_read(task, tmp_path, "Rome S-LOC\n")) == (
+        "O",
+        "B-LOC",
+        "I-LOC",
+        "E-LOC",
+        "S-LOC",
+    )
 
 
 def test_tags_that_training_does_not_know_are_refused(tmp_path):
     task = _open()
     sentences = _read(task, tmp_path, "in O\nRome B-PER\n", "validation")
-    with pytest.raises(ValueError, match=r"f.conll:2: tag 'B-PER' is none of the model's: O, B-LOC"):
+    with pytest.raises(
+        ValueError, match=r"f.conll:2: tag 'B-PER' is none of the model's: O, B-LOC"
+    ):
         task.encode(sentences, ("O", "B-LOC", "I-LOC"), TextEncoder(VOCAB, True, 8), "validation")
 
 
 @pytest.mark.parametrize(
     ("labels", "text", "says"),
     [
-        (("O", "B-LOC", "I-LOC"), "in O\nRome S-LOC\n", "f.conll:2: the file is bioes, the model's labels are iob2"),
-        (("O", "B-X", "I-X", "E-X", "S-X"), "Rome B-X\n", "f.conll:1: the file is iob2, the model's labels are bioes"),
+        (
+            ("O", "B-LOC", "I-LOC"),
+            "in O\nRome S-LOC\n",
+            "f.conll:2: the file is bioes, the model's labels are iob2",
+        ),
+        (
+            ("O", "B-X", "I-X", "E-X", "S-X"),
+            "Rome B-X\n",
+            "f.conll:1: the file is iob2, the model's labels are bioes",
+        ),
     ],
 )
 def test_a_file_of_another_scheme_than_the_models_is_refused(tmp_path, labels, text, says):
     task = _open()
     with pytest.raises(ValueError, match=says):
-        task.encode(_read(task, tmp_path, text, "validation"), labels, TextEncoder(VOCAB, True, 8), "validation")
+        task.encode(
+            _read(task, tmp_path, text, "validation"),
+            labels,
+            TextEncoder(VOCAB, True, 8),
+            "validation",
+        )
 
 
 def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path):
@@ -148,7 +208,9 @@ def test_training_files_of_two_schemes_or_without_entities_are_refused(tmp_path)
     first = _read(task, tmp_path, "Rome S-LOC\n")
     (tmp_path / "g.conll").write_text("Rome B-LOC\nRome I-LOC\n")
     second = task.read(str(tmp_path / "g.conll"), "train").examples
-    with pytest.raises(ValueError, match=r"several schemes, .*f.conll is bioes and .*g.conll is iob2"):
+    with pytest.raises(
+        ValueError, match=r"several schemes, .*f.conll is bioes and .*g.conll is iob2"
+    ):
         task.find_labels([*first, *second])
     with pytest.raises(ValueError, match=r"f.conll: every tag is O"):
         task.find_labels(_read(task, tmp_path, "Rome O\n"))

@@ -20,9 +20,14 @@ WORDS = (  # noqa: SIM905
 def make_text(number, num_sentences=12):
     sentences = []
     for row in range(num_sentences):
-        words = [WORDS[(number * 7 + row * 3 + step * (1 + number % 5)) % len(WORDS)] for step in range(6 + row % 5)]
+        words = [
+            WORDS[(number * 7 + row * 3 + step * (1 + number % 5)) % len(WORDS)]
+            for step in range(6 + row % 5)
+        ]
         sentences.append(" ".join(words).capitalize() + f" {number}.")
-    return " ".join(sentences[: num_sentences // 2]) + "\n" + " ".join(sentences[num_sentences // 2 :])
+    return (
+        " ".join(sentences[: num_sentences // 2]) + "\n" + " ".join(sentences[num_sentences // 2 :])
+    )
 
 
 @pytest.fixture(scope="module", params=["python", "compiled"])
@@ -42,7 +47,9 @@ def corpus(tmp_path_factory, texts):
     """Two JSONL files of 120 documents."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, part in (("a.jsonl", texts[:70]), ("b.jsonl", texts[70:])):
-        folder.joinpath(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        folder.joinpath(name).write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in part)
+        )
     return folder
 
 
@@ -56,12 +63,32 @@ def mixture_config(texts, tmp_path_factory):
     """Two sources that share ten documents; the second is used thrice, the first in every second pass."""
     folder = tmp_path_factory.mktemp("sources")
     for name, part in (("news", texts[:70]), ("books", texts[60:])):
-        folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps({name: text}) + "\n" for text in part))
+        folder.joinpath(f"{name}.jsonl").write_text(
+            "".join(json.dumps({name: text}) + "\n" for text in part)
+        )
     sources = [
-        {"name": "news", "input": [f"{folder}/news.jsonl"], "text_field": "news", "weight": 0.5, "licence": "CC0-1.0"},
-        {"name": "books", "input": [f"{folder}/books.jsonl"], "text_field": "books", "weight": 3, "language": "de"},
+        {
+            "name": "news",
+            "input": [f"{folder}/news.jsonl"],
+            "text_field": "news",
+            "weight": 0.5,
+            "licence": "CC0-1.0",
+        },
+        {
+            "name": "books",
+            "input": [f"{folder}/books.jsonl"],
+            "text_field": "books",
+            "weight": 3,
+            "language": "de",
+        },
     ]
-    settings = {"sources": sources, "passes": 2, "seq_lens": [64], "num_buckets": 4, "part_bytes": 4096}
+    settings = {
+        "sources": sources,
+        "passes": 2,
+        "seq_lens": [64],
+        "num_buckets": 4,
+        "part_bytes": 4096,
+    }
     folder.joinpath("config.yaml").write_text(json.dumps(settings))  # JSON is YAML too
     return folder / "config.yaml"
 
@@ -70,6 +97,16 @@ def mixture_config(texts, tmp_path_factory):
 def mixture(mixture_config, vocab_file, tmp_path_factory):
     """The dataset of these sources."""
     output = str(tmp_path_factory.mktemp("mixture") / "data")
-    words = ("build", "--config", mixture_config, "--vocab", vocab_file, "--output", output, "--workers", 1)
+    words = (
+        "build",
+        "--config",
+        mixture_config,
+        "--vocab",
+        vocab_file,
+        "--output",
+        output,
+        "--workers",
+        1,
+    )
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words]) == 0
     return open_dataset(output)

@@ -1,7 +1,8 @@
 """The oracle: google-research/bert ``create_pretraining_data.py`` restated, with its draws in their order.
 
-One function per numbered rule of docs/parity.md sections 1 and 2; readable, slow and never used in production. Tokens
-may be strings or ids; `Vocabulary` says which of them are special and which continue a word.
+One function per numbered rule of docs/parity.md sections 1 and 2; readable, slow and never used in
+production. Tokens may be strings or ids; `Vocabulary` says which of them are special and which
+continue a word.
 """
 
 from collections.abc import Sequence
@@ -56,9 +57,13 @@ class Instance:
     is_random_next: bool
 
 
-def create_instances(documents: list[Document], vocab: Vocabulary, settings: Settings, rng: Random) -> list[Instance]:
+def create_instances(
+    documents: list[Document], vocab: Vocabulary, settings: Settings, rng: Random
+) -> list[Instance]:
     """The whole program (1.1, 1.10): one generator for all."""
-    documents = [kept for document in documents if (kept := [sentence for sentence in document if sentence])]
+    documents = [
+        kept for document in documents if (kept := [sentence for sentence in document if sentence])
+    ]
     rng.shuffle(documents)
     instances = [
         instance
@@ -74,7 +79,9 @@ def create_document_instances(
     documents: list[Document], index: int, vocab: Vocabulary, settings: Settings, rng: Random
 ) -> list[Instance]:
     """Pairs of one document, each masked before the next is drawn (1.9)."""
-    pairs = create_document_pairs(documents, index, settings.max_seq_length, settings.short_seq_prob, rng)
+    pairs = create_document_pairs(
+        documents, index, settings.max_seq_length, settings.short_seq_prob, rng
+    )
     return [mask_pair(pair, vocab, settings, rng) for pair in pairs]
 
 
@@ -88,8 +95,8 @@ def create_document_pairs(
 ):
     """Yields the pairs of one document (1.2-1.8); lazily, since masking draws from `rng` between two of them.
 
-    `labels` (is_random_next, is one sentence) of all pairs of the documents before balances the labels (5, nsp_balance
-    exact) and is added to.
+    `labels` (is_random_next, is one sentence) of all pairs of the documents before balances the
+    labels (5, nsp_balance exact) and is added to.
     """
     document, max_tokens = documents[index], max_seq_length - 3
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens

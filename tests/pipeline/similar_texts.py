@@ -21,7 +21,11 @@ from pipeline.tokens.near_duplicates import (
 )
 from pipeline.tokens.token_parts import TokenizedDocument, join_id
 
-VOCABULARY = [f"{a}{b}" for a in ("ri", "mo", "ga", "le", "wi", "si", "ca", "do") for b in ("ver", "tal", "den", "ter")]
+VOCABULARY = [
+    f"{a}{b}"
+    for a in ("ri", "mo", "ga", "le", "wi", "si", "ca", "do")
+    for b in ("ver", "tal", "den", "ter")
+]
 
 
 def make_text(number, num_words=150):
@@ -71,7 +75,9 @@ def find_dropped(texts, threshold=0.8):
 def oracle(texts, threshold):
     """The rule read literally: under each band key, compared with the first LEADERS smaller ids."""
     rule = similarity_rule(threshold)
-    signed = {document.id: np.frombuffer(document.signature, "<u2") for document in sign_documents(texts)}
+    signed = {
+        document.id: np.frombuffer(document.signature, "<u2") for document in sign_documents(texts)
+    }
     groups = {}
     for each, signature in sorted(signed.items()):
         for key in band_keys(signature[None], rule.bands, rule.rows)[0]:

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def run(capsys):
     def call(*arguments):
-        code = run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+        code = run_program(
+            "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+        )
         return code, "".join(capsys.readouterr())
 
     return call
@@ -31,22 +33,37 @@ def assert_refused(result, output, *said):
 
 def test_missing_input(run, tmp_path):
     output = tmp_path / "data"
-    assert_refused(run("build", "--input", tmp_path / "no*.txt", "--output", output), output, "no*.txt")
+    assert_refused(
+        run("build", "--input", tmp_path / "no*.txt", "--output", output), output, "no*.txt"
+    )
     assert_refused(run("build", "--output", output), output, "--input")
 
 
 def test_empty_input(run, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     output = tmp_path / "data"
-    assert_refused(run("build", "--input", tmp_path / "empty.txt", "--output", output), output, "empty.txt")
+    assert_refused(
+        run("build", "--input", tmp_path / "empty.txt", "--output", output), output, "empty.txt"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--output", "--tokens"])
 def test_output_in_the_input(run, texts, vocab_file, tmp_path, flag):
     (tmp_path / "a.txt").write_text(texts[0])
     output = tmp_path.parent / f"{tmp_path.name}-data" if flag == "--tokens" else tmp_path / "data"
-    flags = ("--vocab", vocab_file, "--output", output, *((flag, tmp_path / "t") if flag == "--tokens" else ()))
-    assert_refused(run("build", "--input", tmp_path, *flags), output, f"{flag} {tmp_path}/", "lies in the input")
+    flags = (
+        "--vocab",
+        vocab_file,
+        "--output",
+        output,
+        *((flag, tmp_path / "t") if flag == "--tokens" else ()),
+    )
+    assert_refused(
+        run("build", "--input", tmp_path, *flags),
+        output,
+        f"{flag} {tmp_path}/",
+        "lies in the input",
+    )
 
 
 def test_what_a_folder_leaves_out_is_said(texts, vocab_file, tmp_path, capsys):
@@ -59,7 +76,10 @@ def test_what_a_folder_leaves_out_is_said(texts, vocab_file, tmp_path, capsys):
     words = [str(word) for word in ("build", "--input", folder, *flags)]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, words) == 0
     printed = capsys.readouterr().out
-    assert f"input: 1 file(s) of the folders speak of the data and are left out: {folder}/README.md; name" in printed
+    assert (
+        f"input: 1 file(s) of the folders speak of the data and are left out: {folder}/README.md; name"
+        in printed
+    )
     assert "about 4 documents" in printed
 
 
@@ -70,7 +90,10 @@ def test_malformed_input_names_file_and_line(run, corpus, vocab_file, tmp_path, 
     output = tmp_path / "data"
     flags = ("--vocab", vocab_file, "--workers", workers, "--output", output)
     assert_refused(run("build", "--input", corpus, bad, *flags), output, f"{bad}:2", "text")
-    assert run("build", "--input", corpus, bad, *flags, "--on_bad_document", "skip", "--passes", 1)[0] == 0
+    assert (
+        run("build", "--input", corpus, bad, *flags, "--on_bad_document", "skip", "--passes", 1)[0]
+        == 0
+    )
     counters = json.loads((output / "manifest.json").read_text())["counters"]
     assert counters["documents"] == 121
     assert sum(count for name, count in counters.items() if name.startswith("dropped")) == 1
@@ -84,7 +107,9 @@ def test_text_that_is_not_utf8(run, vocab_file, tmp_path):
     assert_refused(result, output, f"{bad}:2", "UTF-8")
 
 
-def test_files_and_documents_without_text_are_counted_and_named(run, texts, vocab_file, tmp_path, capsys):
+def test_files_and_documents_without_text_are_counted_and_named(
+    run, texts, vocab_file, tmp_path, capsys
+):
     news, dumps = tmp_path / "news", tmp_path / "dumps"
     for folder in (news, dumps):
         folder.mkdir()
@@ -100,7 +125,9 @@ def test_files_and_documents_without_text_are_counted_and_named(run, texts, voca
     (tmp_path / "c.yaml").write_text(json.dumps({"sources": sources, "passes": 1, "workers": 1}))
     flags = ("--config", tmp_path / "c.yaml", "--vocab", vocab_file, "--output", tmp_path / "data")
     for command in ("tokens", "shards", "build"):
-        assert run_program("python -m pipeline", "Tests.", COMMANDS, [command, *map(str, flags)]) == 0
+        assert (
+            run_program("python -m pipeline", "Tests.", COMMANDS, [command, *map(str, flags)]) == 0
+        )
         printed = capsys.readouterr().out
         assert "news: 30 documents of " in printed
         assert "dumps: 1 documents of " in printed
@@ -109,7 +136,10 @@ def test_files_and_documents_without_text_are_counted_and_named(run, texts, voca
         assert f"2 input file(s) gave no text: {dumps}/none.xml, {news}/blank.txt\n" in printed
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
     assert manifest["counters"]["files_without_text"] == 2
-    assert [source["counters"].get("files_without_text") for source in manifest["sources"]] == [1, 1]
+    assert [source["counters"].get("files_without_text") for source in manifest["sources"]] == [
+        1,
+        1,
+    ]
     for counters in (manifest["counters"], *(source["counters"] for source in manifest["sources"])):
         dropped = sum(count for name, count in counters.items() if name.startswith("dropped_"))
         assert counters["documents_read"] == counters["documents"] + dropped
@@ -119,7 +149,11 @@ def test_input_without_a_word_names_its_files(run, tmp_path):
     (tmp_path / "none.xml").write_text("<mediawiki></mediawiki>")
     output = tmp_path / "data"
     result = run("build", "--input", tmp_path / "none.xml", "--workers", 1, "--output", output)
-    assert_refused(result, output, f"no word was found in 0 of 0 documents; no text came from {tmp_path}/none.xml")
+    assert_refused(
+        result,
+        output,
+        f"no word was found in 0 of 0 documents; no text came from {tmp_path}/none.xml",
+    )
 
 
 def test_fewer_than_four_documents_are_built_without_validation(run, texts, vocab_file, tmp_path):
@@ -145,22 +179,43 @@ def test_unknown_keys_and_wrong_types(run, corpus, tmp_path):
     assert_refused(run("build", *flags, "--config", config), output, "vocab_sise", "vocab_size")
     assert_refused(run("build", *flags, "--passes", "many"), output, "passes")
     assert_refused(run("build", *flags, "--format", "pdf"), output, "wikiextractor")
-    assert_refused(run("build", *flags, "--masked_lm_prob", "1.5"), output, "must be above 0 and below 1")
+    assert_refused(
+        run("build", *flags, "--masked_lm_prob", "1.5"), output, "must be above 0 and below 1"
+    )
 
 
 def test_a_vocabulary_without_mask(run, corpus, tmp_path):
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nriver\n")
     output = tmp_path / "data"
-    assert_refused(run("build", "--input", corpus, "--vocab", vocab, "--output", output), output, str(vocab), "[MASK]")
+    assert_refused(
+        run("build", "--input", corpus, "--vocab", vocab, "--output", output),
+        output,
+        str(vocab),
+        "[MASK]",
+    )
 
 
 def test_a_folder_of_other_settings(run, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
-    flags = ("--input", corpus, "--vocab", vocab_file, "--workers", 1, "--passes", 1, "--output", output)
+    flags = (
+        "--input",
+        corpus,
+        "--vocab",
+        vocab_file,
+        "--workers",
+        1,
+        "--passes",
+        1,
+        "--output",
+        output,
+    )
     assert run("build", *flags)[0] == 0
     manifest = (output / "manifest.json").read_bytes()
-    for change, said in ((("--seed", 7), "seed was 12345 and is now 7"), (("--lower_case", "false"), "lower_case")):
+    for change, said in (
+        (("--seed", 7), "seed was 12345 and is now 7"),
+        (("--lower_case", "false"), "lower_case"),
+    ):
         code, message = run("build", *flags, *change)
         assert code == 2
         assert said in message

@@ -103,7 +103,9 @@ def test_a_stream_is_that_of_arrow_to_the_byte(make_block, monkeypatch, num_inst
     block = dataclasses.replace(block, **ids)
     monkeypatch.setattr(arrow_writer._compressors, "zstd", zstandard.ZstdCompressor(level=1))
     sink, schema = pa.BufferOutputStream(), block_schema(dtype)
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
+    options = pa.ipc.IpcWriteOptions(
+        compression=pa.Codec("zstd", compression_level=1), use_threads=False
+    )
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_batch(pa.record_batch(columns_of(block), schema=schema))
     assert encode_block(block) == bytes(sink.getvalue())
@@ -114,11 +116,17 @@ def test_arrow_reads_what_is_written(make_block):
         with pa.ipc.open_stream(encode_block(block)) as reader:
             [batch] = list(reader)
         batch.validate(full=True)
-        assert batch.to_pydict() == pa.record_batch(columns_of(block), schema=block_schema(np.uint16)).to_pydict()
+        assert (
+            batch.to_pydict()
+            == pa.record_batch(columns_of(block), schema=block_schema(np.uint16)).to_pydict()
+        )
 
 
 def test_wide_token_ids_stay_wide():
-    ids = {name: getattr(TINY, name).astype(np.uint32) + 70_000 for name in ("input_ids", "masked_lm_ids")}
+    ids = {
+        name: getattr(TINY, name).astype(np.uint32) + 70_000
+        for name in ("input_ids", "masked_lm_ids")
+    }
     wide = dataclasses.replace(TINY, **ids)
     assert_equal(decode_block(encode_block(wide), "here"), wide)
     assert block_digest(wide) != block_digest(TINY)
@@ -167,8 +175,14 @@ def test_a_digest_by_hand():
 
 
 def test_digests_never_change():
-    assert block_digest(TINY).hex() == "796291be7a25451150ba3340d37f6b6bd4f27a165fb1dba154be7e27df7d7960"
-    assert block_digest(EMPTY).hex() == "e21e428dd550164b9800d4f0cb60e06915798f1bf460119bebe0d156c4be02d9"
+    assert (
+        block_digest(TINY).hex()
+        == "796291be7a25451150ba3340d37f6b6bd4f27a165fb1dba154be7e27df7d7960"
+    )
+    assert (
+        block_digest(EMPTY).hex()
+        == "e21e428dd550164b9800d4f0cb60e06915798f1bf460119bebe0d156c4be02d9"
+    )
     assert (
         content_hash([block_digest(TINY), block_digest(EMPTY)])
         == "da646125c7a06f1c58a3e35ed9ab670b9e2f2d4b8e3b52d3a8a1bba99a5708a3"
@@ -217,14 +231,29 @@ IDS = [2, 10, 4, 3, 12, 3, 2, 13, 3, 4, 3]
         (encode_block(TINY) * 2, "its end is missing, or other bytes follow it"),
         (stream_of(batch_of(), batch_of()), "more than one record batch"),
         (stream_of(batch_of().drop_columns(["document_b"])), "schema is"),
-        (stream_of(pa.record_batch([], schema=pa.schema([]))), "not an Arrow block: field 3 of a message is missing"),
+        (
+            stream_of(pa.record_batch([], schema=pa.schema([]))),
+            "not an Arrow block: field 3 of a message is missing",
+        ),
         (stream_of(batch_of().rename_columns(list("abcdefg"))), "schema is"),
         (with_column("is_random_next", pa.array([True, None])), "is_random_next holds nulls"),
         (with_column("document_a", pa.array([1, None], pa.uint64())), "document_a holds nulls"),
-        (with_column("input_ids", list_of(pa.uint16(), [0, 6, 11], [None, *IDS[1:]])), "input_ids holds nulls"),
-        (with_column("input_ids", list_of(pa.uint16(), [0, 12, 11], IDS)), "offsets of input_ids do not fit its 11"),
-        (with_column("masked_lm_ids", list_of(pa.uint16(), [0, 2, 2], [11, 14])), "masked_lm_ids differ in length"),
-        (with_column("segment_a_length", pa.array([4, 5], pa.uint16())), "segment_a_length reaches past"),
+        (
+            with_column("input_ids", list_of(pa.uint16(), [0, 6, 11], [None, *IDS[1:]])),
+            "input_ids holds nulls",
+        ),
+        (
+            with_column("input_ids", list_of(pa.uint16(), [0, 12, 11], IDS)),
+            "offsets of input_ids do not fit its 11",
+        ),
+        (
+            with_column("masked_lm_ids", list_of(pa.uint16(), [0, 2, 2], [11, 14])),
+            "masked_lm_ids differ in length",
+        ),
+        (
+            with_column("segment_a_length", pa.array([4, 5], pa.uint16())),
+            "segment_a_length reaches past",
+        ),
     ],
 )
 def test_what_is_not_a_block_is_refused(data, message):
@@ -239,9 +268,13 @@ def bytes_of_length(length: int) -> bytes:
 
 def buffer_lengths(data: bytes) -> list[int]:
     """Where the length before decompression stands in each compressed buffer that is no shorter than it."""
-    [message] = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"\xff\xff\xff\xff"][1:2]
+    [message] = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"\xff\xff\xff\xff"][
+        1:2
+    ]
     body = message + 8 + struct.unpack_from("<I", data, message + 4)[0]
-    return [at for at in range(body, len(data) - 16, 8) if data[at + 8 : at + 12] == b"\x28\xb5\x2f\xfd"]
+    return [
+        at for at in range(body, len(data) - 16, 8) if data[at + 8 : at + 12] == b"\x28\xb5\x2f\xfd"
+    ]
 
 
 @pytest.mark.parametrize("length", [2**62, 2**40, 2**31, 2**19 + 1, -2, -(2**63)])
@@ -249,7 +282,9 @@ def test_a_buffer_that_says_it_becomes_huge_is_refused_unread(make_block, length
     data = bytearray(encode_block(make_block(400)))
     for at in buffer_lengths(data)[:3]:
         spoilt = data[:at] + bytes_of_length(length) + data[at + 8 :]
-        with pytest.raises(ValueError, match=rf"^here: not an Arrow block: a buffer says it becomes {length} bytes"):
+        with pytest.raises(
+            ValueError, match=rf"^here: not an Arrow block: a buffer says it becomes {length} bytes"
+        ):
             decode_block(bytes(spoilt), "here")
 
 
@@ -267,7 +302,9 @@ def test_a_bomb_in_a_buffer_is_refused_unread():
     block = dataclasses.replace(TINY, input_ids=zeros, offsets=np.array([0, 6, 2**24], np.int32))
     data = encode_block(block)
     assert len(data) < 10_000
-    with pytest.raises(ValueError, match=f"here: not an Arrow block: a buffer says it becomes {2**25} bytes"):
+    with pytest.raises(
+        ValueError, match=f"here: not an Arrow block: a buffer says it becomes {2**25} bytes"
+    ):
         decode_block(data, "here")
 
 
@@ -281,7 +318,9 @@ def stream_with(batch: pa.RecordBatch, **options) -> bytes:
 def test_dictionaries_are_refused_before_they_are_read():
     batch = batch_of()
     encoded = batch.set_column(5, "document_a", batch["document_a"].dictionary_encode())
-    with pytest.raises(ValueError, match="here: not an Arrow block: another message than a record batch follows"):
+    with pytest.raises(
+        ValueError, match="here: not an Arrow block: another message than a record batch follows"
+    ):
         decode_block(stream_with(encoded), "here")
 
 
@@ -334,4 +373,6 @@ def test_damage_is_a_value_error_or_other_values(data):
             with contextlib.suppress(ValueError):
                 block = decode_block(damaged, "here")
                 assert block.num_tokens == len(block.input_ids)
-                assert block.num_masked == len(block.masked_lm_ids) == len(block.masked_lm_positions)
+                assert (
+                    block.num_masked == len(block.masked_lm_ids) == len(block.masked_lm_positions)
+                )

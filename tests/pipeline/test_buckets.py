@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.tokens.buckets import MAX_BUCKET_BYTES, choose_num_buckets, num_prefixes, plan_buckets, prefix_of
+from pipeline.tokens.buckets import (
+    MAX_BUCKET_BYTES,
+    choose_num_buckets,
+    num_prefixes,
+    plan_buckets,
+    prefix_of,
+)
 
 
 def spread(documents, prefixes=4096):
@@ -24,7 +30,11 @@ def spread(documents, prefixes=4096):
         (100_000, 134_217_729, 2),
         (100_000, 5 * MAX_BUCKET_BYTES, 8),
         (10_000_000, 10_000 * MAX_BUCKET_BYTES, 4096),
-        (37, 40 * MAX_BUCKET_BYTES, 1),  # a few long novels: documents, not bytes, limit the buckets
+        (
+            37,
+            40 * MAX_BUCKET_BYTES,
+            1,
+        ),  # a few long novels: documents, not bytes, limit the buckets
         (200, 40 * MAX_BUCKET_BYTES, 1),
     ],
 )
@@ -34,11 +44,19 @@ def test_the_smallest_number_that_bounds_memory(documents, total_bytes, expected
 
 @pytest.mark.parametrize(
     ("total_bytes", "expected"),
-    [(4096 * MAX_BUCKET_BYTES, 4096), (4096 * MAX_BUCKET_BYTES + 1, 8192), (5 * 10**12, 65_536), (10**14, 65_536)],
+    [
+        (4096 * MAX_BUCKET_BYTES, 4096),
+        (4096 * MAX_BUCKET_BYTES + 1, 8192),
+        (5 * 10**12, 65_536),
+        (10**14, 65_536),
+    ],
 )
 def test_large_corpora_have_more_buckets_than_4096(total_bytes, expected):
     assert num_prefixes(total_bytes) == 65_536
-    assert choose_num_buckets(spread(2_000_000_000, 65_536), total_bytes, None, "num_buckets") == expected
+    assert (
+        choose_num_buckets(spread(2_000_000_000, 65_536), total_bytes, None, "num_buckets")
+        == expected
+    )
 
 
 @given(st.integers(1, 300 * 2**30), st.integers(2, 10**7))
@@ -50,7 +68,11 @@ def test_finer_counts_change_no_number_of_buckets_that_was_possible_before(total
 
 
 def test_counts_are_coarse_up_to_256_gib():
-    assert [num_prefixes(each) for each in (0, 256 * 2**30, 256 * 2**30 + 1)] == [4096, 4096, 65_536]
+    assert [num_prefixes(each) for each in (0, 256 * 2**30, 256 * 2**30 + 1)] == [
+        4096,
+        4096,
+        65_536,
+    ]
     assert prefix_of(bytes.fromhex("abcdef") + bytes(13)) == 0xABC
     assert prefix_of(bytes.fromhex("abcdef") + bytes(13), 65_536) == 0xABCD
 
@@ -80,7 +102,10 @@ def test_ranges_meet_without_gap_or_overlap():
     assert (validation.name, validation.first_id, validation.last_id) == (
         "validation-00000-of-00001", held_out[0], held_out[2]
     )  # fmt: skip
-    ends = [(int.from_bytes(bucket.first_id, "big"), int.from_bytes(bucket.last_id, "big")) for bucket in buckets]
+    ends = [
+        (int.from_bytes(bucket.first_id, "big"), int.from_bytes(bucket.last_id, "big"))
+        for bucket in buckets
+    ]
     assert ends[0][0] == 0
     assert ends[-1][1] == 2**128 - 1
     assert all(after[0] == before[1] + 1 for before, after in itertools.pairwise(ends))

@@ -22,7 +22,9 @@ from tests.datasets import with_own_hash
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def build(corpus, vocab_file, output, *arguments):
@@ -48,10 +50,16 @@ def all_instances(dataset, split, pass_index=0):
 @pytest.mark.processes
 def test_a_finished_dataset_counts_what_it_holds(built):
     counters = built.manifest.counters
-    assert (counters["documents_read"], counters["documents"], counters["dropped_duplicate"]) == (120, 120, 0)
+    assert (counters["documents_read"], counters["documents"], counters["dropped_duplicate"]) == (
+        120,
+        120,
+        0,
+    )
     train, validation = built.manifest.groups
     assert (train.split, train.passes, validation.passes) == ("train", 2, 1)
-    assert train.instances == sum(1 for each in range(2) for _ in all_instances(built, "train", each))
+    assert train.instances == sum(
+        1 for each in range(2) for _ in all_instances(built, "train", each)
+    )
     assert run("verify", built.url) == 0
 
 
@@ -63,8 +71,14 @@ def test_tokens_of_sources_are_counted_where_there_are_several(built):
 @pytest.mark.processes
 def test_a_dataset_of_one_source_has_the_bytes_it_always_had(built, corpus, vocab_file, tmp_path):
     """Those without validation are older than holding out by source, which changed the others."""
-    assert built.manifest.root_hash == "4bf537ce210012570970be112acd6d700050856ea6cbf9cb4173e11ab867d9c4"
-    assert built.manifest.settings_hash == "a5b18e5216803060a4df2044bd1b7c717dfc7353c104619379588de544a8d8cb"
+    assert (
+        built.manifest.root_hash
+        == "4bf537ce210012570970be112acd6d700050856ea6cbf9cb4173e11ab867d9c4"
+    )
+    assert (
+        built.manifest.settings_hash
+        == "a5b18e5216803060a4df2044bd1b7c717dfc7353c104619379588de544a8d8cb"
+    )
     assert build(corpus, vocab_file, tmp_path / "data", "--validation_fraction", 0) == 0
     whole = open_dataset(str(tmp_path / "data")).manifest
     assert whole.root_hash == "c807eb1db85d058de1bde6828daf5a8f8e7904d4b2e844aa336d50f34ad6ff50"
@@ -78,7 +92,9 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
     assert build(corpus, vocab_file, tmp_path / "usual", *usual) == 0
     parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
     assert build(corpus, vocab_file, tmp_path / "small", *usual, "--validation_tokens", 1500) == 0
-    assert parts == {path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")}
+    assert parts == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "tokens").glob("*.tokens")
+    }
     assert run("verify", tmp_path / "small", "--deep", "true") == 0
     held_out, said = {}, {}
     for name in ("usual", "small"):
@@ -104,31 +120,44 @@ def test_validation_holds_as_many_tokens_as_it_may(corpus, vocab_file, tmp_path,
 
 
 @pytest.mark.processes
-def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(texts, vocab_file, tmp_path, capsys):
+def test_a_giant_of_the_lowest_id_is_trained_on_and_takes_no_validation_away(
+    texts, vocab_file, tmp_path, capsys
+):
     ids = sorted(document_id(clean_text(text)) for text in texts)
     giants = ("\n".join([*texts[:40], f"Giant {number}."]) for number in itertools.count())
     giant = next(text for text in giants if document_id(clean_text(text)) < ids[3])
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, giant]))
+    (tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in [*texts, giant])
+    )
     assert build(tmp_path / "in.jsonl", vocab_file, tmp_path / "data") == 0
     giant_id, dataset = document_id(clean_text(giant)), open_dataset(str(tmp_path / "data"))
     held_out = {int(each.document_a[0]) for each in all_instances(dataset, "validation")}
     assert held_out == {int.from_bytes(each[:8], "big") for each in ids[: len(held_out)]}
     assert len(held_out) >= 5
-    assert int.from_bytes(giant_id[:8], "big") in {int(each.document_a[0]) for each in all_instances(dataset, "train")}
+    assert int.from_bytes(giant_id[:8], "big") in {
+        int(each.document_a[0]) for each in all_instances(dataset, "train")
+    }
     capsys.readouterr()
     assert run("inspect", tmp_path / "data", "--documents", giant_id.hex(), ids[0].hex()) == 0
     used = [line for line in capsys.readouterr().out.split("\n") if line.startswith("  used")]
-    assert used == ["  used      1 time(s) in each of 2 pass(es)", "  used      for validation, once"]
+    assert used == [
+        "  used      1 time(s) in each of 2 pass(es)",
+        "  used      for validation, once",
+    ]
 
 
 @pytest.mark.processes
-def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(corpus, vocab_file, tmp_path, capsys):
+def test_a_dataset_of_the_earlier_choice_of_validation_takes_no_more_passes(
+    corpus, vocab_file, tmp_path, capsys
+):
     """Its passes were trained on documents that are held out now."""
     assert build(corpus, vocab_file, tmp_path / "data") == 0
     manifest = tmp_path / "data/manifest.json"
     fields = json.loads(manifest.read_text())
     del fields["settings"]["validation_rules"]
-    manifest.write_bytes(with_own_hash(fields | {"settings_hash": settings_hash(fields["settings"])}))
+    manifest.write_bytes(
+        with_own_hash(fields | {"settings_hash": settings_hash(fields["settings"])})
+    )
     assert build(corpus, vocab_file, tmp_path / "data", "--passes", 3) == 2
     assert "validation_rules was 1 and is now 2; give another --output" in capsys.readouterr().err
 
@@ -140,7 +169,11 @@ def test_instances_are_what_bert_expects(built):
         ids, middle = instance.input_ids.copy(), int(instance.segment_a_length[0])
         ids[instance.masked_lm_positions] = instance.masked_lm_ids
         assert len(ids) <= 64
-        assert (ids[0], ids[middle - 1], ids[-1]) == (special["cls"], special["sep"], special["sep"])
+        assert (ids[0], ids[middle - 1], ids[-1]) == (
+            special["cls"],
+            special["sep"],
+            special["sep"],
+        )
         assert not np.isin(ids[1 : middle - 1], list(special.values())).any()
         assert np.all(np.diff(instance.masked_lm_positions.astype(int)) > 0)
         assert instance.is_random_next[0] == (instance.document_a[0] != instance.document_b[0])
@@ -176,13 +209,17 @@ HOW_WORK_IS_CUT = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("arguments", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
-def test_the_root_hash_does_not_depend_on_how_work_is_cut(built, corpus, vocab_file, tmp_path, arguments):
+def test_the_root_hash_does_not_depend_on_how_work_is_cut(
+    built, corpus, vocab_file, tmp_path, arguments
+):
     assert build(corpus, vocab_file, tmp_path / "data", *arguments) == 0
     assert open_dataset(str(tmp_path / "data")).manifest.root_hash == built.manifest.root_hash
 
 
 @pytest.mark.processes
-def test_an_exact_balance_does_not_depend_on_how_work_is_cut(corpus, vocab_file, built, tmp_path, capsys):
+def test_an_exact_balance_does_not_depend_on_how_work_is_cut(
+    corpus, vocab_file, built, tmp_path, capsys
+):
     hashes = set()
     for name in ("whole", "parts", "shuffle"):
         arguments = HOW_WORK_IS_CUT.get(name, ())
@@ -195,7 +232,10 @@ def test_an_exact_balance_does_not_depend_on_how_work_is_cut(corpus, vocab_file,
     assert abs(2 * train.random_next - train.instances) <= 2 * train.shards
     assert (built.manifest.settings | {"nsp_balance": "exact"}) == dataset.manifest.settings
     assert build(corpus, vocab_file, built.url, "--nsp_balance", "exact") == 2
-    assert "shards of other settings: nsp_balance was reference and is now exact" in capsys.readouterr().err
+    assert (
+        "shards of other settings: nsp_balance was reference and is now exact"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.processes
@@ -210,7 +250,11 @@ def test_the_manifest_says_what_masked_positions_show(built):
         "mask" if each == built.manifest.special_ids["mask"] else each == label
         for each, label in zip(shown, labels, strict=True)
     )
-    assert (train.masked, train.masked_as_mask, train.masked_kept) == (len(shown), kinds["mask"], kinds[True])
+    assert (train.masked, train.masked_as_mask, train.masked_kept) == (
+        len(shown),
+        kinds["mask"],
+        kinds[True],
+    )
     assert 0.75 < train.masked_as_mask / train.masked < 0.85
 
 
@@ -218,9 +262,16 @@ def test_the_manifest_says_what_masked_positions_show(built):
 def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_path):
     folder = tmp_path / "renamed"
     folder.mkdir()
-    order = [texts[-1], *texts[50:-1], *texts[:50], texts[3]]  # another order, other files, one copy
+    order = [
+        texts[-1],
+        *texts[50:-1],
+        *texts[:50],
+        texts[3],
+    ]  # another order, other files, one copy
     for number, start in enumerate(range(0, len(order), 30)):
-        rows = [json.dumps({"id": number, "text": text + "\r\n"}) for text in order[start : start + 30]]
+        rows = [
+            json.dumps({"id": number, "text": text + "\r\n"}) for text in order[start : start + 30]
+        ]
         folder.joinpath(f"{9 - number}.jsonl").write_text("\n".join(rows) + "\n")
     assert build(folder, vocab_file, tmp_path / "data") == 0
     dataset = open_dataset(str(tmp_path / "data"))
@@ -232,7 +283,9 @@ def test_the_root_hash_does_not_depend_on_files(built, texts, vocab_file, tmp_pa
 def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
     def changed():
         paths = (f"{built.folder.path}/{shard.name}" for shard in built.all_shards)
-        return [Path(path).stat().st_mtime_ns for path in (*paths, f"{built.folder.path}/manifest.json")]
+        return [
+            Path(path).stat().st_mtime_ns for path in (*paths, f"{built.folder.path}/manifest.json")
+        ]
 
     before = changed()
     assert build(corpus, vocab_file, built.url) == 0
@@ -244,7 +297,8 @@ def test_a_finished_build_is_left_alone(built, corpus, vocab_file, capsys):
 def test_an_interrupted_build_ends_with_the_same_hash(built, corpus, vocab_file, tmp_path):
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output) == 0
-    # As a kill leaves it before the manifest: one shard and its record are missing, one part is stale.
+    # As a kill leaves it before the manifest: one shard and its record are missing, one part is
+    # stale.
     shard = built.shards("train", 64, 1)[0].name
     for name in ("manifest.json", "shards.parquet", shard):
         (output / name).unlink()
@@ -289,7 +343,9 @@ def test_passes_and_lengths_can_be_added(built, corpus, vocab_file, tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files for the collector
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it leaves files for the collector
 def test_a_plain_webdataset_reads_the_shards(built):
     urls = [f"{built.folder.path}/{shard.name}" for shard in built.shards("train", 64, 0)]
     samples = list(webdataset.WebDataset(urls, shardshuffle=False))
@@ -322,10 +378,15 @@ def test_report_prints_shares(built, capsys):
 
 @pytest.mark.processes
 def test_whole_words_are_masked_together(corpus, vocab_file, tmp_path):
-    assert build(corpus, vocab_file, tmp_path / "data", "--whole_word_masking", "true", "--passes", 1) == 0
+    assert (
+        build(corpus, vocab_file, tmp_path / "data", "--whole_word_masking", "true", "--passes", 1)
+        == 0
+    )
     dataset = open_dataset(str(tmp_path / "data"))
     continuations = {
-        number for number, piece in enumerate(vocab_file.read_text().split("\n")) if piece.startswith("##")
+        number
+        for number, piece in enumerate(vocab_file.read_text().split("\n"))
+        if piece.startswith("##")
     }
     for instance in all_instances(dataset, "train"):
         ids, masked = instance.input_ids.copy(), set(instance.masked_lm_positions.tolist())

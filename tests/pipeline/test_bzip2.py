@@ -16,7 +16,9 @@ KINDS = {
     "words": lambda rng, size: b" ".join(rng.choices(WORDS, k=size))[:size],
     "any bytes": lambda rng, size: rng.randbytes(size),
     "two bytes": lambda rng, size: bytes(rng.choices(b"ab", k=size)),
-    "runs": lambda rng, size: b"".join(bytes([rng.randrange(3)]) * rng.randrange(600) for _ in range(size // 300)),
+    "runs": lambda rng, size: b"".join(
+        bytes([rng.randrange(3)]) * rng.randrange(600) for _ in range(size // 300)
+    ),
     "one byte": lambda _, size: b"x" * size,
     "a period": lambda _, size: (b"abcabcd" * size)[:size],
     "rare bytes": lambda rng, size: bytes(min(255, int(rng.expovariate(0.1))) for _ in range(size)),
@@ -102,8 +104,18 @@ def test_what_is_broken_is_said(change, message):
         read(bytes(packed))
 
 
-# A stream as far as its first block's codes: bytes 0 and 1 are used, two codes, a group of 50 symbols by the first.
-HEAD = [("425a6839314159265359", 80), ("0", 32), ("0", 25), ("8000", 16), ("c000", 16), ("2", 3), ("1", 15), ("0", 1)]
+# A stream as far as its first block's codes: bytes 0 and 1 are used, two codes, a group of 50
+# symbols by the first.
+HEAD = [
+    ("425a6839314159265359", 80),
+    ("0", 32),
+    ("0", 25),
+    ("8000", 16),
+    ("c000", 16),
+    ("2", 3),
+    ("1", 15),
+    ("0", 1),
+]
 
 
 def pack(fields, symbols):

@@ -24,9 +24,13 @@ def each_path(request):
 
 def slow_clean(text: str) -> str:
     kept = "".join(
-        c for c in text if c in SPACES + LINE_ENDS or not re.match("[\0-\x1f\x7f-\x9f\ufeff\ufffd\ud800-\udfff]", c)
+        c
+        for c in text
+        if c in SPACES + LINE_ENDS or not re.match("[\0-\x1f\x7f-\x9f\ufeff\ufffd\ud800-\udfff]", c)
     )
-    lines = [re.sub(f"[{SPACES}]+", " ", line).strip(" ") for line in re.split(f"[{LINE_ENDS}]", kept)]
+    lines = [
+        re.sub(f"[{SPACES}]+", " ", line).strip(" ") for line in re.split(f"[{LINE_ENDS}]", kept)
+    ]
     return "\n".join(line for line in lines if line)
 
 
@@ -38,10 +42,16 @@ def slow_clean(text: str) -> str:
         ("one  two\t three", "one two three"),
         ("a\r\nb\rc\n\n\nd", "a\nb\nc\nd"),
         ("  padded line \n \u00a0 next\u3000", "padded line\nnext"),
-        ("page\fbreak\vand\u2028separators\u2029here\x85end", "page\nbreak\nand\nseparators\nhere\nend"),
+        (
+            "page\fbreak\vand\u2028separators\u2029here\x85end",
+            "page\nbreak\nand\nseparators\nhere\nend",
+        ),
         ("nul\0 bell\a del\x7f c1\x9f bom\ufeff bad\ufffd", "nul bell del c1 bom bad"),
         ("half \ud800 of a pair", "half of a pair"),
-        ("joiner\u200d, soft\u00adhyphen and \ue000 stay", "joiner\u200d, soft\u00adhyphen and \ue000 stay"),
+        (
+            "joiner\u200d, soft\u00adhyphen and \ue000 stay",
+            "joiner\u200d, soft\u00adhyphen and \ue000 stay",
+        ),
         ("力加勝北\u3000区。", "力加勝北 区。"),
         ("à côté, “quoted”", "à côté, “quoted”"),
         (b"bytes\r\n\xc2\xa0too", "bytes\ntoo"),
@@ -51,7 +61,9 @@ def test_examples(raw, cleaned):
     assert clean_text(raw) == cleaned
 
 
-awkward = st.one_of(st.sampled_from(SPACES + LINE_ENDS + "\0\x80\x9f\ufeff\ufffd\u200b\u0300é力"), st.characters())
+awkward = st.one_of(
+    st.sampled_from(SPACES + LINE_ENDS + "\0\x80\x9f\ufeff\ufffd\u200b\u0300é力"), st.characters()
+)
 
 
 @given(st.text(awkward, max_size=60))
@@ -72,14 +84,19 @@ def test_every_character_of_the_first_planes(each_path):
 
 def test_tables_of_another_size_are_refused(each_path):
     if each_path == "compiled":
-        for tables in ((cleaning._KINDS, cleaning._PLAIN[1:]), (cleaning._KINDS[1:], cleaning._PLAIN)):
+        for tables in (
+            (cleaning._KINDS, cleaning._PLAIN[1:]),
+            (cleaning._KINDS[1:], cleaning._PLAIN),
+        ):
             with pytest.raises(ValueError, match="65,536 characters and 256 bytes"):
                 cleaning.compiled.clean(b"a", *tables)
 
 
 def test_every_listed_space_is_one_to_unicode():
     """The list is ours; today's Unicode agrees that nothing is missing."""
-    assert {c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Zs"} == set(SPACES) - {"\t"}
+    assert {c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Zs"} == set(
+        SPACES
+    ) - {"\t"}
 
 
 def test_long_runs_take_linear_time():

@@ -21,7 +21,9 @@ CLS, SEP, MASK, SIZE = 101, 102, 103, 3000
 CONTINUATIONS = np.arange(SIZE) % 3 == 0
 
 loops = load("pipeline.instances._instances")
-pytestmark = pytest.mark.skipif(loops is None, reason="the compiled loops are not there, or BEAMBERT_COMPILED is 0")
+pytestmark = pytest.mark.skipif(
+    loops is None, reason="the compiled loops are not there, or BEAMBERT_COMPILED is 0"
+)
 
 
 def both(function, *arguments, **named):
@@ -47,7 +49,11 @@ def corpora(draw):
     sizes = draw(st.lists(st.integers(1, 40), min_size=2, max_size=7))
     lengths = draw(st.lists(length, min_size=sum(sizes), max_size=sum(sizes)))
     rows = draw(st.one_of(st.none(), st.lists(st.integers(0, len(sizes) - 1), max_size=12)))
-    seed = st.one_of(st.integers(0, 2**128 - 1), st.integers(-(2**40), 2**700), st.sampled_from([0, 2**32, 2**64 - 1]))
+    seed = st.one_of(
+        st.integers(0, 2**128 - 1),
+        st.integers(-(2**40), 2**700),
+        st.sampled_from([0, 2**32, 2**64 - 1]),
+    )
     num_uses = len(sizes) if rows is None else len(rows)
     seeds = draw(st.lists(seed, min_size=num_uses, max_size=num_uses))
     return np.array(lengths, np.uint16), np.cumsum([0, *sizes]), seeds, rows
@@ -63,7 +69,9 @@ def corpora(draw):
 )
 def test_pairs_and_their_tokens(corpus, seq_len, short_seq_prob, nsp_balance, token_dtype):
     lengths, offsets, seeds, rows = corpus
-    one, other = both(make_pairs, lengths, offsets, seeds, seq_len, short_seq_prob, nsp_balance, rows)
+    one, other = both(
+        make_pairs, lengths, offsets, seeds, seq_len, short_seq_prob, nsp_balance, rows
+    )
     assert_same(one, other)
     tokens = np.arange(lengths.sum(dtype=np.int64)).astype(token_dtype)
     assert_same(*both(gather_pairs, tokens, one, CLS, SEP))
@@ -77,7 +85,9 @@ def test_pairs_of_many_documents():
     lengths = np.array([rng.choice((1, 5, 20, 30, 60, 900)) for _ in range(sum(sizes))])
     seeds = [rng.getrandbits(128) for _ in sizes]
     for nsp_balance in ("reference", "exact"):
-        one, other = both(make_pairs, lengths, np.cumsum([0, *sizes]), seeds, 128, nsp_balance=nsp_balance)
+        one, other = both(
+            make_pairs, lengths, np.cumsum([0, *sizes]), seeds, 128, nsp_balance=nsp_balance
+        )
         assert len(one) > 5000
         assert_same(one, other)
 
@@ -98,7 +108,9 @@ def test_masks(shapes, copies, seed, probability, max_predictions, whole_words, 
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     ids = np.random.default_rng(seed).integers(0, SIZE, offsets[-1]).astype(dtype)
     a_length = np.array([a + 2 for a, _ in shapes], np.uint16)
-    rule = MaskingRule(MASK, SIZE, max_predictions, probability, CONTINUATIONS if whole_words else None)
+    rule = MaskingRule(
+        MASK, SIZE, max_predictions, probability, CONTINUATIONS if whole_words else None
+    )
     generators = [Random(seed), Random(seed)]
     one, other = both(lambda: mask_run(ids, offsets, a_length, rule, generators.pop()))
     assert_same(one, other)
@@ -123,11 +135,15 @@ def test_the_blocks_of_a_bucket(token_dtype, weights, whole_words):
     for _ in range(60):
         lengths = rng.integers(1, 70, rng.integers(1, 40)).astype(np.uint16)
         tokens = rng.integers(0, SIZE, lengths.sum(dtype=np.int64)).astype(token_dtype)
-        documents.append(TokenizedDocument(rng.bytes(16), 0, lengths, tokens, source=int(rng.integers(0, 2))))
+        documents.append(
+            TokenizedDocument(rng.bytes(16), 0, lengths, tokens, source=int(rng.integers(0, 2)))
+        )
     masking = MaskingRule(MASK, SIZE, 20, is_continuation=CONTINUATIONS if whole_words else None)
     rule = InstanceRule(128, 12345, 0.1, CLS, SEP, masking, "exact", weights)
     bucket = gather_documents(documents)
-    one, other = both(lambda: [block_digest(block) for block in build_bucket(bucket, rule, 1, "train-0")])
+    one, other = both(
+        lambda: [block_digest(block) for block in build_bucket(bucket, rule, 1, "train-0")]
+    )
     assert one == other
     assert len(one) > 0
 

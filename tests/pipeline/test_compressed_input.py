@@ -19,7 +19,12 @@ from pipeline.text.cleaning import clean_text
 from pipeline.text.sentences import split_sentences
 
 ROOT = Path(__file__).parents[2]
-COMPRESSORS = {".zst": zstandard.compress, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+COMPRESSORS = {
+    ".zst": zstandard.compress,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
 NAMES = {".zst": "zstd", ".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
 SAMPLES = {
     "text": b"One.\nTwo.\n",
@@ -40,9 +45,13 @@ def read(data: bytes, text_format: str, name: str = "f", **options):
 @pytest.mark.parametrize("text_format", SAMPLES)
 def test_every_layout_in_every_compression(text_format, suffix):
     data = SAMPLES[text_format]
-    frames = b"".join(COMPRESSORS[suffix](data[start : start + 7]) for start in range(0, len(data), 7))
+    frames = b"".join(
+        COMPRESSORS[suffix](data[start : start + 7]) for start in range(0, len(data), 7)
+    )
     assert read(
-        frames, text_format if text_format in ("text-blank-lines", "cirrus") else "auto", f"f.txt{suffix}"
+        frames,
+        text_format if text_format in ("text-blank-lines", "cirrus") else "auto",
+        f"f.txt{suffix}",
     ) == read(data, text_format)
 
 
@@ -54,7 +63,9 @@ def test_zeros_after_the_last_frame_are_padding():
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 def test_broken_streams_are_named_always(suffix, policy):
     data = bytearray(COMPRESSORS[suffix](b"text " * 1000))
-    with pytest.raises(ValueError, match=rf"f\{suffix}: the {NAMES[suffix]} data ends in the middle of a frame"):
+    with pytest.raises(
+        ValueError, match=rf"f\{suffix}: the {NAMES[suffix]} data ends in the middle of a frame"
+    ):
         read(bytes(data[:-3]), "text", f"f{suffix}", on_bad_document=policy)
     with pytest.raises(ValueError, match=rf"f\{suffix}: not {NAMES[suffix]} data"):
         read(b"plain text of some length", "text", f"f{suffix}", on_bad_document=policy)
@@ -68,7 +79,9 @@ def test_broken_streams_are_named_always(suffix, policy):
 def test_bombs_are_refused(monkeypatch, suffix):
     monkeypatch.setattr(compression, "FREE_BYTES", 100_000)
     bomb = COMPRESSORS[suffix](b"x" * 4_000_000)
-    with pytest.raises(ValueError, match=rf"f\{suffix}: \d+ stored bytes became over \d+ bytes, .* 250 times"):
+    with pytest.raises(
+        ValueError, match=rf"f\{suffix}: \d+ stored bytes became over \d+ bytes, .* 250 times"
+    ):
         read(bomb, "text", f"f{suffix}")
     harmless = COMPRESSORS[suffix](b"x" * 90_000)
     assert read(harmless, "text", f"f{suffix}") == ["x" * 90_000]
@@ -105,7 +118,9 @@ except ValueError as error:
 print(peak() - before)
 print(said)
 """
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     peak, said = ran.stdout.split("\n", 1)
     return int(peak), said.strip()
 
@@ -144,11 +159,19 @@ def test_documents_over_the_limit_are_refused_by_place(monkeypatch, text_format,
     }.get(text_format, b"%s\n\n")
     data = b"".join(
         wrap % body
-        for body in (b"short", b"long\n" * 20 if text_format not in ("jsonl", "cirrus") else b"x" * 99, b"end")
+        for body in (
+            b"short",
+            b"long\n" * 20 if text_format not in ("jsonl", "cirrus") else b"x" * 99,
+            b"end",
+        )
     )
     data = gzip.compress(data) if suffix else data
-    line = {"text": 1, "text-blank-lines": 3, "jsonl": 2, "cirrus": 4, "wikiextractor": 4}[text_format]
-    with pytest.raises(ValueError, match=f"f{suffix}:{line}: found a document of more than 60 bytes.*cut it"):
+    line = {"text": 1, "text-blank-lines": 3, "jsonl": 2, "cirrus": 4, "wikiextractor": 4}[
+        text_format
+    ]
+    with pytest.raises(
+        ValueError, match=f"f{suffix}:{line}: found a document of more than 60 bytes.*cut it"
+    ):
         read(data, text_format, f"f{suffix}")
     skipped: dict[str, int] = {}
     found = read(data, text_format, f"f{suffix}", on_bad_document="skip", skipped=skipped)

@@ -15,9 +15,18 @@ from pipeline.inspect.croissant import CROISSANT, describe_dataset
 from pipeline.shards.block import block_schema
 from pipeline.shards.manifest import SHARDS_SCHEMA
 
-# What the specification (Croissant 1.0) names in each kind of object: what must be there, and what else may.
+# What the specification (Croissant 1.0) names in each kind of object: what must be there, and what
+# else may.
 MUST = {
-    "sc:Dataset": {"@context", "conformsTo", "name", "description", "license", "distribution", "recordSet"},
+    "sc:Dataset": {
+        "@context",
+        "conformsTo",
+        "name",
+        "description",
+        "license",
+        "distribution",
+        "recordSet",
+    },
     "cr:FileObject": {"@id", "name", "contentUrl", "encodingFormat", "sha256"},
     "cr:FileSet": {"@id", "name", "encodingFormat", "includes"},
     "cr:RecordSet": {"@id", "name", "field"},
@@ -25,7 +34,13 @@ MUST = {
     "sc:CreativeWork": {"name", "license"},
 }
 MAY = {
-    "sc:Dataset": {"identifier", "inLanguage", "isBasedOn", "dateCreated", "rai:dataPreprocessingProtocol"},
+    "sc:Dataset": {
+        "identifier",
+        "inLanguage",
+        "isBasedOn",
+        "dateCreated",
+        "rai:dataPreprocessingProtocol",
+    },
     "cr:FileObject": {"description"},
     "cr:FileSet": {"description", "containedIn"},
     "cr:RecordSet": {"description"},
@@ -38,16 +53,34 @@ REPORT = {
         "root_hash": "ab",
         "vocab_size": 9,
         "settings": {"seed": 1},
-        "counters": {"documents": 2, "distinct_tokens": 30, "dropped_empty": 1, "dropped_duplicate": 0},
-        "groups": [{"split": "train", "seq_len": 64, "passes": 1, "shards": 1, "instances": 4, "tokens": 30}],
+        "counters": {
+            "documents": 2,
+            "distinct_tokens": 30,
+            "dropped_empty": 1,
+            "dropped_duplicate": 0,
+        },
+        "groups": [
+            {
+                "split": "train",
+                "seq_len": 64,
+                "passes": 1,
+                "shards": 1,
+                "instances": 4,
+                "tokens": 30,
+            }
+        ],
         "mixture": [],
     }
 }
-HASHES = dict.fromkeys(("manifest.json", "vocab.txt", "tokenizer.json", "shards.parquet", "blocks.parquet"), "c0")
+HASHES = dict.fromkeys(
+    ("manifest.json", "vocab.txt", "tokenizer.json", "shards.parquet", "blocks.parquet"), "c0"
+)
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +130,10 @@ def test_its_facts_are_those_of_the_manifest(mixture, card):
     assert f"from {manifest.counters['documents']:,} distinct documents" in card["description"]
     assert f"duplicate {manifest.counters['dropped_duplicate']:,}" in card["description"]
     for group in manifest.groups:
-        assert f"{group.split} L64: {group.instances:,} instances of {group.tokens:,} tokens" in card["description"]
+        assert (
+            f"{group.split} L64: {group.instances:,} instances of {group.tokens:,} tokens"
+            in card["description"]
+        )
     said = dict(line.split(": ", 1) for line in card["rai:dataPreprocessingProtocol"])
     assert {name: json.loads(value) for name, value in said.items()} == manifest.settings
 
@@ -115,17 +151,35 @@ def test_its_files_are_there_with_their_hashes(mixture, card):
 @pytest.mark.processes
 def test_its_fields_are_the_columns(card):
     instance, shard = card["recordSet"]
-    columns = {each["source"]["extract"]["column"]: each.get("repeated", False) for each in instance["field"]}
+    columns = {
+        each["source"]["extract"]["column"]: each.get("repeated", False)
+        for each in instance["field"]
+    }
     schema = block_schema("uint16")
     assert columns == {field.name: str(field.type).startswith("list") for field in schema}
-    assert {each["source"]["extract"]["column"] for each in shard["field"]} <= {*SHARDS_SCHEMA.names}
+    assert {each["source"]["extract"]["column"] for each in shard["field"]} <= {
+        *SHARDS_SCHEMA.names
+    }
 
 
 @pytest.mark.processes
 def test_a_build_that_is_run_again_writes_the_same_bytes(copy, mixture_config, vocab_file):
     before = (copy / CROISSANT).read_bytes()
     (copy / CROISSANT).unlink()
-    assert run("build", "--config", mixture_config, "--vocab", vocab_file, "--output", copy, "--workers", 1) == 0
+    assert (
+        run(
+            "build",
+            "--config",
+            mixture_config,
+            "--vocab",
+            vocab_file,
+            "--output",
+            copy,
+            "--workers",
+            1,
+        )
+        == 0
+    )
     assert (copy / CROISSANT).read_bytes() == before
 
 
@@ -154,8 +208,12 @@ def test_its_size_does_not_grow_with_the_shards():
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_the_reference_implementation_takes_it_and_reads_the_table_of_shards(mixture):
-    mlcroissant = pytest.importorskip("mlcroissant", reason="the reference implementation, which nothing else needs")
+    mlcroissant = pytest.importorskip(
+        "mlcroissant", reason="the reference implementation, which nothing else needs"
+    )
     dataset = mlcroissant.Dataset(f"{mixture.folder.path}/{CROISSANT}")
     assert not dataset.metadata.ctx.issues.errors
-    rows = {row["shard/name"].decode(): row["shard/sha256"].decode() for row in dataset.records("shard")}
+    rows = {
+        row["shard/name"].decode(): row["shard/sha256"].decode() for row in dataset.records("shard")
+    }
     assert rows == {shard.name: shard.sha256 for shard in mixture.all_shards}

@@ -1,6 +1,7 @@
 """Both graphs, translated for Dataflow without a network: what the service would be sent.
 
-They need apache-beam[gcp] and are skipped without it; scripts/test-dataflow runs them where they may not be.
+They need apache-beam[gcp] and are skipped without it; scripts/test-dataflow runs them where they
+may not be.
 """
 
 import hashlib
@@ -58,22 +59,31 @@ def translated(request, client, vocab_file, monkeypatch):
     monkeypatch.setattr("apache_beam.internal.gcp.auth.get_service_credentials", lambda _: None)
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr(gcs.GcsIO, "is_soft_delete_enabled", lambda *_: False)
-    settings = BuildSettings(output="gs://some-bucket/data", input=["gs://some-bucket/text/*.jsonl"])
+    settings = BuildSettings(
+        output="gs://some-bucket/data", input=["gs://some-bucket/text/*.jsonl"]
+    )
     vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
     options = pipeline_options(settings.workers, ARGUMENTS, 4)
     pipeline = beam.Pipeline(options=options)
     if request.param == "tokens":
-        ranges = [FileRange(f"gs://some-bucket/text/{n}.jsonl", 0, 9, 9, "jsonl") for n in range(NUM_PARTS)]
+        ranges = [
+            FileRange(f"gs://some-bucket/text/{n}.jsonl", 0, 9, 9, "jsonl")
+            for n in range(NUM_PARTS)
+        ]
         parts = [Part((each,)) for each in ranges]
         add_tokens_graph(pipeline, parts, tokens_rule(settings, vocabulary), settings.open_tokens())
     else:
         mode = "files" if "files" in request.param else choose_exchange("auto", options)
         assert mode in request.param
         buckets = plan_buckets(NUM_BUCKETS, bytes(16))
-        contents = {bucket.name: BucketContents(Seal(64, 9000, f"{7:032x}"), 70, 2**38) for bucket in buckets}
+        contents = {
+            bucket.name: BucketContents(Seal(64, 9000, f"{7:032x}"), 70, 2**38)
+            for bucket in buckets
+        }
         tasks = plan_tasks(buckets, [128], 1, contents)
         names = [
-            f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000" for n in range(NUM_PARTS)
+            f"{hashlib.blake2b(bytes([n % 256, n // 256]), digest_size=16).hexdigest()}-00000"
+            for n in range(NUM_PARTS)
         ]
         tokens = TokenParts(settings.open_tokens(), "uint16", held_out=bytes(16))
         rules = {128: instance_rule(settings, vocabulary, 128)}
@@ -123,7 +133,9 @@ def test_nothing_comes_out_of_the_end_of_a_bundle(translated):
         def visit_transform(self, node):
             if isinstance(node.transform, beam.ParDo):
                 names.append(node.full_label)
-                assert type(node.transform.fn).finish_bundle is beam.DoFn.finish_bundle, node.full_label
+                assert type(node.transform.fn).finish_bundle is beam.DoFn.finish_bundle, (
+                    node.full_label
+                )
 
     pipeline.visit(Visitor())
     assert names

@@ -41,26 +41,35 @@ def shard_rows(folder: Path) -> list[Shard]:
 
 def block_tables(folder: Path) -> list[BlockTable]:
     rows = shard_rows(folder)
-    opened = block_table_files.open_block_tables((folder / tables.BLOCKS_TABLE).read_bytes(), rows, "here")
+    opened = block_table_files.open_block_tables(
+        (folder / tables.BLOCKS_TABLE).read_bytes(), rows, "here"
+    )
     return [opened.table(row) for row in range(len(rows))]
 
 
 def test_passes_and_shards_are_found(folder):
     dataset = open_dataset(str(folder))
     assert [dataset.num_passes(split, 8192) for split in ("train", "validation")] == [2, 1]
-    found = [[(shard.name, shard.instances) for shard in dataset.shards("train", 8192, i)] for i in range(2)]
+    found = [
+        [(shard.name, shard.instances) for shard in dataset.shards("train", 8192, i)]
+        for i in range(2)
+    ]
     assert found == [
         [(FIRST_SHARD, 20), ("train/L8192/pass-00/shard-00001.tar", 9)],
         [("train/L8192/pass-01/shard-00000.tar", 13), ("train/L8192/pass-01/shard-00001.tar", 17)],
     ]
     assert dataset.shards("train", 8192, 2) == []
-    totals = {(group.split, group.passes, group.shards, group.instances) for group in dataset.manifest.groups}
+    totals = {
+        (group.split, group.passes, group.shards, group.instances)
+        for group in dataset.manifest.groups
+    }
     assert totals == {("train", 2, 4, 59), ("validation", 1, 1, 5)}
 
 
 def test_other_lengths_are_refused_with_the_choices(folder):
     with pytest.raises(
-        ValueError, match="no train instances of seq_len 128; the dataset has train L8192, validation L8192"
+        ValueError,
+        match="no train instances of seq_len 128; the dataset has train L8192, validation L8192",
     ):
         open_dataset(str(folder)).num_passes("train", 128)
 
@@ -81,7 +90,9 @@ def test_block_tables_lead_to_the_blocks_and_the_tar_members(folder):
 
 
 @pytest.mark.parametrize(("num_shards", "num_requests"), [(3, 1), (400, 2)])
-def test_a_large_block_table_is_read_a_row_group_at_a_time(folder, monkeypatch, num_shards, num_requests):
+def test_a_large_block_table_is_read_a_row_group_at_a_time(
+    folder, monkeypatch, num_shards, num_requests
+):
     monkeypatch.setattr(block_table_files, "WHOLE_BYTES", 100)
     monkeypatch.setattr(block_table_files, "ROWS_PER_GROUP", 4)
     [shard, *_], [table, *_] = shard_rows(folder), block_tables(folder)
@@ -108,8 +119,14 @@ def test_what_does_not_describe_its_shard_is_read_again(folder, monkeypatch, who
     """Footer and all: it may have been damaged on its way, or be that of another file."""
     monkeypatch.setattr(block_table_files, "WHOLE_BYTES", whole_bytes)
     rows, blocks = shard_rows(folder), block_tables(folder)
-    others = [dataclasses.replace(table, offset=table.offset[::-1] * 977, crc32=table.crc32 + 5) for table in blocks]
-    files = {"wrong": block_table_files.blocks_table(others), "right": (folder / tables.BLOCKS_TABLE).read_bytes()}
+    others = [
+        dataclasses.replace(table, offset=table.offset[::-1] * 977, crc32=table.crc32 + 5)
+        for table in blocks
+    ]
+    files = {
+        "wrong": block_table_files.blocks_table(others),
+        "right": (folder / tables.BLOCKS_TABLE).read_bytes(),
+    }
     sent = "wrong"
     opened = block_table_files.BlockTables(
         lambda start, stop: files[sent][start:stop], lambda: len(files[sent]), rows, "here"
@@ -131,7 +148,9 @@ def test_a_row_group_that_ends_inside_a_shard_is_refused(folder):
     path = folder / tables.BLOCKS_TABLE
     pq.write_table(pq.read_table(path), path, row_group_size=4)
     dataset = open_dataset(str(folder))
-    with pytest.raises(ValueError, match=r"blocks.parquet: a row group ends inside a shard; restore or rebuild"):
+    with pytest.raises(
+        ValueError, match=r"blocks.parquet: a row group ends inside a shard; restore or rebuild"
+    ):
         dataset.blocks(dataset.all_shards[0])
 
 
@@ -162,7 +181,8 @@ def test_a_dataset_opens_at_any_fsspec_url(folder):
 def test_an_unfinished_dataset_is_refused(folder):
     (folder / tables.MANIFEST).unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"holds no manifest.json: not a finished dataset; run `python -m pipeline"
+        FileNotFoundError,
+        match=r"holds no manifest.json: not a finished dataset; run `python -m pipeline",
     ):
         open_dataset(str(folder))
 
@@ -170,7 +190,9 @@ def test_an_unfinished_dataset_is_refused(folder):
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, "vocab.txt"])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is missing; restore or rebuild the dataset"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{name} is missing; restore or rebuild the dataset"
+    ):
         open_dataset(str(folder)).read_file(name)
 
 
@@ -180,10 +202,19 @@ def test_a_missing_file_is_named(folder, name):
         (b"", "not a dataset manifest"),
         (b"[]", "not a dataset manifest"),
         (b"{}", "not a dataset manifest: KeyError"),
-        (b'{"format_version": 2}', "format_version is 2, this program reads 3; build the dataset again into another"),
-        (b'{"format_version": 3, "groups": []}', "was edited or damaged: what it holds has the manifest_hash "),
+        (
+            b'{"format_version": 2}',
+            "format_version is 2, this program reads 3; build the dataset again into another",
+        ),
+        (
+            b'{"format_version": 3, "groups": []}',
+            "was edited or damaged: what it holds has the manifest_hash ",
+        ),
         (with_own_hash({"format_version": 3, "groups": []}), "not a dataset manifest: 'seal'"),
-        (with_own_hash({"format_version": 3, "groups": [], "seal": {}}), "not a dataset manifest: .*missing"),
+        (
+            with_own_hash({"format_version": 3, "groups": [], "seal": {}}),
+            "not a dataset manifest: .*missing",
+        ),
     ],
 )
 def test_what_is_not_a_manifest_is_refused(folder, content, message):
@@ -193,16 +224,23 @@ def test_what_is_not_a_manifest_is_refused(folder, content, message):
 
 
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
-@pytest.mark.parametrize("spoil", [lambda _: b"", lambda data: data[:-20], lambda data: b"PAR1" + data[:40]])
+@pytest.mark.parametrize(
+    "spoil", [lambda _: b"", lambda data: data[:-20], lambda data: b"PAR1" + data[:40]]
+)
 def test_damaged_tables_are_refused(folder, name, spoil):
     write_table(folder, name, spoil((folder / name).read_bytes()))
-    with pytest.raises(ValueError, match=rf"{name}: a damaged Parquet table: .*; restore or rebuild"):
+    with pytest.raises(
+        ValueError, match=rf"{name}: a damaged Parquet table: .*; restore or rebuild"
+    ):
         (dataset := open_dataset(str(folder))).blocks(dataset.all_shards[0])
 
 
 def test_tables_of_another_kind_are_refused(folder):
     write_table(folder, tables.SHARDS_TABLE, (folder / tables.BLOCKS_TABLE).read_bytes())
-    with pytest.raises(ValueError, match=r"shards.parquet: columns are \['shard', 'offset', .* expected \['split', "):
+    with pytest.raises(
+        ValueError,
+        match=r"shards.parquet: columns are \['shard', 'offset', .* expected \['split', ",
+    ):
         open_dataset(str(folder))
 
 
@@ -219,7 +257,8 @@ def test_a_shard_table_that_is_not_the_manifests_is_refused(folder, change):
     rows[0] = dataclasses.replace(rows[0], **change)
     write_table(folder, tables.SHARDS_TABLE, tables.shards_table(rows))
     with pytest.raises(
-        ValueError, match=r"shards.parquet does not belong to manifest.json: its root hash is \w{64}, the"
+        ValueError,
+        match=r"shards.parquet does not belong to manifest.json: its root hash is \w{64}, the",
     ):
         open_dataset(str(folder))
 
@@ -243,16 +282,24 @@ def reach_past_the_end(table: BlockTable) -> BlockTable:
 @pytest.mark.parametrize("change", [change_counts, change_tokens, swap_blocks, reach_past_the_end])
 def test_block_tables_that_do_not_describe_their_shard_are_refused(folder, change):
     first, *others = block_tables(folder)
-    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table([change(first), *others]))
+    (folder / tables.BLOCKS_TABLE).write_bytes(
+        block_table_files.blocks_table([change(first), *others])
+    )
     dataset = open_dataset(str(folder))
-    with pytest.raises(ValueError, match=rf"blocks.parquet: rows of {FIRST_SHARD} do not describe it"):
+    with pytest.raises(
+        ValueError, match=rf"blocks.parquet: rows of {FIRST_SHARD} do not describe it"
+    ):
         dataset.blocks(dataset.shards("train", 8192, 0)[0])
 
 
 def test_block_tables_of_another_dataset_are_refused(folder):
-    (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table(block_tables(folder)[:-1]))
+    (folder / tables.BLOCKS_TABLE).write_bytes(
+        block_table_files.blocks_table(block_tables(folder)[:-1])
+    )
     dataset = open_dataset(str(folder))
-    with pytest.raises(ValueError, match=r"blocks.parquet: 10 rows, expected 11 for the blocks of 5 shards"):
+    with pytest.raises(
+        ValueError, match=r"blocks.parquet: 10 rows, expected 11 for the blocks of 5 shards"
+    ):
         dataset.blocks(dataset.all_shards[0])
 
 
@@ -265,16 +312,18 @@ def test_blocks_and_shards_of_another_build_are_refused(folder, monkeypatch, who
     (folder / tables.BLOCKS_TABLE).write_bytes(block_table_files.blocks_table([foreign, *others]))
     dataset = open_dataset(str(folder))
     assert dataset.blocks(dataset.all_shards[1]).crc32.tolist() == others[0].crc32.tolist()
-    expected = (
-        rf"rows of {FIRST_SHARD} do not describe it: blocks_hash: found '\w{{32}}', expected \w{{32}}, as the shard"
-    )
+    expected = rf"rows of {FIRST_SHARD} do not describe it: blocks_hash: found '\w{{32}}', expected \w{{32}}, as the shard"
     with pytest.raises(ValueError, match=expected):
         dataset.blocks(dataset.all_shards[0])
 
 
 def test_the_digest_of_a_block_table_by_hand():
-    table = BlockTable(*(np.array([n, n + 4], np.int64) for n in (1, 2, 3, 4)), np.array([5, 9], np.uint32))
-    numbers = b"".join(n.to_bytes(8, "little") for n in (2, 1, 5, 2, 6, 3, 7, 4, 8)) + bytes([5, 0, 0, 0, 9, 0, 0, 0])
+    table = BlockTable(
+        *(np.array([n, n + 4], np.int64) for n in (1, 2, 3, 4)), np.array([5, 9], np.uint32)
+    )
+    numbers = b"".join(n.to_bytes(8, "little") for n in (2, 1, 5, 2, 6, 3, 7, 4, 8)) + bytes(
+        [5, 0, 0, 0, 9, 0, 0, 0]
+    )
     assert table.digest() == hashlib.blake2b(numbers, digest_size=16).hexdigest()
 
 
@@ -283,14 +332,19 @@ def test_a_shard_table_of_another_build_is_refused(folder):
     rows = shard_rows(folder)
     rows[0] = dataclasses.replace(rows[0], masked_kept=rows[0].masked_kept + 1)
     (folder / tables.SHARDS_TABLE).write_bytes(tables.shards_table(rows))
-    with pytest.raises(ValueError, match=r"shards.parquet is not the file that manifest.json speaks of: its sha256 is"):
+    with pytest.raises(
+        ValueError,
+        match=r"shards.parquet is not the file that manifest.json speaks of: its sha256 is",
+    ):
         open_dataset(str(folder))
 
 
 @pytest.mark.parametrize("name", [tables.SHARDS_TABLE, tables.BLOCKS_TABLE])
 def test_a_manifest_that_does_not_speak_of_a_table_is_refused(folder, name):
     edit_manifest(folder, lambda fields: fields["tables_sha256"].pop(name))
-    with pytest.raises(ValueError, match=rf"manifest.json: tables_sha256 lacks {name}; restore or rebuild"):
+    with pytest.raises(
+        ValueError, match=rf"manifest.json: tables_sha256 lacks {name}; restore or rebuild"
+    ):
         open_dataset(str(folder))
 
 
@@ -300,7 +354,8 @@ def test_a_changed_vocabulary_is_refused_where_it_is_read_and_found_by_verify(fo
     path.write_bytes(path.read_bytes().replace(b"w11", b"w1x"))
     dataset = open_dataset(str(folder))
     with pytest.raises(
-        ValueError, match=rf"{name} is not the file that manifest.json speaks of: its sha256 is \w{{64}}"
+        ValueError,
+        match=rf"{name} is not the file that manifest.json speaks of: its sha256 is \w{{64}}",
     ):
         dataset.read_file(name)
     [finding] = map(str, verify_dataset(dataset))
@@ -327,7 +382,8 @@ def test_an_edited_manifest_is_refused(folder, edit):
     edit(fields)
     path.write_text(json.dumps(fields))
     with pytest.raises(
-        ValueError, match=r"manifest.json was edited or damaged: what it holds has the manifest_hash \w{64}"
+        ValueError,
+        match=r"manifest.json was edited or damaged: what it holds has the manifest_hash \w{64}",
     ):
         open_dataset(str(folder))
 
@@ -348,7 +404,10 @@ def test_a_manifest_may_be_laid_out_otherwise(folder):
             "vocab.txt: id 4 is [MASK], the manifest says it is [SEP]",
         ),
         (
-            {"counters": {"documents": 7}, "sources": [{"counters": {"documents": n}} for n in (2, 4)]},
+            {
+                "counters": {"documents": 7},
+                "sources": [{"counters": {"documents": n}} for n in (2, 4)],
+            },
             "manifest.json: documents: 7 in all, 6 of its sources together",
         ),
         (
@@ -359,13 +418,17 @@ def test_a_manifest_may_be_laid_out_otherwise(folder):
 )
 def test_verify_compares_what_the_manifest_says_twice(folder, changes, found):
     edit_manifest(folder, **changes)
-    assert f"{folder}/{found}" in [str(finding) for finding in verify_dataset(open_dataset(str(folder)))]
+    assert f"{folder}/{found}" in [
+        str(finding) for finding in verify_dataset(open_dataset(str(folder)))
+    ]
 
 
 def test_tables_come_back_as_written(folder):
     rows, blocks = shard_rows(folder), block_tables(folder)
     assert tables.parse_shards_table(tables.shards_table(rows), "here") == rows
-    again = block_table_files.open_block_tables(block_table_files.blocks_table(blocks), rows, "here")
+    again = block_table_files.open_block_tables(
+        block_table_files.blocks_table(blocks), rows, "here"
+    )
     for index, table in enumerate(blocks):
         found = again.table(index)
         for name in ("offset", "size", "instances", "tokens", "crc32"):
@@ -375,7 +438,9 @@ def test_tables_come_back_as_written(folder):
 
 def test_hashes_by_hand(folder):
     def hash_of(*lines: str) -> str:
-        return hashlib.blake2b("".join(f"{line}\n" for line in lines).encode(), digest_size=32).hexdigest()
+        return hashlib.blake2b(
+            "".join(f"{line}\n" for line in lines).encode(), digest_size=32
+        ).hexdigest()
 
     content = {row.name: row.content_hash for row in shard_rows(folder)}
     lines = [

@@ -10,7 +10,13 @@ from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.inspect.deep_verify import DeepCheck
 from pipeline.instances.masking import MaskingRule, mask_run
-from pipeline.instances.rules import InstanceRules, Shares, count_shares, find_unlikely_shares, find_violations
+from pipeline.instances.rules import (
+    InstanceRules,
+    Shares,
+    count_shares,
+    find_unlikely_shares,
+    find_violations,
+)
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.seal import Seal
@@ -22,7 +28,9 @@ SETTINGS = {"masked_lm_prob": 0.15, "max_predictions": None, "whole_word_masking
 RULE = MaskingRule(MASK, VOCAB_SIZE, 10)
 RULES = InstanceRules(SEQ_LEN, CLS, SEP, np.array([PAD, CLS, SEP, MASK]), RULE)
 IS_CONTINUATION = np.arange(VOCAB_SIZE) % 3 == 2
-WHOLE_WORDS = dataclasses.replace(RULES, masking=dataclasses.replace(RULE, is_continuation=IS_CONTINUATION))
+WHOLE_WORDS = dataclasses.replace(
+    RULES, masking=dataclasses.replace(RULE, is_continuation=IS_CONTINUATION)
+)
 
 
 def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> Block:
@@ -52,7 +60,9 @@ def sound_block(num_instances: int, rule: MaskingRule = RULE, seed: int = 0) -> 
 
 def write(folder, *blocks, corpus=None):
     shards = {("train", SEQ_LEN, 0, 0): blocks}
-    return open_dataset(str(write_dataset(folder, shards, VOCAB_SIZE, SETTINGS, corpus or seal_of(blocks))))
+    return open_dataset(
+        str(write_dataset(folder, shards, VOCAB_SIZE, SETTINGS, corpus or seal_of(blocks)))
+    )
 
 
 def seal_of(blocks):
@@ -82,15 +92,24 @@ def plain_token(block):
     """Where an unmasked token of the row's text lies in input_ids."""
     start, stop = block.offsets[ROW : ROW + 2]
     taken = {0, int(block.segment_a_length[ROW]) - 1, int(stop - start) - 1}
-    taken |= set(block.masked_lm_positions[block.masked_offsets[ROW] : block.masked_offsets[ROW + 1]].tolist())
-    return int(start) + next(position for position in range(int(stop - start)) if position not in taken)
+    taken |= set(
+        block.masked_lm_positions[
+            block.masked_offsets[ROW] : block.masked_offsets[ROW + 1]
+        ].tolist()
+    )
+    return int(start) + next(
+        position for position in range(int(stop - start)) if position not in taken
+    )
 
 
 def without_one_mask(block):
     at = first_masked(block)
     offsets = block.masked_offsets.copy()
     offsets[ROW + 1 :] -= 1
-    columns = {name: np.delete(getattr(block, name), at) for name in ("masked_lm_positions", "masked_lm_ids")}
+    columns = {
+        name: np.delete(getattr(block, name), at)
+        for name in ("masked_lm_positions", "masked_lm_ids")
+    }
     return dataclasses.replace(block, masked_offsets=offsets, **columns)
 
 
@@ -105,7 +124,9 @@ def last_position(block, value):
 
 
 def shifted_middle(block):
-    return changed(block, "segment_a_length", ROW, block.segment_a_length[ROW] + (1 if long_b(block) else -1))
+    return changed(
+        block, "segment_a_length", ROW, block.segment_a_length[ROW] + (1 if long_b(block) else -1)
+    )
 
 
 def long_b(block):
@@ -122,32 +143,49 @@ BROKEN = {
         lambda b: changed(b, "input_ids", b.offsets[ROW] + b.segment_a_length[ROW] - 1, 9),
         "no [SEP] at the end of A",
     ),
-    "no SEP at the end": (lambda b: changed(b, "input_ids", b.offsets[ROW + 1] - 1, 9), "no [SEP] at its end"),
-    "segment_a_length": (lambda b: changed(b, "segment_a_length", ROW, 2), "a segment without a token"),
+    "no SEP at the end": (
+        lambda b: changed(b, "input_ids", b.offsets[ROW + 1] - 1, 9),
+        "no [SEP] at its end",
+    ),
+    "segment_a_length": (
+        lambda b: changed(b, "segment_a_length", ROW, 2),
+        "a segment without a token",
+    ),
     "empty B": (
         lambda b: changed(b, "segment_a_length", ROW, row_length(b) - 1),
         "a segment without a token",
     ),
-    "PAD": (lambda b: changed(b, "input_ids", plain_token(b), PAD), "[PAD], [CLS], [SEP] or [MASK] among its words"),
+    "PAD": (
+        lambda b: changed(b, "input_ids", plain_token(b), PAD),
+        "[PAD], [CLS], [SEP] or [MASK] among its words",
+    ),
     "MASK unannounced": (
         lambda b: changed(b, "input_ids", plain_token(b), MASK),
         "[PAD], [CLS], [SEP] or [MASK] among its words",
     ),
-    "special label": (lambda b: changed(b, "masked_lm_ids", first_masked(b), SEP), "a masked_lm_id of [PAD], [CLS]"),
+    "special label": (
+        lambda b: changed(b, "masked_lm_ids", first_masked(b), SEP),
+        "a masked_lm_id of [PAD], [CLS]",
+    ),
     "label past the vocabulary": (
         lambda b: changed(b, "masked_lm_ids", first_masked(b), VOCAB_SIZE),
         f"a masked_lm_id of {VOCAB_SIZE} or more",
     ),
     "positions not ascending": (swapped_positions, "masked positions that do not ascend"),
     "a position twice": (
-        lambda b: changed(b, "masked_lm_positions", first_masked(b) + 1, b.masked_lm_positions[first_masked(b)]),
+        lambda b: changed(
+            b, "masked_lm_positions", first_masked(b) + 1, b.masked_lm_positions[first_masked(b)]
+        ),
         "masked positions that do not ascend",
     ),
     "CLS masked": (
         lambda b: changed(b, "masked_lm_positions", first_masked(b), 0),
         "a masked position on [CLS] or [SEP]",
     ),
-    "SEP masked": (lambda b: last_position(b, row_length(b) - 1), "a masked position on [CLS] or [SEP]"),
+    "SEP masked": (
+        lambda b: last_position(b, row_length(b) - 1),
+        "a masked position on [CLS] or [SEP]",
+    ),
     "too few masks": (without_one_mask, "another number of masked positions than its length gives"),
     "label of the pair": (
         lambda b: changed(b, "is_random_next", ROW, not b.is_random_next[ROW]),
@@ -165,14 +203,19 @@ def test_a_broken_rule_is_found_where_checksums_hold(tmp_path, change, said):
     dataset = write(tmp_path, sound_block(1024), change(sound_block(500, seed=1)))
     assert verify_dataset(dataset) == []
     [finding] = deep(dataset)
-    assert finding.startswith(f"{tmp_path}/train/L64/pass-00/shard-00000.tar, block 1: 1 instance(s)")
+    assert finding.startswith(
+        f"{tmp_path}/train/L64/pass-00/shard-00000.tar, block 1: 1 instance(s)"
+    )
     assert f"the first is row {ROW}: {said}" in finding
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda b: changed(b, "input_ids", plain_token(b), VOCAB_SIZE), f"a token id of {VOCAB_SIZE} or more"),
+        (
+            lambda b: changed(b, "input_ids", plain_token(b), VOCAB_SIZE),
+            f"a token id of {VOCAB_SIZE} or more",
+        ),
         (lambda b: last_position(b, row_length(b)), "a masked position past its end"),
         (lambda b: b, "longer than 40 tokens"),
     ],
@@ -198,11 +241,17 @@ def test_documents_without_instances_are_missed(tmp_path):
     whole = seal_of(blocks)
     [finding] = deep(write(tmp_path, *blocks, corpus=dataclasses.replace(whole, documents=2100)))
     place = f"{tmp_path}/train/L64/pass-00/shard-00000.tar"
-    assert finding.startswith(f"{place}, block 2: the instances of its shard begin with 2,065 documents (xor of ids ")
-    assert finding.endswith(f"the shard's seal is of 2,100 documents of 1 tokens (xor of ids {whole.ids_xor})")
+    assert finding.startswith(
+        f"{place}, block 2: the instances of its shard begin with 2,065 documents (xor of ids "
+    )
+    assert finding.endswith(
+        f"the shard's seal is of 2,100 documents of 1 tokens (xor of ids {whole.ids_xor})"
+    )
     other = dataclasses.replace(whole, ids_xor="0" * 32)
     [finding] = deep(write(tmp_path / "other", *blocks, corpus=other))
-    assert f"(xor of ids {whole.ids_xor[:16]}...), the shard's seal is of 2,065 documents" in finding
+    assert (
+        f"(xor of ids {whole.ids_xor[:16]}...), the shard's seal is of 2,065 documents" in finding
+    )
 
 
 @pytest.mark.processes
@@ -228,14 +277,25 @@ def test_whole_words_are_masked_whole_and_no_more_than_the_count():
     block = sound_block(400, WHOLE_WORDS.masking, seed=3)
     assert list(find_violations(block, WHOLE_WORDS)) == []
     assert "another number of masked positions" in next(find_violations(block, RULES))
-    assert any("a word masked in part" in each for each in find_violations(sound_block(400, seed=3), WHOLE_WORDS))
-    more = dataclasses.replace(WHOLE_WORDS, masking=dataclasses.replace(WHOLE_WORDS.masking, max_predictions=1))
+    assert any(
+        "a word masked in part" in each
+        for each in find_violations(sound_block(400, seed=3), WHOLE_WORDS)
+    )
+    more = dataclasses.replace(
+        WHOLE_WORDS, masking=dataclasses.replace(WHOLE_WORDS.masking, max_predictions=1)
+    )
     assert "more masked positions than its length gives" in next(find_violations(block, more))
 
 
 @pytest.mark.parametrize(
     ("shown", "is_likely"),
-    [((8000, 1000), True), ((8200, 900), True), ((8300, 850), False), ((8000, 1250), False), ((10_000, 0), False)],
+    [
+        ((8000, 1000), True),
+        ((8200, 900), True),
+        ((8300, 850), False),
+        ((8000, 1250), False),
+        ((10_000, 0), False),
+    ],
 )
 def test_shares_of_masks_are_held_to_chance(shown, is_likely):
     found = list(find_unlikely_shares(Shares(1000, 560, 10_000, *shown), 30_000))
@@ -243,7 +303,9 @@ def test_shares_of_masks_are_held_to_chance(shown, is_likely):
     assert all("expected 80, 10 and 10 %: chi-square" in each for each in found)
 
 
-@pytest.mark.parametrize(("random_next", "is_likely"), [(5000, True), (10_000, True), (4710, True), (4690, False)])
+@pytest.mark.parametrize(
+    ("random_next", "is_likely"), [(5000, True), (10_000, True), (4710, True), (4690, False)]
+)
 def test_fewer_than_half_of_the_pairs_are_never_random(random_next, is_likely):
     found = list(find_unlikely_shares(Shares(10_000, random_next, 0, 0, 0), 30_000))
     assert bool(found) != is_likely
@@ -253,20 +315,38 @@ def test_fewer_than_half_of_the_pairs_are_never_random(random_next, is_likely):
 def test_a_dataset_masked_otherwise_is_found_by_its_shares(tmp_path):
     block = sound_block(1024)
     ids = block.input_ids.copy()
-    ids[np.repeat(block.offsets[:-1], np.diff(block.masked_offsets)) + block.masked_lm_positions] = MASK
+    ids[
+        np.repeat(block.offsets[:-1], np.diff(block.masked_offsets)) + block.masked_lm_positions
+    ] = MASK
     [finding] = deep(write(tmp_path, dataclasses.replace(block, input_ids=ids)))
-    assert finding.startswith(f"{tmp_path}/manifest.json, train L64: masked positions show [MASK] 100.00 %")
+    assert finding.startswith(
+        f"{tmp_path}/manifest.json, train L64: masked positions show [MASK] 100.00 %"
+    )
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("whole_words", ["false", "true"])
 def test_what_the_builder_makes_is_sound(corpus, vocab_file, tmp_path, capsys, whole_words):
     flags = ("--vocab", vocab_file, "--workers", 1, "--passes", 2, "--seq_lens", 64, 128)
-    assert run("build", "--input", corpus, "--output", tmp_path, *flags, "--whole_word_masking", whole_words) == 0
+    assert (
+        run(
+            "build",
+            "--input",
+            corpus,
+            "--output",
+            tmp_path,
+            *flags,
+            "--whole_word_masking",
+            whole_words,
+        )
+        == 0
+    )
     assert run("verify", tmp_path, "--deep", "true") == 0
     said = capsys.readouterr().out
     assert "train L64: masked positions show [MASK] " in said
@@ -278,14 +358,20 @@ def test_the_command_names_the_block_and_fails(tmp_path, capsys):
     write(tmp_path, changed(sound_block(300), "input_ids", 0, 9))
     assert run("verify", tmp_path) == 0
     assert run("verify", tmp_path, "--deep", "true") == 2
-    assert "shard-00000.tar, block 0: 1 instance(s), the first is row 0: no [CLS]" in capsys.readouterr().out
+    assert (
+        "shard-00000.tar, block 0: 1 instance(s), the first is row 0: no [CLS]"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.processes
 def test_settings_that_say_nothing_of_masks_are_refused(make_dataset, tmp_path, capsys):
     make_dataset(tmp_path, ((20,),))
     assert run("verify", tmp_path, "--deep", "true") == 2
-    assert "the manifest's settings say nothing of masked_lm_prob, max_predictions" in capsys.readouterr().err
+    assert (
+        "the manifest's settings say nothing of masked_lm_prob, max_predictions"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.processes

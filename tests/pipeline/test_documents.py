@@ -19,7 +19,9 @@ from pipeline.documents.read import read_part
 from pipeline.documents.sources import TextFormat
 
 
-def read(data: bytes, text_format: str, name: str = "f", part_bytes: int = 2**30, **options) -> list[Document]:
+def read(
+    data: bytes, text_format: str, name: str = "f", part_bytes: int = 2**30, **options
+) -> list[Document]:
     fsspec.filesystem("memory").pipe(f"/read/{name}", data)
     parts = plan_parts(find_inputs([f"memory://read/{name}"]), text_format, part_bytes)
     return [document for part in parts for document in read_part(part, **options)]
@@ -30,7 +32,9 @@ def texts(data: bytes, text_format: str, **options) -> list[str]:
 
 
 def test_text():
-    assert read(b"\xef\xbb\xbfOne.\r\n\nTwo.\n", "text") == [Document("One.\r\n\nTwo.\n", "memory:///read/f")]
+    assert read(b"\xef\xbb\xbfOne.\r\n\nTwo.\n", "text") == [
+        Document("One.\r\n\nTwo.\n", "memory:///read/f")
+    ]
 
 
 def test_an_empty_file_among_others_is_an_empty_document():
@@ -60,7 +64,9 @@ def test_jsonl():
     data = '\ufeff{"text": "One\\nline", "id": 1}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'.encode()
     assert texts(data, "jsonl") == ["One\nline", "", "é"]
     assert texts(b'{"body": "x", "text": 1}\n', "jsonl", text_field="body") == ["x"]
-    assert [document.where for document in read(data, "jsonl")] == [f"memory:///read/f:{line}" for line in (1, 3, 4)]
+    assert [document.where for document in read(data, "jsonl")] == [
+        f"memory:///read/f:{line}" for line in (1, 3, 4)
+    ]
 
 
 def test_pages_of_a_search_dump():
@@ -69,8 +75,13 @@ def test_pages_of_a_search_dump():
         b'{"index": {"_id": "13"}}\n{"text":"{\\"index\\": {}}"}\n{"index":{"_id":"14"}}\n'
     )
     assert texts(data, "cirrus") == ["One. Two.", '{"index": {}}']
-    assert [document.where for document in read(data, "cirrus")] == ["memory:///read/f:2", "memory:///read/f:4"]
-    with pytest.raises(ValueError, match=r"f:2: found the fields \['title'\], expected 'text' among them"):
+    assert [document.where for document in read(data, "cirrus")] == [
+        "memory:///read/f:2",
+        "memory:///read/f:4",
+    ]
+    with pytest.raises(
+        ValueError, match=r"f:2: found the fields \['title'\], expected 'text' among them"
+    ):
         read(b'{"index":{"_id":"1"}}\n{"title":"A"}\n', "cirrus")
 
 
@@ -81,11 +92,18 @@ def test_wikiextractor():
         b'<doc id="3" title="D">\nNo title line.\n</doc>\n<doc id="4">\nE\n</doc>\n'
     )
     assert texts(data, "wikiextractor") == ["\nBody.\n", "", "No title line.", "E"]
-    assert [document.where[-3:] for document in read(data, "wikiextractor")] == ["f:1", "f:8", ":11", ":14"]
+    assert [document.where[-3:] for document in read(data, "wikiextractor")] == [
+        "f:1",
+        "f:8",
+        ":11",
+        ":14",
+    ]
 
 
 def test_real_wikipedia(shared_data):
-    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")]), "auto", 2**20)
+    [part] = plan_parts(
+        find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")]), "auto", 2**20
+    )
     documents = list(read_part(part))
     assert documents[0].text.startswith("\nAnarchism is a political philosophy")
     assert len(documents) == 264
@@ -94,18 +112,36 @@ def test_real_wikipedia(shared_data):
 
 @pytest.mark.parametrize("text_format", ["text", "text-blank-lines", "jsonl", "wikiextractor"])
 def test_compressed_files_of_several_frames(text_format):
-    data = b'<doc id="1" title="T">\nBody.\n</doc>\n' if text_format == "wikiextractor" else b'{"text": "Body."}\n'
+    data = (
+        b'<doc id="1" title="T">\nBody.\n</doc>\n'
+        if text_format == "wikiextractor"
+        else b'{"text": "Body."}\n'
+    )
     data += data[:-1]
-    compressed = b"".join(zstandard.compress(data[start : start + 11]) for start in range(0, len(data), 11))
+    compressed = b"".join(
+        zstandard.compress(data[start : start + 11]) for start in range(0, len(data), 11)
+    )
     assert texts(compressed, text_format, name="f.zst", part_bytes=1) == texts(data, text_format)
 
 
 @pytest.mark.parametrize(
     ("text_format", "data", "line", "message", "reason"),
     [
-        ("text", b"a\nb\ncaf\xe9", 3, "found the byte 0xe9 .*, expected UTF-8; convert", "not_utf8"),
+        (
+            "text",
+            b"a\nb\ncaf\xe9",
+            3,
+            "found the byte 0xe9 .*, expected UTF-8; convert",
+            "not_utf8",
+        ),
         ("text-blank-lines", b"a\n\nb\n\xe9\n", 4, "found the byte 0xe9", "not_utf8"),
-        ("jsonl", b'{"text": "a"}\n{"text": \n', 2, "found no JSON .*, expected an object in one line", "not_json"),
+        (
+            "jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            2,
+            "found no JSON .*, expected an object in one line",
+            "not_json",
+        ),
         ("jsonl", b"[" * 100_000, 1, "found no JSON", "not_json"),
         ("jsonl", b'\n\n["a"]\n', 3, "found a JSON list, expected an object", "not_an_object"),
         (
@@ -123,7 +159,13 @@ def test_compressed_files_of_several_frames(text_format):
             "text_not_a_string",
         ),
         ("wikiextractor", b"\nplain\ntext\n", 2, "found b'plain' outside <doc", "text_outside_doc"),
-        ("wikiextractor", b'<doc id="1">\na\n', 1, ".*without its </doc> line: the file ends", "unclosed_doc"),
+        (
+            "wikiextractor",
+            b'<doc id="1">\na\n',
+            1,
+            ".*without its </doc> line: the file ends",
+            "unclosed_doc",
+        ),
         (
             "wikiextractor",
             b'<doc id="1">\na\n<doc id="2">\n</doc>\n',
@@ -135,14 +177,18 @@ def test_compressed_files_of_several_frames(text_format):
     ],
 )
 def test_malformed_documents_stop_with_file_and_line(text_format, data, line, message, reason):
-    with pytest.raises(ValueError, match=f"^memory:///read/f:{line}: {message}.* --on_bad_document skip"):
+    with pytest.raises(
+        ValueError, match=f"^memory:///read/f:{line}: {message}.* --on_bad_document skip"
+    ):
         read(data, text_format)
     skipped: dict[str, int] = {}
     read(data, text_format, on_bad_document="skip", skipped=skipped)
     assert skipped == {reason: 1}
 
 
-@pytest.mark.parametrize("text_format", ["text", "text-blank-lines", "jsonl", "wikiextractor", "mediawiki"])
+@pytest.mark.parametrize(
+    "text_format", ["text", "text-blank-lines", "jsonl", "wikiextractor", "mediawiki"]
+)
 @pytest.mark.parametrize(
     ("encoding", "message"),
     [
@@ -170,7 +216,10 @@ def test_other_encodings_that_seem_utf8_are_refused(text_format, encoding, messa
     ],
 )
 def test_json_that_is_no_lines_of_objects_is_refused(name, data):
-    with pytest.raises(ValueError, match=rf"/{name}: begins with .*expected an object in each line; .*jq -c.*--format"):
+    with pytest.raises(
+        ValueError,
+        match=rf"/{name}: begins with .*expected an object in each line; .*jq -c.*--format",
+    ):
         read(data, "auto", name=name)
     assert len(read(data, "text", name=name)) == 1
 
@@ -183,17 +232,27 @@ def test_text_that_begins_with_a_bracket_is_text(data):
 
 
 def test_one_json_object_over_several_lines_is_refused():
-    with pytest.raises(ValueError, match=r"f\.json:1: found no JSON .* a single object by `jq -c \.`"):
+    with pytest.raises(
+        ValueError, match=r"f\.json:1: found no JSON .* a single object by `jq -c \.`"
+    ):
         read(b'{\n "type": "FeatureCollection",\n "features": []\n}', "auto", name="f.json")
 
 
 def test_ranges_without_text_are_noted():
     without_text: list[str] = []
     fsspec.filesystem("memory").pipe(
-        {"/n/a.txt": b" \n", "/n/b.jsonl": b"\n", "/n/c.txt": b"c", "/n/d.xml": b"<mediawiki></mediawiki>"}
+        {
+            "/n/a.txt": b" \n",
+            "/n/b.jsonl": b"\n",
+            "/n/c.txt": b"c",
+            "/n/d.xml": b"<mediawiki></mediawiki>",
+        }
     )
     [part] = plan_parts(find_inputs(["memory://n"]), "auto", 2**20)
-    assert [document.text for document in read_part(part, without_text=without_text)] == [" \n", "c"]
+    assert [document.text for document in read_part(part, without_text=without_text)] == [
+        " \n",
+        "c",
+    ]
     assert without_text == [f"memory:///n/{name}" for name in ("a.txt", "b.jsonl", "d.xml")]
 
 
@@ -221,7 +280,10 @@ def test_unknown_policies_are_refused():
     ("data", "message"),
     [
         (b"plain text", "f.zst: not zstd data, which its name promises, or broken"),
-        (zstandard.compress(b"text " * 1000)[:-3], "f.zst: the zstd data ends in the middle of a frame"),
+        (
+            zstandard.compress(b"text " * 1000)[:-3],
+            "f.zst: the zstd data ends in the middle of a frame",
+        ),
     ],
 )
 def test_broken_files_stop_always(data, message, policy):
@@ -247,7 +309,13 @@ def test_small_blocks_change_nothing(monkeypatch):
 
 def test_lines_of_blocks():
     lines = list(split_lines([b"a\nb", b"", b"c", b"\n\nd\n", b"e"], offset=10))
-    assert [line[:3] for line in lines] == [(1, 10, b"a"), (2, 12, b"bc"), (3, 15, b""), (4, 16, b"d"), (5, 18, b"e")]
+    assert [line[:3] for line in lines] == [
+        (1, 10, b"a"),
+        (2, 12, b"bc"),
+        (3, 15, b""),
+        (4, 16, b"d"),
+        (5, 18, b"e"),
+    ]
     assert [line.data for line in split_lines([b"a\n", b"b\n"])] == [b"a", b"b"]
     assert list(split_lines([])) == []
 
@@ -270,7 +338,11 @@ def test_a_format_is_one_line_of_the_table(monkeypatch, tmp_path):
     tmp_path.joinpath("a.csv").write_text("1,one\n2,two\n3,three\n")
     for part_bytes in (5, 1000):
         parts = plan_parts(find_inputs([str(tmp_path)]), "auto", part_bytes)
-        assert [document.text for part in parts for document in read_part(part)] == ["one", "two", "three"]
+        assert [document.text for part in parts for document in read_part(part)] == [
+            "one",
+            "two",
+            "three",
+        ]
 
 
 def test_the_table_says_which_formats_may_be_chosen():

@@ -18,7 +18,13 @@ from pipeline.shards.verify import verify_dataset
 from pipeline.storage.folder import Folder
 from pipeline.text.cleaning import clean_text, document_id
 from pipeline.tokens.buckets import Bucket
-from pipeline.tokens.dropped_ids import DROPPED, choose_dropped, iterate_dropped, read_dropped_ids, reason_numbers
+from pipeline.tokens.dropped_ids import (
+    DROPPED,
+    choose_dropped,
+    iterate_dropped,
+    read_dropped_ids,
+    reason_numbers,
+)
 from pipeline.tokens.grouped_rows import NUM_GROUPS, pack_rows, read_groups, write_groups
 from pipeline.tokens.index_rows import iterate_index, open_index
 from pipeline.tokens.token_index import build_index, read_bucket
@@ -33,7 +39,10 @@ def test_groups_of_rows_are_read_back(tmp_path):
     rows["high"] = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 700, np.uint64))
     groups = rows["high"] >> np.uint64(56)
     (tmp_path / "packed").write_bytes(pack_rows(rows, groups))
-    assert write_groups(folder, "streamed", (rows[groups == group] for group in range(NUM_GROUPS))) == 700
+    assert (
+        write_groups(folder, "streamed", (rows[groups == group] for group in range(NUM_GROUPS)))
+        == 700
+    )
     assert (tmp_path / "packed").read_bytes() == (tmp_path / "streamed").read_bytes()
     found = read_groups(folder, "packed", dtype, 3, 40)
     assert np.array_equal(found, rows[(groups >= 3) & (groups <= 40)])
@@ -51,7 +60,9 @@ def part_folder(tmp_path):
     folder = Folder(str(tmp_path))
     parts = {"one": range(120), "two": range(100, 256)}
     for name, numbers in parts.items():
-        for kind, data in zip(("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True):
+        for kind, data in zip(
+            ("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True
+        ):
             folder.write(f"{name}.{kind}", data)
 
     def keys(*numbers):
@@ -59,7 +70,9 @@ def part_folder(tmp_path):
 
     reasons = {"excluded": keys(7, 110), "near_duplicate": keys(7, 9, 300 % 256)}
     with open_index(folder, list(parts)) as index:
-        write_groups(folder, DROPPED, (choose_dropped(rows, reasons) for rows in iterate_index(index)))
+        write_groups(
+            folder, DROPPED, (choose_dropped(rows, reasons) for rows in iterate_index(index))
+        )
     return folder, list(parts)
 
 
@@ -77,7 +90,9 @@ def test_dropped_documents_are_no_part_of_totals_buckets_and_shuffle(part_folder
     assert (totals.documents, totals.duplicates, totals.tokens) == (252, 20, 252 * 3)
     assert not dropped & {bytes.fromhex(each) for each in totals.sources[0].lowest_ids}
     bucket = Bucket("train", 0, 1, first, last)
-    expected = [make_document(number).id for number in range(256) if make_document(number).id not in dropped]
+    expected = [
+        make_document(number).id for number in range(256) if make_document(number).id not in dropped
+    ]
     read = read_bucket(folder, names, bucket, np.uint16, has_dropped=True)
     assert sorted({document.id for document in read}) == expected
     tokens = TokenParts(folder, "uint16", has_dropped=True)
@@ -95,7 +110,12 @@ def test_reasons_are_found_again(part_folder):
             for rows, dropped in zip(iterate_index(index), iterate_dropped(folder), strict=True)
             for row, number in zip(rows, reason_numbers(rows, dropped), strict=True)
         }
-    assert {number: reason for number, reason in found.items() if reason < 2} == {7: 0, 9: 1, 44: 1, 110: 0}
+    assert {number: reason for number, reason in found.items() if reason < 2} == {
+        7: 0,
+        9: 1,
+        44: 1,
+        110: 0,
+    }
 
 
 def build(output, vocab_file, inputs, *arguments):
@@ -110,17 +130,24 @@ def similar_corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("similar")
     first = [make_text(number) for number in range(80)]
     words = [text.split(" ") for text in first[:30]]
-    changed = [" ".join([*row[:number], "another", *row[number + 1 :]]) for number, row in enumerate(words)]
+    changed = [
+        " ".join([*row[:number], "another", *row[number + 1 :]]) for number, row in enumerate(words)
+    ]
     second = changed + first[30:40] + [make_text(number) for number in range(200, 220)]
     for name, texts in (("a.jsonl", first), ("b.jsonl", second)):
-        folder.joinpath(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        folder.joinpath(name).write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
     return folder, first, second
 
 
 @pytest.fixture(scope="module")
 def deduplicated(similar_corpus, vocab_file, tmp_path_factory):
     output = tmp_path_factory.mktemp("deduplicated") / "data"
-    assert build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1) == 0
+    assert (
+        build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
+        == 0
+    )
     return open_dataset(str(output))
 
 
@@ -171,18 +198,31 @@ def test_the_root_hash_does_not_depend_on_how_work_is_cut(
         monkeypatch.setattr(near_duplicates_job, "RUN_DOCUMENTS", 7)
         monkeypatch.setattr(near_duplicates_job, "RANGE_ROWS", 64)
         arguments = (*arguments, "--workers", 1)
-    assert build(tmp_path / "data", vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, *arguments) == 0
-    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
+    assert (
+        build(
+            tmp_path / "data", vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, *arguments
+        )
+        == 0
+    )
+    assert (
+        open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
+    )
 
 
 @pytest.mark.processes
-def test_order_and_names_of_files_change_nothing(deduplicated, similar_corpus, vocab_file, tmp_path):
+def test_order_and_names_of_files_change_nothing(
+    deduplicated, similar_corpus, vocab_file, tmp_path
+):
     _, first, second = similar_corpus
     rows = [json.dumps({"text": text}) for text in [*second, *first][::-1]]
     (tmp_path / "x.jsonl").write_text("\n".join(rows) + "\n")
     inputs = [tmp_path / "x.jsonl"]
-    assert build(tmp_path / "data", vocab_file, inputs, "--near_duplicates", 0.8, "--workers", 1) == 0
-    assert open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
+    assert (
+        build(tmp_path / "data", vocab_file, inputs, "--near_duplicates", 0.8, "--workers", 1) == 0
+    )
+    assert (
+        open_dataset(str(tmp_path / "data")).manifest.root_hash == deduplicated.manifest.root_hash
+    )
 
 
 class KilledError(Exception):
@@ -201,7 +241,9 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
     ends = ("settings.json", "dropped.ids", "index.parquet", "tokens.json")
 
     def die(folder, name, data):
-        is_counted = name.startswith("near_duplicates/") or (folder.path.endswith("/tokens") and name in ends)
+        is_counted = name.startswith("near_duplicates/") or (
+            folder.path.endswith("/tokens") and name in ends
+        )
         if is_counted and next(writes) == fatal:
             raise KilledError(name)
         write(folder, name, data)
@@ -222,7 +264,9 @@ def test_a_kill_anywhere_in_between_leaves_the_same_hash(
 
         patch.setattr(near_duplicates_job, "write_found", watch)
         assert build(output, vocab_file, *arguments) == 0
-    assert all(finished[path] == when for path, when in seen.items())  # what was whole was not written again
+    assert all(
+        finished[path] == when for path, when in seen.items()
+    )  # what was whole was not written again
     assert open_dataset(str(output)).manifest.root_hash == deduplicated.manifest.root_hash
     assert not (output / "tokens/near_duplicates").exists()
 
@@ -235,7 +279,19 @@ def test_shards_are_built_from_the_documents_that_were_chosen(
     shutil.copytree(deduplicated.folder.path, output)
     for name in ("manifest.json", "train", "documents.ids"):
         shutil.rmtree(output / name) if (output / name).is_dir() else (output / name).unlink()
-    words = ["shards", "--output", output, "--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1]
+    words = [
+        "shards",
+        "--output",
+        output,
+        "--vocab",
+        vocab_file,
+        "--passes",
+        1,
+        "--seq_lens",
+        64,
+        "--workers",
+        1,
+    ]
     assert run_program("p", "", COMMANDS, [str(word) for word in words]) == 2
     assert "near_duplicates was 0.8 and is now None" in capsys.readouterr().err
     words += ["--near_duplicates", 0.8]
@@ -244,7 +300,9 @@ def test_shards_are_built_from_the_documents_that_were_chosen(
 
 
 @pytest.mark.processes
-def test_another_threshold_takes_the_same_encoded_documents(deduplicated, similar_corpus, vocab_file, tmp_path):
+def test_another_threshold_takes_the_same_encoded_documents(
+    deduplicated, similar_corpus, vocab_file, tmp_path
+):
     tokens = tmp_path / "tokens"
     shutil.copytree(f"{deduplicated.folder.path}/tokens", tokens)
     before = {path.name: path.stat().st_mtime_ns for path in tokens.glob("*.tokens")}
@@ -254,7 +312,9 @@ def test_another_threshold_takes_the_same_encoded_documents(deduplicated, simila
     counters = open_dataset(str(tmp_path / "strict")).manifest.counters
     assert counters["documents"] > deduplicated.manifest.counters["documents"]
     assert build(tmp_path / "again", vocab_file, *arguments, "--near_duplicates", 0.8) == 0
-    assert open_dataset(str(tmp_path / "again")).manifest.root_hash == deduplicated.manifest.root_hash
+    assert (
+        open_dataset(str(tmp_path / "again")).manifest.root_hash == deduplicated.manifest.root_hash
+    )
 
 
 @pytest.fixture(scope="module")
@@ -268,17 +328,33 @@ def half(similar_corpus, vocab_file, tmp_path_factory):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["files", "shuffle"])
-def test_documents_of_another_dataset_are_left_out(half, similar_corpus, vocab_file, tmp_path, exchange):
+def test_documents_of_another_dataset_are_left_out(
+    half, similar_corpus, vocab_file, tmp_path, exchange
+):
     folder, _, second = similar_corpus
     output = tmp_path / "grown"
-    flags = ("--exclude_documents_of", half.url, "--workers", 1, "--exchange", exchange, "--part_bytes", 4096)
+    flags = (
+        "--exclude_documents_of",
+        half.url,
+        "--workers",
+        1,
+        "--exchange",
+        exchange,
+        "--part_bytes",
+        4096,
+    )
     assert build(output, vocab_file, [folder], *flags) == 0
     dataset = open_dataset(str(output))
     counters = dataset.manifest.counters
     assert (counters["dropped_excluded"], counters["dropped_duplicate"]) == (80, 10)
     assert counters["documents"] == len(second) - 10
-    assert dataset.manifest.settings["excluded_documents"] == [half.manifest.settings["documents_hash"]]
-    ids = [set(np.frombuffer(each.read_file("documents.ids"), "V16").tolist()) for each in (half, dataset)]
+    assert dataset.manifest.settings["excluded_documents"] == [
+        half.manifest.settings["documents_hash"]
+    ]
+    ids = [
+        set(np.frombuffer(each.read_file("documents.ids"), "V16").tolist())
+        for each in (half, dataset)
+    ]
     assert not ids[0] & ids[1]
     # The same documents, had the others never been there.
     (tmp_path / "only.jsonl").write_text(
@@ -290,7 +366,9 @@ def test_documents_of_another_dataset_are_left_out(half, similar_corpus, vocab_f
 
 
 @pytest.mark.processes
-def test_excluded_and_near_duplicates_together_count_each_once(half, similar_corpus, vocab_file, tmp_path):
+def test_excluded_and_near_duplicates_together_count_each_once(
+    half, similar_corpus, vocab_file, tmp_path
+):
     flags = ("--exclude_documents_of", half.url, "--near_duplicates", 0.8, "--workers", 1)
     assert build(tmp_path / "data", vocab_file, [similar_corpus[0]], *flags) == 0
     counters = open_dataset(str(tmp_path / "data")).manifest.counters
@@ -300,7 +378,9 @@ def test_excluded_and_near_duplicates_together_count_each_once(half, similar_cor
 
 
 @pytest.mark.processes
-def test_a_dataset_that_cannot_be_excluded_is_named(half, similar_corpus, vocab_file, tmp_path, capsys):
+def test_a_dataset_that_cannot_be_excluded_is_named(
+    half, similar_corpus, vocab_file, tmp_path, capsys
+):
     def refused(url, output=tmp_path / "data"):
         flags = ("--exclude_documents_of", url, "--workers", 1)
         assert build(output, vocab_file, [similar_corpus[0] / "b.jsonl"], *flags) == 2
@@ -323,12 +403,17 @@ def test_a_dataset_that_cannot_be_excluded_is_named(half, similar_corpus, vocab_
 
 
 @pytest.mark.processes
-def test_running_a_build_again_writes_the_ids_it_lacks(deduplicated, similar_corpus, vocab_file, tmp_path):
+def test_running_a_build_again_writes_the_ids_it_lacks(
+    deduplicated, similar_corpus, vocab_file, tmp_path
+):
     output = tmp_path / "data"
     shutil.copytree(deduplicated.folder.path, output)
     ids = (output / "documents.ids").read_bytes()
     (output / "documents.ids").unlink()
-    assert build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1) == 0
+    assert (
+        build(output, vocab_file, [similar_corpus[0]], "--near_duplicates", 0.8, "--workers", 1)
+        == 0
+    )
     assert (output / "documents.ids").read_bytes() == ids
 
 
@@ -346,6 +431,19 @@ def test_ids_of_several_sources_say_which(similar_corpus, vocab_file, tmp_path):
     assert len(dataset.read_file("documents.ids")) == 17 * dataset.manifest.counters["documents"]
     assert verify_dataset(dataset) == []
     rows = [source["counters"] for source in near.manifest.sources]
-    assert sum(row["dropped_near_duplicate"] for row in rows) == near.manifest.counters["dropped_near_duplicate"] == 30
+    assert (
+        sum(row["dropped_near_duplicate"] for row in rows)
+        == near.manifest.counters["dropped_near_duplicate"]
+        == 30
+    )
     assert all(row["dropped_near_duplicate"] for row in rows)
-    assert build(tmp_path / "rest", vocab_file, [folder / "b.jsonl"], "--exclude_documents_of", dataset.url) == 2
+    assert (
+        build(
+            tmp_path / "rest",
+            vocab_file,
+            [folder / "b.jsonl"],
+            "--exclude_documents_of",
+            dataset.url,
+        )
+        == 2
+    )

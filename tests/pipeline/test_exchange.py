@@ -49,7 +49,9 @@ def folder(tmp_path):
     folder = Folder(str(tmp_path))
     parts = {"one": range(210), "two": range(200, 256), "none": range(0)}
     for name, numbers in parts.items():
-        for kind, data in zip(("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True):
+        for kind, data in zip(
+            ("tokens", "index"), pack_documents([make_document(n) for n in numbers]), strict=True
+        ):
             folder.write(f"{name}.{kind}", data)
     with open_index(folder, list(parts)) as index:
         build_index(index)
@@ -57,7 +59,9 @@ def folder(tmp_path):
 
 
 def numbers_in(chunk):
-    return [document.id[0] for document in unpack_documents(unpack_chunk(chunk)[1], np.uint16, "chunk")]
+    return [
+        document.id[0] for document in unpack_documents(unpack_chunk(chunk)[1], np.uint16, "chunk")
+    ]
 
 
 def contents_of(folder, buckets, names=("one", "two", "none")):
@@ -88,20 +92,29 @@ def test_a_part_is_cut_at_the_bounds_of_the_buckets_and_around_what_is_held_out(
     assert list(cut_part("none", folder, buckets)) == []
     assert [name for name, _ in cut_part("two", folder, buckets[1:3])] == []
     assert [name for name, _ in cut_part("two", folder, buckets[4:])] == [b"train-00003-of-00004"]
-    assert [name for name, _ in cut_part("two", folder, buckets[:1])] == [b"validation-00000-of-00001"]
+    assert [name for name, _ in cut_part("two", folder, buckets[:1])] == [
+        b"validation-00000-of-00001"
+    ]
 
 
 def test_a_part_is_read_by_three_requests_however_many_buckets_it_is_cut_into(folder):
     store = empty_store()
     elsewhere = Folder("counted://parts")
-    for name, data in zip(folder.folder.list(), folder.folder.read_each([*folder.folder.list()]), strict=True):
+    for name, data in zip(
+        folder.folder.list(), folder.folder.read_each([*folder.folder.list()]), strict=True
+    ):
         elsewhere.write(name, data)
     store.requests.clear()
-    tokens, buckets = replace(folder, folder=elsewhere, held_out=HELD_OUT), plan_buckets(64, HELD_OUT)
+    tokens, buckets = (
+        replace(folder, folder=elsewhere, held_out=HELD_OUT),
+        plan_buckets(64, HELD_OUT),
+    )
     for name in ("one", "two", "none"):
         chunks = [numbers_in(data) for _, data in cut_part(name, tokens, buckets)]
         assert len(chunks) == {"one": 52, "two": 15, "none": 0}[name]
-    assert store.kinds() == {"size": 3, "cat_file": 5}, "the size and bytes of each index, the bytes of tokens"
+    assert store.kinds() == {"size": 3, "cat_file": 5}, (
+        "the size and bytes of each index, the bytes of tokens"
+    )
     assert store.count("cat_file", ".tokens") == 2
 
 
@@ -133,7 +146,9 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
         tasks, documents = work
         once, again = ([document.id.hex() for document in documents] for _ in range(2))
         assert once == again
-        Folder(str(tmp_path)).write(f"{tasks[0].bucket.name}.found", "\n".join(sorted(once)).encode())
+        Folder(str(tmp_path)).write(
+            f"{tasks[0].bucket.name}.found", "\n".join(sorted(once)).encode()
+        )
 
     with beam.Pipeline(options=pipeline_options(1, [], 4)) as pipeline:
         _ = (
@@ -147,7 +162,10 @@ def test_both_modes_bring_the_same_documents(folder, mode, most_inline, tmp_path
         expected = read_bucket(folder.folder, names, task.bucket, np.uint16, held_out=HELD_OUT)
         found = (tmp_path / f"{task.bucket.name}.found").read_text().split()
         assert found == sorted(document.id.hex() for document in expected)
-    numbers = [int(each[:2], 16) for each in (tmp_path / "validation-00000-of-00001.found").read_text().split()]
+    numbers = [
+        int(each[:2], 16)
+        for each in (tmp_path / "validation-00000-of-00001.found").read_text().split()
+    ]
     assert numbers == [*range(10), 70, 205, 205], "the copy too"
 
 
@@ -157,10 +175,18 @@ def test_the_shuffle_moves_bytes_under_deterministic_keys(folder):
     _ = pipeline | ExchangeByBucket("shuffle", folder, ["one"], tasks, folder.folder)
     proto = pipeline.to_runner_api()
     context = PipelineContext(proto.components)
-    groups = [each for each in proto.components.transforms.values() if each.unique_name.endswith("/GroupByKey")]
+    groups = [
+        each
+        for each in proto.components.transforms.values()
+        if each.unique_name.endswith("/GroupByKey")
+    ]
     own = [each for each in groups if "Reshuffle" not in each.unique_name]
-    inputs = [proto.components.pcollections[source] for each in own for source in each.inputs.values()]
-    assert [context.coders[each.coder_id] for each in inputs] == [TupleCoder([BytesCoder(), BytesCoder()])]
+    inputs = [
+        proto.components.pcollections[source] for each in own for source in each.inputs.values()
+    ]
+    assert [context.coders[each.coder_id] for each in inputs] == [
+        TupleCoder([BytesCoder(), BytesCoder()])
+    ]
 
 
 @pytest.mark.parametrize("mode", ["files", "shuffle"])
@@ -168,7 +194,10 @@ def test_a_jobs_description_does_not_grow_with_parts_and_shards(folder, mode, tm
     """Of a terabyte's numbers of parts, buckets and shards."""
     names = [f"{number:032x}-00000" for number in range(31_000)]
     buckets = plan_buckets(4096, b"")
-    contents = {each.name: BucketContents(replace(NOTHING, tokens=n), n, 2**40 + n) for n, each in enumerate(buckets)}
+    contents = {
+        each.name: BucketContents(replace(NOTHING, tokens=n), n, 2**40 + n)
+        for n, each in enumerate(buckets)
+    }
     tasks = plan_tasks(buckets, [128, 512], 10, contents)
     pipeline = beam.Pipeline(options=pipeline_options(1, [], 4))
     _ = pipeline | ExchangeByBucket(mode, folder, names, tasks, Folder(str(tmp_path)))
@@ -186,7 +215,8 @@ def test_a_group_that_no_worker_carries_is_refused_before_the_shuffle():
         tasks = plan_tasks(buckets, [64], 1, {buckets[0].name: small, buckets[1].name: contents})
         refuse_large_groups(tasks[:1], "uint16")
         with pytest.raises(
-            ValueError, match=r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB"
+            ValueError,
+            match=r"train-00001-of-00002 is 600 MB of tokens .* takes its worker some 1.2 GB",
         ):
             refuse_large_groups(tasks, "uint16")
 
@@ -202,7 +232,19 @@ def test_a_long_list_comes_back_whole_and_in_order(tmp_path):
 
 
 def build(inputs, vocab_file, output, *arguments):
-    fixed = ("--vocab", vocab_file, "--passes", 2, "--seq_lens", 64, 128, "--num_buckets", 4, "--part_bytes", 4096)
+    fixed = (
+        "--vocab",
+        vocab_file,
+        "--passes",
+        2,
+        "--seq_lens",
+        64,
+        128,
+        "--num_buckets",
+        4,
+        "--part_bytes",
+        4096,
+    )
     words = ("build", "--input", *inputs, "--output", output, *fixed, *arguments)
     return run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
 
@@ -213,7 +255,9 @@ def test_both_modes_give_one_root_hash_and_heal_each_others_builds(corpus, vocab
     shutil.copy(corpus / "a.jsonl", tmp_path / "more/copies.jsonl")
     inputs = (corpus, tmp_path / "more")
     hashes = set()
-    for name, flags in itertools.product(("files", "shuffle"), (("--workers", 1), ("--workers", 2))):
+    for name, flags in itertools.product(
+        ("files", "shuffle"), (("--workers", 1), ("--workers", 2))
+    ):
         output = tmp_path / f"{name}{flags[1]}"
         assert build(inputs, vocab_file, output, "--exchange", name, *flags) == 0
         dataset = open_dataset(str(output))
@@ -232,7 +276,11 @@ def test_auto_is_shuffle_on_dataflow_and_files_where_a_group_is_held_in_memory()
     def chosen(*arguments):
         return choose_exchange("auto", pipeline_options(2, arguments, 4))
 
-    assert (chosen(), chosen("--direct_num_workers=1"), chosen("--runner=PrismRunner")) == ("files", "files", "files")
+    assert (chosen(), chosen("--direct_num_workers=1"), chosen("--runner=PrismRunner")) == (
+        "files",
+        "files",
+        "files",
+    )
     assert chosen("--runner=DataflowRunner") == "shuffle"
     for runner in ("FlinkRunner", "SparkRunner", "PortableRunner"):
         assert chosen(f"--runner={runner}") == "files"
@@ -260,6 +308,7 @@ def test_a_runner_named_by_its_whole_class_name_brings_its_options(tmp_path, mon
 
 def test_a_runner_that_is_not_installed_is_named():
     with pytest.raises(
-        ValueError, match="the runner DaskRunner cannot be imported: No module named 'no_dask'; install"
+        ValueError,
+        match="the runner DaskRunner cannot be imported: No module named 'no_dask'; install",
     ):
         pipeline_options(2, ["--runner=no_dask.dask_runner.DaskRunner"], 4)

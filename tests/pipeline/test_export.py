@@ -19,7 +19,14 @@ import pipeline.export.mds as mds
 from pipeline.command_line.program import run_program
 from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
-from pipeline.export.write_export import FINISHED, FORMATS, STARTED, Format, select_instances, write_export
+from pipeline.export.write_export import (
+    FINISHED,
+    FORMATS,
+    STARTED,
+    Format,
+    select_instances,
+    write_export,
+)
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.storage.faults import StorageError
@@ -164,7 +171,10 @@ def rows_of(dataset, split="train", seq_len=64):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, make_block):
     """2 passes of 2 shards, the first of 2 blocks, at length 64, and one of validation and one of length 128."""
-    shards = {("train", 64, *place): [make_block(40, seed=9 + sum(place))] for place in ((0, 1), (1, 0), (1, 1))}
+    shards = {
+        ("train", 64, *place): [make_block(40, seed=9 + sum(place))]
+        for place in ((0, 1), (1, 0), (1, 1))
+    }
     shards["train", 64, 0, 0] = [make_block(1024, seed=1), make_block(30, seed=7)]
     shards["validation", 64, 0, 0] = [make_block(20, seed=5)]
     shards["validation", 128, 0, 0] = [make_block(20, seed=6)]
@@ -182,17 +192,35 @@ def files_of(folder):
 
 
 @pytest.mark.parametrize(("name", "seq_len", "max_predictions"), GOLDEN)
-def test_golden_instances_are_the_references_records(shared_data, tmp_path, name, seq_len, max_predictions):
+def test_golden_instances_are_the_references_records(
+    shared_data, tmp_path, name, seq_len, max_predictions
+):
     golden = read_golden(shared_data, name)
     settings = SETTINGS | {"max_predictions": max_predictions}
-    data = write_dataset(tmp_path / "data", {("train", seq_len, 0, 0): [block_of(golden)]}, 30_522, settings)
+    data = write_dataset(
+        tmp_path / "data", {("train", seq_len, 0, 0): [block_of(golden)]}, 30_522, settings
+    )
     export(data, tmp_path / "out", seq_len=seq_len)
     records = read_records((tmp_path / "out/train-00000-of-00001.tfrecord").read_bytes())
-    assert [*map(read_example, records)] == [reference_features(row, seq_len, max_predictions) for row in golden]
+    assert [*map(read_example, records)] == [
+        reference_features(row, seq_len, max_predictions) for row in golden
+    ]
 
 
 def test_numbers_of_every_length_are_encoded():
-    ids = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 268_435_455, 268_435_456, 4_294_967_295]
+    ids = [
+        0,
+        1,
+        127,
+        128,
+        16_383,
+        16_384,
+        2_097_151,
+        2_097_152,
+        268_435_455,
+        268_435_456,
+        4_294_967_295,
+    ]
     row = [ids, [0] * 5 + [1] * 6, [1, 10], [2_097_152, 1], True]
     (record,) = encode_examples(block_of([row]), 200, 130)
     assert read_example(record) == reference_features(row, 200, 130)
@@ -204,10 +232,16 @@ def test_a_file_a_shard_holds_its_instances_in_order(data, tmp_path):
     assert [*files_of(tmp_path / "out")] == [FINISHED, *names]
     assert json.loads((tmp_path / "out" / FINISHED).read_bytes()) == said
     assert said["files"] == dict(
-        zip(names, [f"train/L64/pass-0{p}/shard-0000{s}.tar" for p in (0, 1) for s in (0, 1)], strict=True)
+        zip(
+            names,
+            [f"train/L64/pass-0{p}/shard-0000{s}.tar" for p in (0, 1) for s in (0, 1)],
+            strict=True,
+        )
     )
     assert (said["instances"], said["max_predictions"]) == (1174, 10)
-    records = [each for name in names for each in read_records((tmp_path / "out" / name).read_bytes())]
+    records = [
+        each for name in names for each in read_records((tmp_path / "out" / name).read_bytes())
+    ]
     expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
     assert [*map(read_example, records)] == expected
 
@@ -256,7 +290,16 @@ sys.exit(run_program("program", "Tests.", pipeline.cli.COMMANDS, sys.argv[1:]))
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [1, 3, 6])
 def test_a_killed_export_does_not_look_whole_and_is_continued(data, tmp_path, number):
-    words = ["export", str(data), "--format", "tfrecord", "--output", str(tmp_path / "out"), "--seq_len", "64"]
+    words = [
+        "export",
+        str(data),
+        "--format",
+        "tfrecord",
+        "--output",
+        str(tmp_path / "out"),
+        "--seq_len",
+        "64",
+    ]
     assert run_python(["-c", KILLED.format(number=number), *words]).returncode == 9
     left = files_of(tmp_path / "out")
     whole = export(data, tmp_path / "whole") and files_of(tmp_path / "whole")
@@ -286,7 +329,9 @@ def test_a_damaged_shard_is_named_and_not_exported(data, tmp_path):
 def test_more_masks_than_the_settings_allow_are_refused(tmp_path, make_block):
     settings = SETTINGS | {"max_predictions": 2}
     data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, settings)
-    with pytest.raises(ValueError, match=r"shard-00000.tar block 0: an instance of \d masked .* allow 1 to 2; "):
+    with pytest.raises(
+        ValueError, match=r"shard-00000.tar block 0: an instance of \d masked .* allow 1 to 2; "
+    ):
         export(data, tmp_path / "out")
 
 
@@ -299,8 +344,16 @@ def test_tokens_past_the_vocabulary_are_refused(tmp_path, make_block):
 @pytest.mark.parametrize(
     ("split", "seq_len", "said"),
     [
-        ("validation", None, r"has validation instances of the lengths \[64, 128\]; give one of them as --seq_len"),
-        ("train", 128, "no train instances of seq_len 128; the dataset has train L64, validation L64, validation L128"),
+        (
+            "validation",
+            None,
+            r"has validation instances of the lengths \[64, 128\]; give one of them as --seq_len",
+        ),
+        (
+            "train",
+            128,
+            "no train instances of seq_len 128; the dataset has train L64, validation L64, validation L128",
+        ),
     ],
 )
 def test_a_length_is_chosen(data, split, seq_len, said):
@@ -339,10 +392,14 @@ def test_a_folder_of_something_else_is_refused(data, tmp_path, name, said):
 
 
 def test_an_export_of_another_dataset_is_not_continued(data, tmp_path, make_block):
-    other = write_dataset(tmp_path / "data", {("validation", 64, 0, 0): [make_block(9)]}, 100, SETTINGS)
+    other = write_dataset(
+        tmp_path / "data", {("validation", 64, 0, 0): [make_block(9)]}, 100, SETTINGS
+    )
     export(other, tmp_path / "out", split="validation")
     before = files_of(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"_export.json is of another export: root_hash is '.*', now '.*'; "):
+    with pytest.raises(
+        ValueError, match=r"_export.json is of another export: root_hash is '.*', now '.*'; "
+    ):
         export(data, tmp_path / "out", split="validation")
     assert files_of(tmp_path / "out") == before
 
@@ -360,9 +417,13 @@ def test_the_command_says_how_the_files_are_read(data, tmp_path, capsys):
         " --max_predictions_per_seq=10\n"
     )
     assert run("export", data, "--format", "mds", "--output", tmp_path / "mds") == 0
-    assert capsys.readouterr().out.endswith(f"\nstreaming.StreamingDataset(local='{tmp_path}/mds')\n")
+    assert capsys.readouterr().out.endswith(
+        f"\nstreaming.StreamingDataset(local='{tmp_path}/mds')\n"
+    )
     assert run("export", data, "--format", "mds", "--output", "memory://said") == 0
-    assert capsys.readouterr().out.endswith("\nstreaming.StreamingDataset(remote='memory://said')\n")
+    assert capsys.readouterr().out.endswith(
+        "\nstreaming.StreamingDataset(remote='memory://said')\n"
+    )
 
 
 @pytest.mark.processes
@@ -387,31 +448,49 @@ def failing(error):
 def test_ctrl_c_says_that_the_same_command_continues(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(FORMATS, "tfrecord", failing(KeyboardInterrupt()))
     assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 130
-    assert "interrupted; what is finished is kept, the same command continues" in capsys.readouterr().err
+    assert (
+        "interrupted; what is finished is kept, the same command continues"
+        in capsys.readouterr().err
+    )
     assert [*files_of(tmp_path / "out")] == [STARTED]
 
 
 def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(StorageError, match=r"no room for 0; let TMPDIR name a folder with more room"):
+    monkeypatch.setitem(
+        FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left on device"))
+    )
+    with pytest.raises(
+        StorageError, match=r"no room for 0; let TMPDIR name a folder with more room"
+    ):
         export(data, tmp_path)
 
 
 @pytest.mark.processes
 def test_an_unknown_format_is_refused(data, tmp_path, capsys):
     assert run("export", data, "--format", "csv", "--output", tmp_path / "out") == 2
-    assert "--format: found 'csv', expected one of tfrecord, mds, parquet" in capsys.readouterr().err
+    assert (
+        "--format: found 'csv', expected one of tfrecord, mds, parquet" in capsys.readouterr().err
+    )
 
 
 def test_parquet_holds_the_instances_without_padding(data, tmp_path):
     said = export(data, tmp_path, "parquet")
     files = sorted(tmp_path.glob("*.parquet"))
-    rows = [row for file in files for row in pq.ParquetFile(file).read(use_threads=False).to_pylist()]
+    rows = [
+        row for file in files for row in pq.ParquetFile(file).read(use_threads=False).to_pylist()
+    ]
     assert rows == [as_columns(row) for row in rows_of(open_dataset(str(data)))]
     schema = pq.read_schema(tmp_path / "train-00003-of-00004.parquet")
-    assert [str(field.type) for field in schema] == 4 * ["list<element: int32 not null>"] + ["int32"]
-    assert json.loads(schema.metadata[METADATA]) == {name: value for name, value in said.items() if name != "files"}
-    assert (said["root_hash"], said["settings"]) == (open_dataset(str(data)).manifest.root_hash, SETTINGS)
+    assert [str(field.type) for field in schema] == 4 * ["list<element: int32 not null>"] + [
+        "int32"
+    ]
+    assert json.loads(schema.metadata[METADATA]) == {
+        name: value for name, value in said.items() if name != "files"
+    }
+    assert (said["root_hash"], said["settings"]) == (
+        open_dataset(str(data)).manifest.root_hash,
+        SETTINGS,
+    )
 
 
 def test_parquet_has_a_row_group_for_many_blocks(tmp_path, make_block):
@@ -435,7 +514,9 @@ def read_mds(data, config):
             if size is None:
                 (sizes[column],), sample = struct.unpack_from("<I", sample), sample[4:]
         values = {}
-        for name, encoding, size in zip(config["column_names"], config["column_encodings"], sizes, strict=True):
+        for name, encoding, size in zip(
+            config["column_names"], config["column_encodings"], sizes, strict=True
+        ):
             value, sample = sample[:size], sample[size:]
             if encoding == "int":
                 values[name] = struct.unpack("<q", value)[0]
@@ -452,13 +533,25 @@ def read_mds(data, config):
 
 def as_columns(row):
     """A row of golden/ as the columns of Parquet and MDS."""
-    names = ["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"]
+    names = [
+        "input_ids",
+        "segment_ids",
+        "masked_lm_positions",
+        "masked_lm_ids",
+        "next_sentence_labels",
+    ]
     return dict(zip(names, [*row[:4], int(row[4])], strict=True))
 
 
 LAST_SHARD = {
     "column_encodings": ["ndarray:int32", "ndarray:int32", "ndarray:int32", "int", "ndarray:int32"],
-    "column_names": ["input_ids", "masked_lm_ids", "masked_lm_positions", "next_sentence_labels", "segment_ids"],
+    "column_names": [
+        "input_ids",
+        "masked_lm_ids",
+        "masked_lm_positions",
+        "next_sentence_labels",
+        "segment_ids",
+    ],
     "column_sizes": [None, None, None, 8, None],
     "compression": None,
     "format": "mds",
@@ -477,30 +570,45 @@ def test_mds_shards_hold_the_instances_without_padding(data, tmp_path):
     num_bytes = (tmp_path / "shard.00003.mds").stat().st_size
     raw_data = {"basename": "shard.00003.mds", "bytes": num_bytes, "hashes": {}}
     assert (index["version"], shards[3]) == (2, {**LAST_SHARD, "raw_data": raw_data})
-    assert [each["raw_data"]["basename"] for each in shards] == [f"shard.{number:05d}.mds" for number in range(4)]
+    assert [each["raw_data"]["basename"] for each in shards] == [
+        f"shard.{number:05d}.mds" for number in range(4)
+    ]
     assert [each["samples"] for each in shards] == [1054, 40, 40, 40]
     samples = []
     for shard in shards:
         content = (tmp_path / shard["raw_data"]["basename"]).read_bytes()
         assert len(content) == shard["raw_data"]["bytes"]
-        config = {name: value for name, value in shard.items() if name not in ("samples", "raw_data", "zip_data")}
+        config = {
+            name: value
+            for name, value in shard.items()
+            if name not in ("samples", "raw_data", "zip_data")
+        }
         samples += read_mds(content, config)
     assert samples == [as_columns(row) for row in rows_of(open_dataset(str(data)))]
 
 
 def test_mds_arrays_of_any_length_have_their_shapes(tmp_path):
-    rows = [[[*range(5, 5 + length)], [0] * 3 + [1] * (length - 3), [1], [7], False] for length in (255, 256, 512)]
+    rows = [
+        [[*range(5, 5 + length)], [0] * 3 + [1] * (length - 3), [1], [7], False]
+        for length in (255, 256, 512)
+    ]
     data = write_dataset(tmp_path / "data", {("train", 512, 0, 0): [block_of(rows)]}, 600, SETTINGS)
     export(data, tmp_path / "out", "mds", seq_len=512)
     (shard,) = json.loads((tmp_path / "out/index.json").read_bytes())["shards"]
-    config = {name: value for name, value in shard.items() if name not in ("samples", "raw_data", "zip_data")}
+    config = {
+        name: value
+        for name, value in shard.items()
+        if name not in ("samples", "raw_data", "zip_data")
+    }
     samples = read_mds((tmp_path / "out/shard.00000.mds").read_bytes(), config)
     assert [*samples] == [as_columns(row) for row in rows]
 
 
 def test_an_mds_shard_that_its_offsets_cannot_span_is_refused(data, tmp_path, monkeypatch):
     monkeypatch.setattr(mds, "_MOST_BYTES", 1_000)
-    with pytest.raises(ValueError, match=r"shard.00000.mds: \d,\d+ bytes, an MDS shard has at most 1,000; build"):
+    with pytest.raises(
+        ValueError, match=r"shard.00000.mds: \d,\d+ bytes, an MDS shard has at most 1,000; build"
+    ):
         export(data, tmp_path, "mds", split="validation")
     assert [*files_of(tmp_path)] == [STARTED]
 
@@ -529,7 +637,9 @@ for record in tf.data.TFRecordDataset(sorted(tf.io.gfile.glob(pattern))):
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
 def test_tensorflow_reads_the_records(data, tmp_path):
     export(data, tmp_path)
     command = [sys.executable, "-c", TENSORFLOW, f"{tmp_path}/*.tfrecord", "64", "10"]
@@ -555,13 +665,17 @@ with MDSWriter(columns=columns, out=sys.argv[2], size_limit=None) as out:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(importlib.util.find_spec("streaming") is None, reason="mosaicml-streaming is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("streaming") is None, reason="mosaicml-streaming is not installed"
+)
 def test_mosaicml_streaming_reads_the_shards_and_writes_the_same(data, tmp_path):
     export(data, tmp_path / "out", "mds", split="validation")
     command = [sys.executable, "-c", STREAMING, str(tmp_path / "out"), str(tmp_path / "again")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     rows = rows_of(open_dataset(str(data)), "validation")
-    assert [json.loads(line) for line in ran.stdout.splitlines()] == [as_columns(row) for row in rows]
+    assert [json.loads(line) for line in ran.stdout.splitlines()] == [
+        as_columns(row) for row in rows
+    ]
     ours, theirs = files_of(tmp_path / "out"), files_of(tmp_path / "again")
     assert {name: ours[name] for name in theirs} == theirs

@@ -20,11 +20,15 @@ from pipeline.text.languages import NUM_PLACES, PLACE_CHARACTERS, language_share
 from pipeline.text.own_filters import call_filter, describe_filter, load_filter
 from pipeline.tokens.document_lists import DocumentList, filter_documents
 
-GERMAN = "Der Fluss fließt langsam durch das Tal, und die Leute gehen abends an seinem Ufer spazieren."
+GERMAN = (
+    "Der Fluss fließt langsam durch das Tal, und die Leute gehen abends an seinem Ufer spazieren."
+)
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def build(corpus, vocab_file, output, *arguments):
@@ -57,7 +61,9 @@ def own_filters(tmp_path, monkeypatch):
     )
     folder.joinpath("broken_filters_of_a_test.py").write_text("raise RuntimeError('at import')\n")
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    )
     yield "own_filters_of_a_test"
     for name in ("own_filters_of_a_test", "broken_filters_of_a_test"):
         sys.modules.pop(name, None)
@@ -73,11 +79,16 @@ def test_lengths_are_of_characters_and_bounds_belong(text, least, most):
 def test_a_rule_at_its_defaults_keeps_all_and_says_nothing():
     assert FilterRule().keeps_all
     assert FilterRule().content() == {}
-    assert not {"min_characters", "languages", "filter"} & BuildSettings("o", ["i"]).tokens_content("v").keys()
+    assert (
+        not {"min_characters", "languages", "filter"}
+        & BuildSettings("o", ["i"]).tokens_content("v").keys()
+    )
 
 
 def test_languages_are_told_apart():
-    english = "The river runs slowly through the valley, and people walk along its banks in the evening."
+    english = (
+        "The river runs slowly through the valley, and people walk along its banks in the evening."
+    )
     assert reason_for(english, languages=("en",)) is None
     assert reason_for(GERMAN, languages=("en",)) == "language"
     assert reason_for(GERMAN, languages=("fr", "de")) is None
@@ -121,8 +132,14 @@ def test_declarations_of_human_rights_are_in_their_languages(shared_data):
 
 def test_a_filter_is_asked_with_the_text(own_filters):
     rule = FilterRule(own=(f"{own_filters}:keep_all", f"{own_filters}:keep_rivers"))
-    assert rule.content() == {"filter": [f"{own_filters}:keep_all 2", f"{own_filters}:keep_rivers 2"]}
-    documents = [Document("A river.", "a:1"), Document("A hill.", "a:2"), Document("No hill.", "a:3")]
+    assert rule.content() == {
+        "filter": [f"{own_filters}:keep_all 2", f"{own_filters}:keep_rivers 2"]
+    }
+    documents = [
+        Document("A river.", "a:1"),
+        Document("A hill.", "a:2"),
+        Document("No hill.", "a:3"),
+    ]
     found = filter_documents(DocumentList("p", 0, True, documents), DocumentFilter(rule))
     assert [document.where for document in found.documents] == ["a:1"]
     assert found.counters == {"dropped_no_river": 2}
@@ -165,18 +182,31 @@ def test_a_filter_that_cannot_be_loaded_is_refused(own_filters, name, said):
 
 
 def test_reasons_are_kinds_and_not_texts(own_filters):
-    documents = DocumentList("p", 0, True, [Document(f"text {number}", f"a:{number}") for number in range(200)])
+    documents = DocumentList(
+        "p", 0, True, [Document(f"text {number}", f"a:{number}") for number in range(200)]
+    )
     with pytest.raises(ValueError, match="reason number 101"):
         filter_documents(documents, DocumentFilter(FilterRule(own=(f"{own_filters}:chatter",))))
 
 
 @pytest.mark.processes
-def test_a_build_counts_what_filters_drop(corpus, vocab_file, own_filters, tmp_path, capsys, monkeypatch):
+def test_a_build_counts_what_filters_drop(
+    corpus, vocab_file, own_filters, tmp_path, capsys, monkeypatch
+):
     folder = tmp_path / "more"
     folder.mkdir()
     rows = [GERMAN * 3, "Too short.", "x" * 5000]
-    folder.joinpath("more.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    filters = ("--min_characters", 40, "--max_characters", 4000, "--filter", f"{own_filters}:keep_rivers")
+    folder.joinpath("more.jsonl").write_text(
+        "".join(json.dumps({"text": row}) + "\n" for row in rows)
+    )
+    filters = (
+        "--min_characters",
+        40,
+        "--max_characters",
+        4000,
+        "--filter",
+        f"{own_filters}:keep_rivers",
+    )
     hashes = set()
     for number, cut in enumerate([("--workers", 1), ("--workers", 2, "--part_bytes", 2048)]):
         output = tmp_path / f"data{number}"
@@ -197,7 +227,8 @@ def test_a_build_counts_what_filters_drop(corpus, vocab_file, own_filters, tmp_p
     assert "too_short: 1 dropped" in shown
     assert "Too short." in shown
     assert "too short" in (output / "report.html").read_text()
-    # Another version of the filter's module is another filter: finished parts are not taken for its own.
+    # Another version of the filter's module is another filter: finished parts are not taken for its
+    # own.
     monkeypatch.setattr(sys.modules[own_filters], "__version__", "3")
     assert build(corpus, vocab_file, output, *filters) == 2
     assert "keep_rivers 3" in capsys.readouterr().err
@@ -205,13 +236,26 @@ def test_a_build_counts_what_filters_drop(corpus, vocab_file, own_filters, tmp_p
 
 @pytest.mark.processes
 def test_a_build_whose_filters_drop_everything_says_so(corpus, vocab_file, tmp_path, capsys):
-    assert build(corpus, vocab_file, tmp_path / "data", "--min_characters", 10_000, "--workers", 1) == 2
-    assert "all 120 documents of the input were dropped: too_short 120; loosen" in capsys.readouterr().err
+    assert (
+        build(corpus, vocab_file, tmp_path / "data", "--min_characters", 10_000, "--workers", 1)
+        == 2
+    )
+    assert (
+        "all 120 documents of the input were dropped: too_short 120; loosen"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.processes
 def test_a_plan_counts_what_filters_drop(corpus, texts, vocab_file, tmp_path, capsys):
-    flags = ("--max_characters", sorted(map(len, texts))[60], "--near_duplicates", 0.8, "--plan", "true")
+    flags = (
+        "--max_characters",
+        sorted(map(len, texts))[60],
+        "--near_duplicates",
+        0.8,
+        "--plan",
+        "true",
+    )
     assert build(corpus, vocab_file, tmp_path / "data", *flags) == 0
     shown = capsys.readouterr().out
     assert "left out of the sample: " in shown
@@ -233,16 +277,27 @@ def test_a_worker_names_the_filter_that_raised(corpus, vocab_file, own_filters, 
 def test_the_vocabulary_learns_from_what_is_kept(corpus, own_filters, tmp_path, capsys):
     folder = tmp_path / "text"
     folder.mkdir()
-    texts = [f"A river with some words, number {number}." for number in range(9)] + ["Zyzzyva quixotic fjord."] * 9
-    folder.joinpath("t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    texts = [f"A river with some words, number {number}." for number in range(9)] + [
+        "Zyzzyva quixotic fjord."
+    ] * 9
+    folder.joinpath("t.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     learned = ("vocab", "--input", folder, "--vocab_size", 100, "--workers", 1)
     assert run(*learned, "--output", tmp_path / "all") == 0
-    assert run(*learned, "--output", tmp_path / "kept", "--filter", f"{own_filters}:keep_rivers") == 0
-    pieces = {name: set((tmp_path / name / "vocab.txt").read_text().split("\n")) for name in ("all", "kept")}
+    assert (
+        run(*learned, "--output", tmp_path / "kept", "--filter", f"{own_filters}:keep_rivers") == 0
+    )
+    pieces = {
+        name: set((tmp_path / name / "vocab.txt").read_text().split("\n"))
+        for name in ("all", "kept")
+    }
     assert "z" in pieces["all"]
     assert "z" not in pieces["kept"]
     assert "from 17 words of 9 of 18 documents" in capsys.readouterr().out
-    assert run(*learned, "--output", tmp_path / "all", "--filter", f"{own_filters}:keep_rivers") == 2
+    assert (
+        run(*learned, "--output", tmp_path / "all", "--filter", f"{own_filters}:keep_rivers") == 2
+    )
     assert "holds a vocabulary made otherwise" in capsys.readouterr().err
 
 

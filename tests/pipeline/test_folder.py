@@ -65,7 +65,9 @@ def test_files_are_named_relative_to_their_folder(memory):
     assert list(memory.store) == ["/data/train/L64/a"]
 
 
-@pytest.mark.parametrize("url", ["memory://top", "memory://a/b/file.txt", "memory:///a/file", "file.txt", "a/file"])
+@pytest.mark.parametrize(
+    "url", ["memory://top", "memory://a/b/file.txt", "memory:///a/file", "file.txt", "a/file"]
+)
 def test_a_file_is_found_by_the_folder_and_the_name_of_its_url(memory, tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
     folder, name = Folder.of_file(url)
@@ -100,7 +102,11 @@ def test_a_listing_is_asked_for_anew_each_time(memory):
             return self.kept
 
     folder = Folder.on(Listed(), "/data")
-    assert [folder.list(), Folder("memory://data").write("a", b"1"), folder.list()] == [{}, None, {"a": 1}]
+    assert [folder.list(), Folder("memory://data").write("a", b"1"), folder.list()] == [
+        {},
+        None,
+        {"a": 1},
+    ]
     Folder("memory://data").write("b", b"1")
     assert folder.list() == {"a": 1, "b": 1}
 
@@ -137,6 +143,8 @@ def test_a_file_is_copied_to_a_local_disk(memory, tmp_path):
 def test_only_a_local_folder_has_a_path_of_this_machine(tmp_path):
     assert Folder(f"file://{tmp_path}").local_path("a/b") == Path(tmp_path, "a/b")
     assert Folder(str(tmp_path)).local_path() == tmp_path
-    assert Folder.of_file("/top")[0].local_path("top") == Folder("/").local_path("top") == Path("/top")
+    assert (
+        Folder.of_file("/top")[0].local_path("top") == Folder("/").local_path("top") == Path("/top")
+    )
     with pytest.raises(AssertionError, match="memory:///data is not on a local disk"):
         Folder("memory://data").local_path()

@@ -48,24 +48,31 @@ def render(tar: bytes) -> str:
     layout = _find_layout(message)
     [body_length] = struct.unpack_from("<q", message, layout.body_length)
     nodes, places = (
-        list(struct.unpack_from(f"<{count}q", message, first)) for first, count in (layout.nodes, layout.buffers)
+        list(struct.unpack_from(f"<{count}q", message, first))
+        for first, count in (layout.nodes, layout.buffers)
     )
     for start, what in ((0, "schema"), (batch_start, "record batch")):
         length = struct.unpack_from("<I", data, start + 4)[0]
         framing = spaced(bytes(data[start : start + 8]))
-        lines.append(f"{512 + start:5}: {framing}  {what}: mark, and length of its flatbuffer: {length}")
+        lines.append(
+            f"{512 + start:5}: {framing}  {what}: mark, and length of its flatbuffer: {length}"
+        )
     lines.append(f"{512 + body:5}: body of {body_length} bytes; nodes (values, nulls) {nodes}")
     for (name, dtype), start, length in zip(BUFFERS, places[2::4], places[3::4], strict=True):
         stored = bytes(data[body + start : body + start + length])
         values = np.frombuffer(zstandard.decompress(stored[8:]), dtype).tolist()
         assert struct.unpack("<q", stored[:8])[0] == len(values) * np.dtype(dtype).itemsize
-        lines.append(f"{512 + body + start:5}: {spaced(stored[:8])} | {spaced(stored[8:])}  {name}: {values}")
+        lines.append(
+            f"{512 + body + start:5}: {spaced(stored[:8])} | {spaced(stored[8:])}  {name}: {values}"
+        )
     lines.append(f"{512 + size - 8:5}: {spaced(bytes(data[-8:]))}  end of stream")
     return "\n".join(lines)
 
 
 def example() -> tuple[bytes, str]:
-    tar, _, table = pack_shard([TINY], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", 4, NOTHING)
+    tar, _, table = pack_shard(
+        [TINY], "train", 128, 0, "train/L128/pass-00/shard-00000.tar", 4, NOTHING
+    )
     assert len(tar) % 512 == 0
     assert table.offset.tolist() == [512]
     return tar, f"{render(tar)}\ncrc32 of bytes 512 to {511 + table.size[0]}: {table.crc32[0]:08x}"
@@ -87,7 +94,9 @@ def test_the_example_is_what_the_builder_writes():
 
 def test_the_buffers_of_the_document_hold_the_values_it_says():
     rows = re.findall(
-        r"^ *\d+: ((?:[0-9a-f]{2} ?){8}) \| ([0-9a-f ]+)  (.*): (\[.*\])$", document_example(), re.MULTILINE
+        r"^ *\d+: ((?:[0-9a-f]{2} ?){8}) \| ([0-9a-f ]+)  (.*): (\[.*\])$",
+        document_example(),
+        re.MULTILINE,
     )
     assert len(rows) == len(BUFFERS)
     for (length, frame, name, values), (expected, dtype) in zip(rows, BUFFERS, strict=True):
@@ -102,28 +111,40 @@ def test_the_example_is_the_block_of_the_document():
     size = int(tar[124:135], 8)
     block = decode_block(tar[512 : 512 + size], "example")
     assert block.input_ids.tolist() == TINY.input_ids.tolist()
-    assert f"crc32 of bytes 512 to {511 + size}: {checksum(tar[512 : 512 + size]):08x}" in example()[1]
+    assert (
+        f"crc32 of bytes 512 to {511 + size}: {checksum(tar[512 : 512 + size]):08x}" in example()[1]
+    )
 
 
 def table_after(heading: str) -> list[list[str]]:
     """The rows of the first table after a heading of the document."""
     part = DOCUMENT.read_text().partition(f"### {heading}\n")[2]
-    lines = re.search(r"^\|---.*\n((?:\|.*\n)+)", part, re.MULTILINE)[1].replace("\\", "").splitlines()
+    lines = (
+        re.search(r"^\|---.*\n((?:\|.*\n)+)", part, re.MULTILINE)[1].replace("\\", "").splitlines()
+    )
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 @pytest.mark.parametrize(
-    ("name", "schema"), [("shards.parquet", SHARDS_SCHEMA_OF_SOURCES), ("blocks.parquet", BLOCKS_SCHEMA)]
+    ("name", "schema"),
+    [("shards.parquet", SHARDS_SCHEMA_OF_SOURCES), ("blocks.parquet", BLOCKS_SCHEMA)],
 )
 def test_the_columns_of_the_tables(name, schema):
-    said = [(column, kind) for columns, kind, _ in table_after(name) for column in columns.split(", ")]
-    assert said == [(field.name, str(field.type).replace("element: ", "").replace("item: ", "")) for field in schema]
+    said = [
+        (column, kind) for columns, kind, _ in table_after(name) for column in columns.split(", ")
+    ]
+    assert said == [
+        (field.name, str(field.type).replace("element: ", "").replace("item: ", ""))
+        for field in schema
+    ]
 
 
 def test_the_fields_of_the_manifest():
     rows = dict(table_after("manifest.json"))
     names = [name for names in rows for name in names.split(", ")]
-    assert sorted(names) == sorted([*(field.name for field in dataclasses.fields(Manifest)), MANIFEST_HASH])
+    assert sorted(names) == sorted(
+        [*(field.name for field in dataclasses.fields(Manifest)), MANIFEST_HASH]
+    )
     for name, record in (("groups", Group), ("seal", Seal)):
         said = re.search(r"{(.*)}", rows[name])[1].split(", ")
         assert said == [field.name for field in dataclasses.fields(record)]

@@ -51,7 +51,9 @@ def test_damaged_bytes_give_a_result_or_an_error_with_the_place(name, tmp_path):
     reset_peak()
     before = peak_megabytes()
 
-    @settings(max_examples=120, deadline=20_000, suppress_health_check=list(HealthCheck), database=None)
+    @settings(
+        max_examples=120, deadline=20_000, suppress_health_check=list(HealthCheck), database=None
+    )
     @given(damage(seeds))
     def check(data):
         expect_refusal(target, data)

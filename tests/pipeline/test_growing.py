@@ -39,7 +39,9 @@ class Build:
         self.place = Folder(str(folder))
 
     def rows(self, passes: Sequence[int]) -> list[ShardBlocks]:
-        return [(shard, self.whole.blocks(shard)) for number in passes for shard in self.shards(number)]
+        return [
+            (shard, self.whole.blocks(shard)) for number in passes for shard in self.shards(number)
+        ]
 
     def shards(self, number: int) -> list[Shard]:
         return self.whole.shards("train", 8192, number)
@@ -53,7 +55,10 @@ class Build:
                 for shard in self.shards(n)
             },
         )
-        publish_plan(self.place, dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH))
+        publish_plan(
+            self.place,
+            dataclasses.replace(self.whole.manifest, groups=groups, root_hash=UNKNOWN_HASH),
+        )
 
     def publish(self, *passes: int) -> None:
         for number in passes:
@@ -72,7 +77,9 @@ class Build:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, make_dataset) -> Dataset:
     sizes = [(20 + number, 9, 30 - number) for number in range(NUM_PASSES)]
-    return open_dataset(str(make_dataset(tmp_path_factory.mktemp("whole") / "data", sizes, validation=(17, 5))))
+    return open_dataset(
+        str(make_dataset(tmp_path_factory.mktemp("whole") / "data", sizes, validation=(17, 5)))
+    )
 
 
 @pytest.fixture
@@ -115,7 +122,9 @@ def test_tables_are_parsed_when_they_are_asked_for(build, monkeypatch, way):
     firsts, shard = [build.shards(number)[0] for number in (0, 1)], build.shards(1)[2]
     expected = columns(build.whole.blocks(shard))
     parsed, parse = [], block_tables._parse_rows
-    monkeypatch.setattr(block_tables, "_parse_rows", lambda *row: (parsed.append(row[2]), parse(*row))[1])
+    monkeypatch.setattr(
+        block_tables, "_parse_rows", lambda *row: (parsed.append(row[2]), parse(*row))[1]
+    )
     followed = follow(build, 0, 1)
     assert parsed == firsts, "those of one shard of each pass show whether the table fits"
     assert columns(followed.blocks(shard)) == expected
@@ -148,7 +157,8 @@ def test_blocks_are_found_when_the_build_has_taken_its_records_away(build, way):
 def test_a_finished_dataset_is_opened_once_for_all_its_passes(build, monkeypatch):
     opened = []
     monkeypatch.setattr(
-        "pipeline.shards.growing.open_dataset", lambda *where: (opened.append(where), open_dataset(*where))[1]
+        "pipeline.shards.growing.open_dataset",
+        lambda *where: (opened.append(where), open_dataset(*where))[1],
     )
     build.publish(0, 1)
     followed = follow(build, 0)
@@ -175,7 +185,9 @@ def test_blocks_are_found_when_passes_have_been_added(build, way):
 
 
 def test_blocks_of_a_pass_withdrawn_are_missing_until_it_is_published_again(build, monkeypatch):
-    monkeypatch.setattr(block_tables, "WHOLE_BYTES", 100)  # so that something is read for each shard
+    monkeypatch.setattr(
+        block_tables, "WHOLE_BYTES", 100
+    )  # so that something is read for each shard
     build.publish(0)
     followed = follow(build, 0)
     withdraw_passes(build.place, [FIRST])
@@ -190,14 +202,23 @@ def test_a_pass_that_was_built_again_with_other_instances_is_refused(build, monk
     build.publish(0)
     followed = follow(build, 0)
     [(first, table), *others] = build.rows([0])
-    monkeypatch.setattr(build, "rows", lambda _: [(dataclasses.replace(first, content_hash="0" * 64), table), *others])
+    monkeypatch.setattr(
+        build,
+        "rows",
+        lambda _: [(dataclasses.replace(first, content_hash="0" * 64), table), *others],
+    )
     build.end(0)
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"{FIRST} was built again with other instances than it had; begin this"):
+        with pytest.raises(
+            ValueError,
+            match=f"{FIRST} was built again with other instances than it had; begin this",
+        ):
             followed.blocks(build.shards(0)[2])
 
 
-@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda _: b"PAR1" * 50], ids=["cut", "other"])
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-20], lambda _: b"PAR1" * 50], ids=["cut", "other"]
+)
 def test_a_damaged_table_is_refused_when_its_pass_is_found(build, way, spoil):
     build.publish(0)
     path = build.folder / RECORDS / FIRST / "blocks.parquet"
@@ -210,7 +231,9 @@ def test_a_table_of_other_shards_is_refused_when_its_pass_is_found(build, way):
     build.publish(0)
     path = build.folder / RECORDS / FIRST / "blocks.parquet"
     path.write_bytes(blocks_table([table for _, table in build.rows([0])][:-1]))
-    with pytest.raises(ValueError, match=r"blocks.parquet: 5 rows, expected 9 for the blocks of 3 shards"):
+    with pytest.raises(
+        ValueError, match=r"blocks.parquet: 5 rows, expected 9 for the blocks of 3 shards"
+    ):
         follow(build, 0)
 
 

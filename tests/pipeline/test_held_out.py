@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from pipeline.tokens.grouped_rows import NUM_GROUPS
-from pipeline.tokens.held_out import HeldOutSource, LowestRows, choose_held_out, is_held_out, split_ids, wanted_tokens
+from pipeline.tokens.held_out import (
+    HeldOutSource,
+    LowestRows,
+    choose_held_out,
+    is_held_out,
+    split_ids,
+    wanted_tokens,
+)
 from pipeline.tokens.token_index import SourceTotals, join_ranges
 from pipeline.tokens.token_parts import INDEX_DTYPE, join_id
 
@@ -69,7 +76,11 @@ def test_one_source(documents, tokens_each, fraction, most, expected):
 
 def test_every_source_gives_its_share_of_the_tokens():
     """Not the lowest ids of all: the third source's are the highest."""
-    corpus = [source(*[100] * 600), source(*[400] * 300, first=7), source(*[100] * 200, first=1 << 100)]
+    corpus = [
+        source(*[100] * 600),
+        source(*[400] * 300, first=7),
+        source(*[100] * 200, first=1 << 100),
+    ]
     found = choose_held_out(corpus, 0.1, 1_280_000)
     assert [each.tokens for each in found.sources] == [6000, 12_000, 2000]
     ids = [
@@ -92,7 +103,9 @@ def test_documents_that_are_too_long_are_passed_over():
     found = choose_held_out([own], 0.01, 1_280_000)
     assert split_ids(found.ids) == [bytes.fromhex(own.lowest_ids[number]) for number in (1, 2, 3)]
     assert found.sources == (HeldOutSource(3, 1400, own.lowest_ids[3]),)
-    assert numbers_of(choose_held_out([own], 0.5, 1_280_000)) == [12], "half may be held out: the first one too"
+    assert numbers_of(choose_held_out([own], 0.5, 1_280_000)) == [12], (
+        "half may be held out: the first one too"
+    )
     assert numbers_of(choose_held_out([own], 0.01, 1000)) == [8], "1,200 are over validation_tokens"
 
 
@@ -166,8 +179,12 @@ def test_lowest_rows_are_those_that_any_fraction_asks_for():
 
 def source_of(rows, like=None):
     ids = [join_id(row["high"], row["low"]).hex() for row in rows]
-    documents, tokens = (len(rows), int(rows["tokens"].sum())) if like is None else (like.documents, like.tokens)
-    return SourceTotals(documents=documents, tokens=tokens, lowest_ids=ids, lowest_tokens=rows["tokens"].tolist())
+    documents, tokens = (
+        (len(rows), int(rows["tokens"].sum())) if like is None else (like.documents, like.tokens)
+    )
+    return SourceTotals(
+        documents=documents, tokens=tokens, lowest_ids=ids, lowest_tokens=rows["tokens"].tolist()
+    )
 
 
 def test_rows_of_held_out_documents_are_told_in_any_order():

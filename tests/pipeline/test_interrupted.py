@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM in a build: one line, the exit code, no process and no file left half; and the next run ends it.
 
-A gate stops every write of a stage, once some of its files are there: what is interrupted is at work for certain.
+A gate stops every write of a stage, once some of its files are there: what is interrupted is at
+work for certain.
 """
 
 import os
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 600  # not a claim: only what hangs takes as long
 FLAGS = "--passes 2 --seq_lens 64 --num_buckets 4 --part_bytes 65536 --near_duplicates 0.9 --vocab_size 300"
 
-# Found before all other modules by every process of the build; each file is synced before it gets its name.
+# Found before all other modules by every process of the build; each file is synced before it gets
+# its name.
 GATE = """
 import glob, os, time
 from pathlib import Path
@@ -115,7 +117,9 @@ def session_of(pid):
         ("shards", 2, signal.SIGINT, True, "shards"),
     ],
 )
-def test_one_line_is_said_and_the_next_run_ends_it(stage, workers, number, to_group, noun, corpus, expected, tmp_path):
+def test_one_line_is_said_and_the_next_run_ends_it(
+    stage, workers, number, to_group, noun, corpus, expected, tmp_path
+):
     (tmp_path / "sitecustomize.py").write_text(GATE)
     (tmp_path / "gate").write_text(f"{tmp_path}/data/{STAGES[stage]} 1")
     process = start(corpus, tmp_path, workers)

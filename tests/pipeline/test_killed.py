@@ -30,11 +30,27 @@ def long_corpus(tmp_path_factory):
     return folder
 
 
-BEAMS_OWN = ("--", "--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+BEAMS_OWN = (
+    "--",
+    "--runner=FnApiRunner",
+    "--direct_running_mode=multi_processing",
+    "--direct_num_workers=2",
+)
 
 
 def command(corpus, output, *remainder):
-    flags = ("--passes", 2, "--seq_lens", 64, "--num_buckets", 16, "--part_bytes", 16384, "--workers", 2)
+    flags = (
+        "--passes",
+        2,
+        "--seq_lens",
+        64,
+        "--num_buckets",
+        16,
+        "--part_bytes",
+        16384,
+        "--workers",
+        2,
+    )
     inputs = ("--input", corpus / "a.jsonl", "--vocab", corpus / "vocab.txt", "--output", output)
     flags += ("--task_files", corpus / "tasks.jsonl")
     return [sys.executable, "-m", "pipeline", "build", *map(str, (*inputs, *flags, *remainder))]
@@ -50,12 +66,16 @@ def expected(long_corpus, tmp_path_factory):
 
 def what_was_built(output):
     """The root hash, and the list of documents that hold text of the task file."""
-    return open_dataset(str(output)).manifest.root_hash, (output / "task_overlaps.parquet").read_bytes()
+    return open_dataset(str(output)).manifest.root_hash, (
+        output / "task_overlaps.parquet"
+    ).read_bytes()
 
 
 def list_processes():
     """Parent and arguments of every process, by its pid."""
-    listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()]
     return {int(pid): (int(parent), *args) for pid, parent, *args in rows}
 
@@ -67,7 +87,9 @@ def workers_below(pid):
     return [
         own
         for own, (parent, *args) in processes.items()
-        if mark in args[0] and mark in processes.get(parent, (0, ""))[1] and pid in ancestors(own, processes)
+        if mark in args[0]
+        and mark in processes.get(parent, (0, ""))[1]
+        and pid in ancestors(own, processes)
     ]
 
 
@@ -94,7 +116,9 @@ def wait_until(condition, seconds=SECONDS):
 
 def with_code_of(folder):
     """The environment of programs that find a folder's modules before all others."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    }
 
 
 def start_until(stage, corpus, output):
@@ -123,7 +147,9 @@ def assert_heals(corpus, output, expected):
 
 
 @pytest.mark.parametrize("stage", ["tokens", "shards"])
-def test_a_killed_worker_fails_the_command_and_the_next_run_heals(stage, long_corpus, expected, tmp_path):
+def test_a_killed_worker_fails_the_command_and_the_next_run_heals(
+    stage, long_corpus, expected, tmp_path
+):
     process = start_until(stage, long_corpus, tmp_path / "data")
     workers = workers_below(process.pid)
     assert len(workers) == 2
@@ -147,14 +173,18 @@ def test_no_worker_outlives_a_killed_launcher(stage, long_corpus, expected, tmp_
     workers = workers_below(process.pid)
     assert len(workers) == 2
     process.kill()  # nobody waits for it yet: a zombie must not count as a launcher
-    print(f"{stage}: workers ended after {wait_until(lambda: not any(map(is_alive, workers)), SECONDS):.1f} s")
+    print(
+        f"{stage}: workers ended after {wait_until(lambda: not any(map(is_alive, workers)), SECONDS):.1f} s"
+    )
     process.communicate()
     assert_heals(long_corpus, tmp_path / "data", expected)
 
 
 @pytest.mark.parametrize("victim", ["worker", "parent"])
 @pytest.mark.parametrize("remainder", [(), BEAMS_OWN])
-def test_a_worker_killed_while_the_others_start_fails_the_command(victim, remainder, long_corpus, tmp_path):
+def test_a_worker_killed_while_the_others_start_fails_the_command(
+    victim, remainder, long_corpus, tmp_path
+):
     """Beam would wait for the others for ever, which do not watch the launcher's lock while they start."""
     process = subprocess.Popen(
         command(long_corpus, tmp_path / "data", *remainder),
@@ -172,10 +202,18 @@ def test_a_worker_killed_while_the_others_start_fails_the_command(victim, remain
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_worker_that_ends_itself_fails_the_command(code, long_corpus, tmp_path):
     """As a library may, by exit(); Beam would wait for it for ever."""
-    (tmp_path / "filter_that_leaves.py").write_text(f"import os\ndef leave(text):\n    os._exit({code})\n")
+    (tmp_path / "filter_that_leaves.py").write_text(
+        f"import os\ndef leave(text):\n    os._exit({code})\n"
+    )
     words = [*command(long_corpus, tmp_path / "data"), "--filter", "filter_that_leaves:leave"]
     result = subprocess.run(
-        words, cwd=ROOT, env=with_code_of(tmp_path), capture_output=True, text=True, timeout=SECONDS, check=False
+        words,
+        cwd=ROOT,
+        env=with_code_of(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert result.returncode == 2
     assert "tokens: a worker process ended by itself" in result.stderr.strip().splitlines()[-1]

@@ -56,9 +56,15 @@ def measure(path, split="read"):
 def words(count, seed=0):
     """Sentences of random words out of 100, which shrink to a fifth or so."""
     draws = random.Random("words")
-    pool = ["".join(draws.choices("abcdefghijklmnopqrstuvwxyz", k=draws.randint(2, 9))) for _ in range(100)]
+    pool = [
+        "".join(draws.choices("abcdefghijklmnopqrstuvwxyz", k=draws.randint(2, 9)))
+        for _ in range(100)
+    ]
     draws.seed(seed)
-    return ". ".join(" ".join(draws.choices(pool, k=12)).capitalize() for _ in range(count // 12)) + "."
+    return (
+        ". ".join(" ".join(draws.choices(pool, k=12)).capitalize() for _ in range(count // 12))
+        + "."
+    )
 
 
 @pytest.mark.processes
@@ -79,7 +85,9 @@ def test_a_gzip_of_256_megabytes_takes_the_memory_of_its_longest_document(tmp_pa
 
 @pytest.mark.processes
 @pytest.mark.parametrize("layout", ["text", "jsonl"])
-def test_a_document_of_100_megabytes_is_read_split_and_cut_in_a_few_times_its_length(tmp_path, layout):
+def test_a_document_of_100_megabytes_is_read_split_and_cut_in_a_few_times_its_length(
+    tmp_path, layout
+):
     lines = words(12 * 1200, seed=1).replace(". ", ".\n")
     copies = -(-100 * MEGABYTE // (len(lines) + 1))
     path = tmp_path / f"long.{'txt' if layout == 'text' else 'jsonl'}"

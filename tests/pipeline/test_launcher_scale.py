@@ -13,20 +13,30 @@ def stages(monkeypatch):
     monkeypatch.setattr(launcher_scale, "NUM_FILES", 300)
     monkeypatch.setattr(launcher_scale, "WORLD", launcher_scale.World())
     fsspec.register_implementation("slow", launcher_scale.SlowStore, clobber=True)
-    found = launcher_scale.measure(argparse.Namespace(terabytes=4e-3, documents=40_000, passes=3, latency_ms=0))
+    found = launcher_scale.measure(
+        argparse.Namespace(terabytes=4e-3, documents=40_000, passes=3, latency_ms=0)
+    )
     return {stage.name: stage for stage in found}
 
 
 @pytest.mark.processes
 def test_requests_and_descriptions_stay_within_their_bounds(stages):
-    assert {name: stage.requests for name, stage in stages.items() if stage.requests > stage.most_requests} == {}
-    descriptions = [stage.description_mb for stage in stages.values() if stage.description_mb is not None]
+    assert {
+        name: stage.requests
+        for name, stage in stages.items()
+        if stage.requests > stage.most_requests
+    } == {}
+    descriptions = [
+        stage.description_mb for stage in stages.values() if stage.description_mb is not None
+    ]
     assert len(descriptions) == 2
     assert max(descriptions) < 1
     num_parts, num_shards = 150, 194
     indexed, published = (stages[name].requests for name in (
         "index the token parts", "seal the buckets, publish the shards"))  # fmt: skip
     assert 2 * num_parts < indexed < 2 * num_parts + 20, "a record and an index of each part"
-    assert indexed - 20 + published < 3 * num_parts + 2 * num_shards + 150, "once more each index; each record twice"
+    assert indexed - 20 + published < 3 * num_parts + 2 * num_shards + 150, (
+        "once more each index; each record twice"
+    )
     table = launcher_scale.format_table(list(stages.values()))
     assert table.count("\n") == 1 + len(stages) == 7

@@ -28,7 +28,9 @@ def write(root, files):
 @pytest.fixture
 def cores(monkeypatch):
     """cores(n): as many may be run on."""
-    return lambda number: monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(number)), raising=False)
+    return lambda number: monkeypatch.setattr(
+        "os.sched_getaffinity", lambda _: set(range(number)), raising=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,13 @@ def cores(monkeypatch):
     [
         (1000, 3, 8, LARGE, "3 instead of 1,000, as there are 3 task(s)"),
         (1000, 5000, 8, LARGE, "32 instead of 1,000, as 4 a core are the most, of 8 core(s)"),
-        (24, 100, 8, 2 * GB, "3 instead of 24, as 2.1 GB of memory are free, and each may take 0.6 GB"),
+        (
+            24,
+            100,
+            8,
+            2 * GB,
+            "3 instead of 24, as 2.1 GB of memory are free, and each may take 0.6 GB",
+        ),
         (8, 100, 8, 10, "1 instead of 8, as 0.0 GB of memory are free, and each may take 0.6 GB"),
         (8, 0, 8, LARGE, "1 instead of 8, as there are 0 task(s)"),
         (16, 16, 4, LARGE, ""),
@@ -58,7 +66,9 @@ def test_a_machine_without_groups(tmp_path, cores):
     assert this_machine(write(tmp_path, {"proc/meminfo": MEMINFO})) == Machine(6, 10 * GB)
 
 
-@pytest.mark.parametrize(("quota", "found"), [("250000 100000", 3), ("max 100000", 6), ("50000 100000", 1), ("x", 6)])
+@pytest.mark.parametrize(
+    ("quota", "found"), [("250000 100000", 3), ("max 100000", 6), ("50000 100000", 1), ("x", 6)]
+)
 def test_groups_of_version_2_limit_cores_also_from_above(tmp_path, cores, quota, found):
     cores(6)
     write(tmp_path, {"proc/self/cgroup": "0::/slice/job", "sys/fs/cgroup/slice/cpu.max": quota})
@@ -72,7 +82,10 @@ def test_groups_of_version_2_limit_memory_and_files_in_it_are_free(tmp_path, cor
     files = {f"{group}.max": str(4 * GB), f"{group}.current": str(3 * GB), "proc/meminfo": MEMINFO}
     write(tmp_path, files | {"proc/self/cgroup": "0::/job"})
     assert this_machine(tmp_path) == Machine(2, 1 * GB)
-    write(tmp_path, {f"{group}.stat": f"anon 5\ninactive_file {GB}\nactive_file {GB // 2}\nfile {2 * GB}"})
+    write(
+        tmp_path,
+        {f"{group}.stat": f"anon 5\ninactive_file {GB}\nactive_file {GB // 2}\nfile {2 * GB}"},
+    )
     assert this_machine(tmp_path) == Machine(2, 5 * GB // 2)
     write(tmp_path, {f"{group}.max": "max"})
     assert this_machine(tmp_path) == Machine(2, 10 * GB)
@@ -82,9 +95,14 @@ def test_groups_of_version_1_count_where_a_container_sees_them(tmp_path, cores):
     """A container's own group is mounted at the top, whatever path it has outside."""
     cores(16)
     top = "sys/fs/cgroup"
-    files = {"proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n1:name=systemd:/x"}
+    files = {
+        "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n1:name=systemd:/x"
+    }
     files |= {f"{top}/cpu/cpu.cfs_quota_us": "150000", f"{top}/cpu/cpu.cfs_period_us": "100000"}
-    files |= {f"{top}/memory/memory.limit_in_bytes": str(2 * GB), f"{top}/memory/memory.usage_in_bytes": str(GB)}
+    files |= {
+        f"{top}/memory/memory.limit_in_bytes": str(2 * GB),
+        f"{top}/memory/memory.usage_in_bytes": str(GB),
+    }
     assert this_machine(write(tmp_path, files)) == Machine(2, GB)
 
 
@@ -128,10 +146,13 @@ def test_a_runner_of_the_users_own_is_left_alone(eight_cores, capsys):
 
 
 @pytest.mark.processes
-def test_verify_holds_no_more_shards_at_once_than_there_are_or_than_fit(make_dataset, tmp_path, monkeypatch):
+def test_verify_holds_no_more_shards_at_once_than_there_are_or_than_fit(
+    make_dataset, tmp_path, monkeypatch
+):
     used, verify = [], sys.modules["pipeline.shards.verify"].verify_dataset
     monkeypatch.setattr(
-        "pipeline.shards.verify.verify_dataset", lambda d, n, *rest: (used.append(n), verify(d, n, *rest))[1]
+        "pipeline.shards.verify.verify_dataset",
+        lambda d, n, *rest: (used.append(n), verify(d, n, *rest))[1],
     )
     for name, rows, free_bytes in (
         ("four", ((20, 9), (13, 17)), LARGE),

@@ -50,7 +50,8 @@ def read(data, name="d.xml", text_format="auto", **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "pack"), [("d.xml", bytes), ("d.xml.bz2", bz2.compress), ("d.xml.gz", gzip.compress), ("d", bytes)]
+    ("name", "pack"),
+    [("d.xml", bytes), ("d.xml.bz2", bz2.compress), ("d.xml.gz", gzip.compress), ("d", bytes)],
 )
 def test_articles_are_documents_and_the_others_are_counted(name, pack):
     skipped: dict[str, int] = {}
@@ -67,16 +68,23 @@ def read_cut(data, name, cuts):
     texts = []
     for start, end in pairwise(bounds):
         part = Part((FileRange(f"memory:///dump/{name}", start, end, len(data), "mediawiki"),))
-        texts += [document.text for document in read_part(part, on_bad_document="skip", skipped=skipped)]
+        texts += [
+            document.text for document in read_part(part, on_bad_document="skip", skipped=skipped)
+        ]
     return texts, skipped
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-8"])
-@pytest.mark.parametrize(("name", "pack"), [("w.xml", bytes), ("w.xml.bz2", bz2.compress), ("w.xml.gz", gzip.compress)])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("w.xml", bytes), ("w.xml.bz2", bz2.compress), ("w.xml.gz", gzip.compress)]
+)
 @pytest.mark.parametrize("cuts", [[], [40], [100, 300]])
 def test_a_dump_with_a_byte_order_mark_gives_its_articles_in_any_cut(encoding, name, pack, cuts):
     data = pack(("\ufeff" + DUMP.decode()).encode(encoding))
-    assert read_cut(data, name, [] if name.endswith(".gz") else cuts) == (TEXTS, {"redirect": 2, "not_an_article": 2})
+    assert read_cut(data, name, [] if name.endswith(".gz") else cuts) == (
+        TEXTS,
+        {"redirect": 2, "not_an_article": 2},
+    )
     assert [document.text for document in read(data, name)] == TEXTS
 
 
@@ -105,7 +113,10 @@ def test_any_cut_of_any_streams_gives_the_same_documents(splits, cuts, data):
 
 def test_several_streams_are_several_parts():
     texts = [f"Text number {number}." * 200 for number in range(30)]
-    packed = b"".join(bz2.compress(piece.encode()) for piece in [HEAD, *map(page, range(30), texts), "</mediawiki>"])
+    packed = b"".join(
+        bz2.compress(piece.encode())
+        for piece in [HEAD, *map(page, range(30), texts), "</mediawiki>"]
+    )
     fsspec.filesystem("memory").pipe("/dump/m.xml.bz2", packed)
     parts = plan_parts(find_inputs(["memory://dump/m.xml.bz2"]), "auto", len(packed))
     found = [[document.text for document in read_part(part)] for part in parts]
@@ -141,9 +152,29 @@ def count_decompressed(monkeypatch):
     return sizes
 
 
-XML = [*"<>&;\n\r\t \x00]é力😀\ufffe", "&amp;", "&lt;", "&#65;", "&b;", "]]>", "<b/>", "<!-- -->", "<ns>1</ns>", "T"]
-TAGS = ["<title>", "</title>", '<redirect title="A" />', "<minor />", "<model>css</model>", "<comment>é &gt;</comment>"]
-edits = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([*XML, *TAGS])), max_size=3)
+XML = [
+    *"<>&;\n\r\t \x00]é力😀\ufffe",
+    "&amp;",
+    "&lt;",
+    "&#65;",
+    "&b;",
+    "]]>",
+    "<b/>",
+    "<!-- -->",
+    "<ns>1</ns>",
+    "T",
+]
+TAGS = [
+    "<title>",
+    "</title>",
+    '<redirect title="A" />',
+    "<minor />",
+    "<model>css</model>",
+    "<comment>é &gt;</comment>",
+]
+edits = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([*XML, *TAGS])), max_size=3
+)
 
 
 @given(st.sampled_from(PAGES), edits, st.sampled_from([b"", b"\xff", b"\xed\xa0\x80", b"\xc3"]))
@@ -167,8 +198,13 @@ def test_pages_of_one_revision_need_no_parser():
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize("pack", [bytes, bz2.compress])
 def test_entity_bombs_are_refused(policy, pack):
-    bomb = b'<?xml version="1.0"?>\n<!DOCTYPE mediawiki [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>\n' + DUMP
-    with pytest.raises(ValueError, match=r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"):
+    bomb = (
+        b'<?xml version="1.0"?>\n<!DOCTYPE mediawiki [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>\n'
+        + DUMP
+    )
+    with pytest.raises(
+        ValueError, match=r"found <!DOCTYPE, expected a MediaWiki dump, which declares no entities"
+    ):
         read(pack(bomb), "bomb.xml" + ".bz2" * (pack is bz2.compress), on_bad_document=policy)
 
 
@@ -184,10 +220,15 @@ def test_entity_bombs_are_refused(policy, pack):
 def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 2000)
     data = (HEAD + PAGES[0] + page(8, text) + PAGES[6] + "</mediawiki>").encode()
-    with pytest.raises(ValueError, match=rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"):
+    with pytest.raises(
+        ValueError, match=rf"^memory:///dump/d.xml, page at byte \d+ of the text .*: {message}"
+    ):
         read(data)
     skipped: dict[str, int] = {}
-    assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == [TEXTS[0], TEXTS[2]]
+    assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == [
+        TEXTS[0],
+        TEXTS[2],
+    ]
     assert skipped == {reason: 1}
 
 
@@ -196,7 +237,10 @@ def test_malformed_pages_are_named_and_counted(monkeypatch, text, message, reaso
 def test_a_dump_that_is_cut_between_two_pages_or_streams_is_refused(name, pack, cuts):
     pieces = [pack(piece.encode()) for piece in (HEAD, PAGES[0], PAGES[6], "</mediawiki>")]
     assert read_cut(b"".join(pieces), name, cuts)[0] == [TEXTS[0], TEXTS[2]]
-    with pytest.raises(ValueError, match=rf"/{name}: the dump ends without </mediawiki>, so a part of it is missing"):
+    with pytest.raises(
+        ValueError,
+        match=rf"/{name}: the dump ends without </mediawiki>, so a part of it is missing",
+    ):
         read_cut(b"".join(pieces[:-1]), name, cuts)
 
 
@@ -208,7 +252,10 @@ def test_a_dump_that_is_cut_within_a_page_is_refused(cuts):
 
 def test_broken_bzip2_is_named():
     packed = bz2.compress(DUMP)
-    for data, message in ((packed[:-3], "ends in the middle of a stream"), (packed[:60] + b"x" * 90, "or broken")):
+    for data, message in (
+        (packed[:-3], "ends in the middle of a stream"),
+        (packed[:60] + b"x" * 90, "or broken"),
+    ):
         with pytest.raises(ValueError, match=rf"d\.xml\.bz2: .*{message}"):
             read(data, "d.xml.bz2", "mediawiki", on_bad_document="skip")
 
@@ -258,16 +305,24 @@ def test_links_to_the_language_of_the_wiki_itself_and_to_its_own_namespaces_are_
     hidden = hidden_prefixes(of_siteinfo.encode())
     assert {"sv", "de"} <= hidden
     assert not {"no", "nb", "simple"} & hidden
-    assert parse_wikitext("A [[no:B]] [[sv:B]][[Simple:C]] [[:sv:D]].", hidden) == "A no:B Simple:C sv:D."
+    assert (
+        parse_wikitext("A [[no:B]] [[sv:B]][[Simple:C]] [[:sv:D]].", hidden)
+        == "A no:B Simple:C sv:D."
+    )
 
 
 def test_a_dump_without_siteinfo_still_hides_other_languages():
-    assert [document.text for document in read(f"<mediawiki>{page(1, 'A.[[de:B]]')}</mediawiki>".encode())] == ["A."]
+    assert [
+        document.text
+        for document in read(f"<mediawiki>{page(1, 'A.[[de:B]]')}</mediawiki>".encode())
+    ] == ["A."]
 
 
 @pytest.mark.processes
 def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeypatch):
-    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_dump/enwiki-*.xml.bz2")]), "auto", 2**30)
+    [part] = plan_parts(
+        find_inputs([str(shared_data / "data/wiki_dump/enwiki-*.xml.bz2")]), "auto", 2**30
+    )
     records = [record for file_range in part.ranges for record in read_pages(file_range)]
     texts = [record.data.decode() for record in records if not record.dropped]
     assert len(texts) == 106
@@ -278,6 +333,8 @@ def test_real_articles_are_the_same_as_without_blanking_out(shared_data, monkeyp
 
 def test_real_small_dump(shared_data):
     skipped: dict[str, int] = {}
-    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_dump/testcorpus.xml.bz2")]), "auto", 2**20)
+    [part] = plan_parts(
+        find_inputs([str(shared_data / "data/wiki_dump/testcorpus.xml.bz2")]), "auto", 2**20
+    )
     found = list(read_part(part, skipped=skipped))
     assert len(found) + sum(skipped.values()) == 9

@@ -18,11 +18,30 @@ pytestmark = pytest.mark.processes
 
 def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypatch):
     results, wait = [], RunnerResult.wait_until_finish
-    monkeypatch.setattr(RunnerResult, "wait_until_finish", lambda result, *_: results.append(result) or wait(result))
+    monkeypatch.setattr(
+        RunnerResult, "wait_until_finish", lambda result, *_: results.append(result) or wait(result)
+    )
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
     min_characters = sorted(map(len, texts))[20]
-    words = ["build", "--input", tmp_path / "a.txt", "--format", "text-blank-lines", "--min_characters", min_characters]
-    words += ["--vocab", vocab_file, "--output", tmp_path / "data", "--seq_lens", 64, "--workers", 1]
+    words = [
+        "build",
+        "--input",
+        tmp_path / "a.txt",
+        "--format",
+        "text-blank-lines",
+        "--min_characters",
+        min_characters,
+    ]
+    words += [
+        "--vocab",
+        vocab_file,
+        "--output",
+        tmp_path / "data",
+        "--seq_lens",
+        64,
+        "--workers",
+        1,
+    ]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
     dataset = open_dataset(str(tmp_path / "data"))
     counted = {
@@ -46,10 +65,18 @@ def test_a_worker_with_other_code_ends_the_job_before_it_writes(tmp_path, monkey
     folder = Folder(str(tmp_path))
 
     def build(pipeline):
-        _ = pipeline | handed.CreateElements(["a"], folder) | beam.Map(lambda name: folder.write(name, b"made"))
+        _ = (
+            pipeline
+            | handed.CreateElements(["a"], folder)
+            | beam.Map(lambda name: folder.write(name, b"made"))
+        )
 
-    with pytest.raises(ValueError, match=r"a worker has other code of this package than the launcher \(worker, exp"):
-        run_graph("tokens", build, pipeline_options(1, [], 1), Outputs("parts", 1, 0, lambda: 0, folder))
+    with pytest.raises(
+        ValueError, match=r"a worker has other code of this package than the launcher \(worker, exp"
+    ):
+        run_graph(
+            "tokens", build, pipeline_options(1, [], 1), Outputs("parts", 1, 0, lambda: 0, folder)
+        )
     assert not list(tmp_path.iterdir())
 
 

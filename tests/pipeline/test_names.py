@@ -29,7 +29,9 @@ PLAIN = ["a", "model.safetensors", "..a", "a..b", ".hidden", "a b", "é力", "x"
 @pytest.mark.parametrize("name", NOT_PLAIN, ids=repr)
 def test_what_is_no_plain_name(name):
     assert not is_plain(name)
-    with pytest.raises(ValueError, match=r"here: found the name .*, expected a file's name without a folder"):
+    with pytest.raises(
+        ValueError, match=r"here: found the name .*, expected a file's name without a folder"
+    ):
         require_plain(["fine", name], "here")
 
 
@@ -52,7 +54,10 @@ def test_a_key_that_leads_out_ends_a_listing_and_is_not_removed(key):
     store.pipe_file("/bucket/data/fine", b"1")
     store.store[f"/bucket/data/{key}"] = store.store["/bucket/data/fine"]  # as S3 takes any key
     try:
-        with pytest.raises(ValueError, match=r"memory:///bucket/data: found the key .*leads out of the folder; remove"):
+        with pytest.raises(
+            ValueError,
+            match=r"memory:///bucket/data: found the key .*leads out of the folder; remove",
+        ):
             Folder.on(store, "/bucket/data").list()
         with pytest.raises(ValueError, match="leads out of the folder"):
             Folder.on(store, "/bucket/data").remove(["fine", key])
@@ -82,44 +87,74 @@ def test_token_parts_with_other_names_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("column", "value", "how"),
-    [("part", 1, "row"), ("part", -1, "bucket"), ("offset", -1, "bucket"), ("size", -9, "bucket"), ("rows", -1, "row")],
+    [
+        ("part", 1, "row"),
+        ("part", -1, "bucket"),
+        ("offset", -1, "bucket"),
+        ("size", -9, "bucket"),
+        ("rows", -1, "row"),
+    ],
 )
 def test_an_index_that_points_outside_is_refused(tmp_path, column, value, how):
     row = {"prefix": 5, "part": 0, "offset": 0, "size": 10, "row": 0, "rows": 1, column: value}
-    pq.write_table(pa.Table.from_pylist([row], token_index.INDEX_SCHEMA), tmp_path / "index.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([row], token_index.INDEX_SCHEMA), tmp_path / "index.parquet"
+    )
     place, names = Folder(str(tmp_path)), ["a-00000"]
     bucket = plan_buckets(1, None)[0]
     read = {
         "row": lambda: find_prefix_rows(place, names, [5]),
         "bucket": lambda: list(read_bucket(place, names, bucket, np.uint16)),
     }[how]
-    with pytest.raises(ValueError, match=rf"index\.parquet: {column}: found '\[{value}\]'.*delete the folder of token"):
+    with pytest.raises(
+        ValueError,
+        match=rf"index\.parquet: {column}: found '\[{value}\]'.*delete the folder of token",
+    ):
         read()
 
 
 def test_a_pass_json_names_shards_of_its_own_folder(make_dataset, tmp_path):
-    shards = list(open_dataset(str(make_dataset(tmp_path / "data", ((20, 9), (13, 17))))).all_shards)
+    shards = list(
+        open_dataset(str(make_dataset(tmp_path / "data", ((20, 9), (13, 17))))).all_shards
+    )
     own = [shard for shard in shards if shard.pass_index == 1 and shard.split == "train"]
     folder = own[0].name.rpartition("/")[0]
     assert parse_pass_json(pass_json(own, "f" * 64), folder, "here") == ("f" * 64, own)
-    with pytest.raises(ValueError, match=r"here: tells of train/L8192/pass-01/shard-00000\.tar, expected shards of"):
+    with pytest.raises(
+        ValueError, match=r"here: tells of train/L8192/pass-01/shard-00000\.tar, expected shards of"
+    ):
         parse_pass_json(pass_json(own, "f" * 64), "train/L8192/pass-00", "here")
     fields = json.loads(pass_json(own, "f" * 64))
-    for change in ({"name": "../../shard-00000.tar"}, {"name": f"{folder}/../x"}, {"num_bytes": -1}, {"new": 1}):
+    for change in (
+        {"name": "../../shard-00000.tar"},
+        {"name": f"{folder}/../x"},
+        {"num_bytes": -1},
+        {"new": 1},
+    ):
         spoilt = fields | {"shards": [fields["shards"][0] | change]}
         with pytest.raises(ValueError, match=r"here: not a list of shards"):
             parse_pass_json(json.dumps(spoilt).encode(), folder, "here")
     for text in (b"[]", b"\x00", b'{"shards": 3}', b"[" * 100_000):
         with pytest.raises(ValueError, match=r"here: not a list of shards"):
             parse_pass_json(text, folder, "here")
-    with pytest.raises(ValueError, match=r"here is damaged: its hashes are not those of its shards"):
+    with pytest.raises(
+        ValueError, match=r"here is damaged: its hashes are not those of its shards"
+    ):
         parse_pass_json(json.dumps(fields | {"pass_hash": "0" * 64}).encode(), folder, "here")
 
 
 def test_a_damaged_index_is_an_error_that_names_it_and_no_end_of_the_process(tmp_path):
-    rows = [{"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1} for each in range(60)]
+    rows = [
+        {"prefix": each, "part": 0, "offset": each, "size": 1, "row": each, "rows": 1}
+        for each in range(60)
+    ]
     whole = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA), whole, row_group_size=20, compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist(rows, token_index.INDEX_SCHEMA),
+        whole,
+        row_group_size=20,
+        compression="zstd",
+    )
     whole, place = whole.getvalue(), Folder(str(tmp_path))
     begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     found = {"fine": 0, "damaged": 0}

@@ -30,17 +30,40 @@ from pipeline.tokens.near_duplicates import (
     similarity_rule,
 )
 from pipeline.tokens.token_parts import join_id
-from tests.pipeline.similar_texts import band_rows, change_words, find_dropped, jaccard, make_text, oracle
+from tests.pipeline.similar_texts import (
+    band_rows,
+    change_words,
+    find_dropped,
+    jaccard,
+    make_text,
+    oracle,
+)
 
 
 def test_signatures_never_change():
-    found = sign_texts(["the quick brown fox jumps over the lazy dog", "维基百科是协作计划", "two words"])
+    found = sign_texts(
+        ["the quick brown fox jumps over the lazy dog", "维基百科是协作计划", "two words"]
+    )
     assert found.shape == (3, NUM_HASHES)
-    assert found[:, :3].tolist() == [[42597, 34489, 27643], [2864, 59, 15051], [26138, 57616, 24988]]
-    assert band_keys(found, 21, 6)[:, 0].tolist() == [2718121923695982051, 5076063512324625434, 13773542566171059407]
+    assert found[:, :3].tolist() == [
+        [42597, 34489, 27643],
+        [2864, 59, 15051],
+        [26138, 57616, 24988],
+    ]
+    assert band_keys(found, 21, 6)[:, 0].tolist() == [
+        2718121923695982051,
+        5076063512324625434,
+        13773542566171059407,
+    ]
 
 
-@given(st.lists(st.text("ab cdé中文\n", min_size=1, max_size=60).map(clean_text).filter(bool), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.text("ab cdé中文\n", min_size=1, max_size=60).map(clean_text).filter(bool),
+        min_size=1,
+        max_size=8,
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_a_signature_depends_on_its_text_alone(texts):
     together = sign_texts(texts)
@@ -69,7 +92,12 @@ def matches_of(left, right):
 
 
 def test_short_documents_are_alike_only_if_their_words_are():
-    texts = ["One two three four", "one two  three four".replace("  ", " "), "one two three five", "one two three"]
+    texts = [
+        "One two three four",
+        "one two  three four".replace("  ", " "),
+        "one two three five",
+        "one two three",
+    ]
     assert set(find_dropped(texts)) == {max(texts[:2], key=document_id)}
 
 
@@ -86,7 +114,13 @@ def test_the_estimate_errs_as_theory_says():
     assert 0.85 < np.sqrt(np.mean(np.square(errors)) / np.mean(variances)) < 1.15
 
 
-@given(st.lists(st.lists(st.integers(0, 65_535), min_size=NUM_HASHES, max_size=NUM_HASHES), min_size=2, max_size=2))
+@given(
+    st.lists(
+        st.lists(st.integers(0, 65_535), min_size=NUM_HASHES, max_size=NUM_HASHES),
+        min_size=2,
+        max_size=2,
+    )
+)
 @settings(max_examples=30, deadline=None)
 def test_sketches_count_equal_places(rows):
     left, right = np.array(rows, np.uint16)
@@ -101,7 +135,11 @@ def test_bands_find_99_percent_at_the_threshold_with_the_fewest_keys(threshold):
     assert share_band_probability(threshold, bands, rows) >= 0.99
     if rows < NUM_HASHES:
         assert share_band_probability(threshold, NUM_HASHES // (rows + 1), rows + 1) < 0.99
-    assert similarity_of(matches_for(threshold)) >= threshold - 1e-9 > similarity_of(matches_for(threshold) - 1)
+    assert (
+        similarity_of(matches_for(threshold))
+        >= threshold - 1e-9
+        > similarity_of(matches_for(threshold) - 1)
+    )
 
 
 def test_planted_copies_of_real_articles_are_found(shared_data):
@@ -117,14 +155,19 @@ def test_planted_copies_of_real_articles_are_found(shared_data):
         return " ".join(sentences)
 
     kinds = {
-        share: [change_words(text, share, 5, words) for text in texts] for share in (0.005, 0.01, 0.02, 0.1, 0.5)
+        share: [change_words(text, share, 5, words) for text in texts]
+        for share in (0.005, 0.01, 0.02, 0.1, 0.5)
     } | {"reordered": [reordered(text) for text in texts]}
     pairs = {kind: list(zip(texts, copies, strict=True)) for kind, copies in kinds.items()}
-    dropped = {kind: np.array([bool(find_dropped(pair)) for pair in made]) for kind, made in pairs.items()}
+    dropped = {
+        kind: np.array([bool(find_dropped(pair)) for pair in made]) for kind, made in pairs.items()
+    }
     exact = {kind: np.array([jaccard(*pair) for pair in made]) for kind, made in pairs.items()}
     assert dropped[0.005].mean() > 0.98
     assert dropped[0.01].mean() > 0.95
-    assert 0.6 < dropped[0.02].mean() < 0.95  # a word is in 5 shingles: their similarity is 0.83, about the threshold
+    assert (
+        0.6 < dropped[0.02].mean() < 0.95
+    )  # a word is in 5 shingles: their similarity is 0.83, about the threshold
     assert dropped[0.1].mean() < 0.02
     assert dropped[0.5].mean() == 0
     assert dropped["reordered"].mean() < 0.15  # a similarity of 0.69
@@ -136,13 +179,18 @@ def test_planted_copies_of_real_articles_are_found(shared_data):
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0, 0.01, 0.03, 0.06]), st.integers(0, 40)), max_size=40),
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from([0, 0.01, 0.03, 0.06]), st.integers(0, 40)),
+        max_size=40,
+    ),
     st.randoms(use_true_random=False),
     st.sampled_from([0.6, 0.8, 0.95]),
 )
 @settings(max_examples=25, deadline=None)
 def test_what_is_found_is_the_rule_read_literally_in_any_order_and_cut(made, rng, threshold):
-    texts = [change_words(make_text(number, 80), share, seed) for number, share, seed in made] or ["one"]
+    texts = [change_words(make_text(number, 80), share, seed) for number, share, seed in made] or [
+        "one"
+    ]
     rule = similarity_rule(threshold)
     rows = band_rows(texts, rule)
     expected = oracle(texts, threshold)
@@ -152,9 +200,12 @@ def test_what_is_found_is_the_rule_read_literally_in_any_order_and_cut(made, rng
     bytes_of_keys = (rows["key"] >> np.uint64(56)).astype(int)
     middle = rng.randrange(1, NUM_GROUPS)
     halves = [
-        find_near_duplicates(rows[chosen], rule.matches) for chosen in (bytes_of_keys < middle, bytes_of_keys >= middle)
+        find_near_duplicates(rows[chosen], rule.matches)
+        for chosen in (bytes_of_keys < middle, bytes_of_keys >= middle)
     ]
-    assert np.array_equal(keep_smallest(np.concatenate(halves))[["high", "low"]], found[["high", "low"]])
+    assert np.array_equal(
+        keep_smallest(np.concatenate(halves))[["high", "low"]], found[["high", "low"]]
+    )
     assert all(tuple(row)[2:4] < tuple(row)[:2] for row in found)
 
 

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.usefixtures("each_path")
 
 def read_rows(path: Path) -> Iterator[list]:
     with path.open("rb") as file:
-        yield from map(json.loads, io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"))
+        yield from map(
+            json.loads,
+            io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"),
+        )
 
 
 def flatten(documents: list[reference.Document]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,7 +43,10 @@ def flatten(documents: list[reference.Document]) -> tuple[np.ndarray, np.ndarray
 
 
 def production_rows(
-    documents: list[reference.Document], seeds: list[int], seq_len: int, nsp_balance: NspBalance = "reference"
+    documents: list[reference.Document],
+    seeds: list[int],
+    seq_len: int,
+    nsp_balance: NspBalance = "reference",
 ) -> tuple[Pairs, list]:
     tokens, lengths, offsets = flatten(documents)
     pairs = make_pairs(lengths, offsets, seeds, seq_len, nsp_balance=nsp_balance)
@@ -59,13 +65,23 @@ def production_rows(
 
 
 def reference_rows(
-    documents: list[reference.Document], seeds: list[int], seq_len: int, nsp_balance: NspBalance = "reference"
+    documents: list[reference.Document],
+    seeds: list[int],
+    seq_len: int,
+    nsp_balance: NspBalance = "reference",
 ) -> list:
     labels: list[tuple[bool, bool]] | None = [] if nsp_balance == "exact" else None
     return [
-        [i, [CLS, *pair.tokens_a, SEP, *pair.tokens_b, SEP], len(pair.tokens_a) + 2, pair.is_random_next]
+        [
+            i,
+            [CLS, *pair.tokens_a, SEP, *pair.tokens_b, SEP],
+            len(pair.tokens_a) + 2,
+            pair.is_random_next,
+        ]
         for i, seed in enumerate(seeds)
-        for pair in reference.create_document_pairs(documents, i, seq_len, 0.1, Random(seed), labels)
+        for pair in reference.create_document_pairs(
+            documents, i, seq_len, 0.1, Random(seed), labels
+        )
     ]
 
 
@@ -75,7 +91,9 @@ def golden_documents(shared_data: Path) -> list[reference.Document]:
 
 
 @pytest.mark.parametrize(("seq_len", "num_rows"), [(128, 5645), (512, 1673)])
-@pytest.mark.parametrize("make_rows", [lambda *a: production_rows(*a)[1], reference_rows], ids=["production", "oracle"])
+@pytest.mark.parametrize(
+    "make_rows", [lambda *a: production_rows(*a)[1], reference_rows], ids=["production", "oracle"]
+)
 def test_golden_pairs(shared_data, golden_documents, seq_len, num_rows, make_rows):
     golden = list(read_rows(shared_data / f"golden/pairs_L{seq_len}_passes2.jsonl.zst"))
     assert len(golden) == num_rows
@@ -83,7 +101,9 @@ def test_golden_pairs(shared_data, golden_documents, seq_len, num_rows, make_row
         [pass_index, *row]
         for pass_index in range(2)
         for row in make_rows(
-            golden_documents, [1000003 * pass_index + i for i in range(len(golden_documents))], seq_len
+            golden_documents,
+            [1000003 * pass_index + i for i in range(len(golden_documents))],
+            seq_len,
         )
     ]
     assert [[p, i, ids, a, bool(is_random)] for p, i, ids, a, is_random in golden] == made
@@ -96,7 +116,9 @@ def buckets(draw) -> list[reference.Document]:
     shapes = draw(st.lists(st.lists(length, min_size=1, max_size=14), min_size=2, max_size=5))
     documents, token = [], 200
     for shape in shapes:
-        documents.append([list(range(start := token + sum(shape[:i]), start + n)) for i, n in enumerate(shape)])
+        documents.append(
+            [list(range(start := token + sum(shape[:i]), start + n)) for i, n in enumerate(shape)]
+        )
         token += sum(shape)
     return documents
 
@@ -108,7 +130,9 @@ def buckets(draw) -> list[reference.Document]:
     seq_len=st.sampled_from([8, 16, 64, 128, 512]),
     nsp_balance=st.sampled_from(["reference", "exact"]),
 )
-def test_production_equals_the_oracle_given_the_same_generator(documents, seed, seq_len, nsp_balance):
+def test_production_equals_the_oracle_given_the_same_generator(
+    documents, seed, seq_len, nsp_balance
+):
     seeds = [seed + i for i in range(len(documents))]
     pairs, rows = production_rows(documents, seeds, seq_len, nsp_balance)
     assert rows == reference_rows(documents, seeds, seq_len, nsp_balance)
@@ -138,7 +162,10 @@ def test_ten_unlucky_draws_give_the_next_other_document():
     documents = [[[7, 8, 9]], [[10]]]
     seeds = [unlucky_seed(0, 2), unlucky_seed(1, 2)]
     pairs, rows = production_rows(documents, seeds, 16)
-    assert rows == [[0, [CLS, 7, 8, 9, SEP, 10, SEP], 5, True], [1, [CLS, 10, SEP, 7, 8, 9, SEP], 3, True]]
+    assert rows == [
+        [0, [CLS, 7, 8, 9, SEP, 10, SEP], 5, True],
+        [1, [CLS, 10, SEP, 7, 8, 9, SEP], 3, True],
+    ]
     assert (pairs.document_a.tolist(), pairs.document_b.tolist()) == ([0, 1], [1, 0])
     assert rows == reference_rows(documents, seeds, 16)
 
@@ -148,7 +175,13 @@ def test_the_next_other_document_is_the_one_behind_and_of_the_last_the_first():
     for document, expected in enumerate((8, 9, 7)):
         seeds = [1, 2, 3]
         seeds[document] = unlucky_seed(document, 3)
-        assert production_rows(documents, seeds, 16)[1][document][1] == [CLS, 7 + document, SEP, expected, SEP]
+        assert production_rows(documents, seeds, 16)[1][document][1] == [
+            CLS,
+            7 + document,
+            SEP,
+            expected,
+            SEP,
+        ]
 
 
 @pytest.mark.parametrize("rows", [[0, 1], [0, 0, 0, 1], [1, 1]], ids=str)
@@ -164,7 +197,9 @@ def test_no_draw_gives_a_document_to_itself(rows):
 
 
 def test_one_document_is_refused():
-    with pytest.raises(ValueError, match=r"found 1 document\(s\) in the bucket, expected at least 2"):
+    with pytest.raises(
+        ValueError, match=r"found 1 document\(s\) in the bucket, expected at least 2"
+    ):
         make_pairs(np.array([3, 4]), np.array([0, 2]), [1], 128)
 
 
@@ -183,20 +218,26 @@ def test_an_exact_balance_is_half_in_every_bucket(num_documents):
     for seed in range(10):
         seeds = [1000 * seed + i for i in range(num_documents)]
         is_random = make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact").is_random_next
-        assert abs(2 * int(is_random.sum()) - len(is_random)) <= 12, "one-sentence chunks may come last"
+        assert abs(2 * int(is_random.sum()) - len(is_random)) <= 12, (
+            "one-sentence chunks may come last"
+        )
 
 
 def test_an_exact_balance_of_documents_that_are_used_several_times():
     lengths, offsets = np.array([5, 20, 30, 60] * 60), np.arange(9) * 30
     rows = [0, 0, 0, 2, 3, 3, 7, 7, 7, 7]
     seeds = list(range(len(rows)))
-    is_random = make_pairs(lengths, offsets, seeds, 128, nsp_balance="exact", rows=rows).is_random_next
+    is_random = make_pairs(
+        lengths, offsets, seeds, 128, nsp_balance="exact", rows=rows
+    ).is_random_next
     assert abs(2 * int(is_random.sum()) - len(is_random)) <= 4
 
 
 def test_an_exact_balance_of_real_articles(shared_data):
     """Of 100,000 instances and more half is random, in every pass; random means another document."""
-    [part] = plan_parts(find_inputs([str(shared_data / "data/wiki_en/wiki_en_0[01].txt.zst")]), "auto", 2**30)
+    [part] = plan_parts(
+        find_inputs([str(shared_data / "data/wiki_en/wiki_en_0[01].txt.zst")]), "auto", 2**30
+    )
     documents = [split_sentences(clean_text(each.text)) for each in read_part(part)]
     lengths = np.array([len(sentence.split()) for sentences in documents for sentence in sentences])
     offsets = np.cumsum([0, *map(len, documents)])
@@ -209,9 +250,15 @@ def test_an_exact_balance_of_real_articles(shared_data):
     assert 0.499 <= is_random.mean() <= 0.501
     assert all(abs(pairs.is_random_next.mean() - 0.5) < 0.001 for pairs in passes)
     for pairs in passes:
-        assert (pairs.document_a[~pairs.is_random_next] == pairs.document_b[~pairs.is_random_next]).all()
-        assert (pairs.document_a[pairs.is_random_next] != pairs.document_b[pairs.is_random_next]).all()
-    assert make_pairs(lengths, offsets, seeds, 128).is_random_next.mean() > 0.52, "the reference draws more"
+        assert (
+            pairs.document_a[~pairs.is_random_next] == pairs.document_b[~pairs.is_random_next]
+        ).all()
+        assert (
+            pairs.document_a[pairs.is_random_next] != pairs.document_b[pairs.is_random_next]
+        ).all()
+    assert make_pairs(lengths, offsets, seeds, 128).is_random_next.mean() > 0.52, (
+        "the reference draws more"
+    )
 
 
 def test_take_keeps_rows_whole():

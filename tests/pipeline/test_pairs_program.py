@@ -20,7 +20,9 @@ def read_documents(text: str, vocab: Vocabulary) -> list[reference.Document]:
     documents: list[reference.Document] = [[]]
     for line in map(str.strip, text.splitlines()):
         if line:
-            documents[-1].append([vocab.ids[token] for token in reference_tokenize(line, vocab, lower_case=True)])
+            documents[-1].append(
+                [vocab.ids[token] for token in reference_tokenize(line, vocab, lower_case=True)]
+            )
         else:
             documents.append([])
     return documents
@@ -28,12 +30,16 @@ def read_documents(text: str, vocab: Vocabulary) -> list[reference.Document]:
 
 @pytest.fixture(scope="module")
 def vocab(shared_data: Path) -> Vocabulary:
-    return parse_vocab((shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt")
+    return parse_vocab(
+        (shared_data / "data/bert_vocab/bert-base-uncased-vocab.txt").read_bytes(), "vocab.txt"
+    )
 
 
 @pytest.fixture(scope="module")
 def documents(shared_data: Path, vocab: Vocabulary) -> list[reference.Document]:
-    return read_documents((shared_data / "data/bert_sample/sample_text.txt").read_text(encoding="utf-8"), vocab)
+    return read_documents(
+        (shared_data / "data/bert_sample/sample_text.txt").read_text(encoding="utf-8"), vocab
+    )
 
 
 def read_golden(path: Path) -> list[reference.Instance]:
@@ -44,10 +50,22 @@ def read_golden(path: Path) -> list[reference.Instance]:
 
 @pytest.mark.parametrize(
     ("max_seq_length", "max_predictions", "dupe_factor", "whole_words", "num_rows"),
-    [(128, 20, 5, False, 60), (512, 76, 5, False, 39), (128, 20, 10, True, 122), (64, 10, 1, False, 17)],
+    [
+        (128, 20, 5, False, 60),
+        (512, 76, 5, False, 39),
+        (128, 20, 10, True, 122),
+        (64, 10, 1, False, 17),
+    ],
 )
 def test_serial_files(
-    shared_data, documents, vocab, max_seq_length, max_predictions, dupe_factor, whole_words, num_rows
+    shared_data,
+    documents,
+    vocab,
+    max_seq_length,
+    max_predictions,
+    dupe_factor,
+    whole_words,
+    num_rows,
 ):
     suffix = "_wwm" if whole_words else ""
     name = f"serial_sample_L{max_seq_length}_P{max_predictions}_dupe{dupe_factor}{suffix}_seed{SEED}.jsonl.zst"
@@ -62,7 +80,9 @@ def test_serial_files(
 
 def as_reference(vocab: Vocabulary) -> reference.Vocabulary:
     continuations = frozenset(i for i, token in enumerate(vocab.tokens) if token.startswith("##"))
-    return reference.Vocabulary(len(vocab), vocab.cls_id, vocab.sep_id, vocab.mask_id, continuations)
+    return reference.Vocabulary(
+        len(vocab), vocab.cls_id, vocab.sep_id, vocab.mask_id, continuations
+    )
 
 
 def test_segments_are_glued_by_a_switch_only():

@@ -44,7 +44,10 @@ TABLE = write({"number": list(range(20)), "text": ROWS})
 @given(cuts=st.sets(st.integers(1, len(TABLE) - 1), max_size=6))
 def test_any_cut_gives_the_same_rows(cuts):
     fsspec.filesystem("memory").pipe("/table/f.parquet", TABLE)
-    ranges = [FileRange(URL, *bounds, len(TABLE), "parquet") for bounds in pairwise([0, *sorted(cuts), len(TABLE)])]
+    ranges = [
+        FileRange(URL, *bounds, len(TABLE), "parquet")
+        for bounds in pairwise([0, *sorted(cuts), len(TABLE)])
+    ]
     found = [document for each in ranges for document in read_part(Part((each,)))]
     assert found == [Document(text, f"{URL}, row {row}") for row, text in enumerate(ROWS, 1)]
 
@@ -76,7 +79,9 @@ def test_what_is_no_text_is_named_by_row(monkeypatch, column, row, message, reas
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_broken_tables_are_named(policy):
-    with pytest.raises(ValueError, match=r"found the columns \['a'\], expected 'text' among them; .* --text_field"):
+    with pytest.raises(
+        ValueError, match=r"found the columns \['a'\], expected 'text' among them; .* --text_field"
+    ):
         read(write({"a": ["x"]}), on_bad_document=policy)
     for data in (b"PAR1 and no more", TABLE[:-9], TABLE[:100] + bytes(200) + TABLE[300:]):
         with pytest.raises(ValueError, match=r"f\.parquet: cannot be read as Parquet"):
@@ -88,10 +93,14 @@ def test_text_that_is_no_utf8_is_named_by_row():
     spoilt = pa.Array.from_buffers(pa.string(), 2, names.buffers())
     for column in (spoilt, spoilt.cast(pa.large_string(), safe=False)):
         data = write({"text": column})
-        with pytest.raises(ValueError, match=rf"^{URL}, row 2: found the byte 0x86 .* expected UTF-8"):
+        with pytest.raises(
+            ValueError, match=rf"^{URL}, row 2: found the byte 0x86 .* expected UTF-8"
+        ):
             read(data)
         skipped: dict[str, int] = {}
-        assert [document.text for document in read(data, on_bad_document="skip", skipped=skipped)] == ["fine"]
+        assert [
+            document.text for document in read(data, on_bad_document="skip", skipped=skipped)
+        ] == ["fine"]
         assert skipped == {"not_utf8": 1}
 
 

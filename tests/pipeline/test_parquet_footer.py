@@ -17,7 +17,12 @@ from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.shards import block_tables
 from pipeline.shards.dataset import open_dataset
-from pipeline.storage.parquet_footer import ColumnChunk, DamagedParquetError, check_pages, read_footer
+from pipeline.storage.parquet_footer import (
+    ColumnChunk,
+    DamagedParquetError,
+    check_pages,
+    read_footer,
+)
 
 ROOT = Path(__file__).parents[2]
 URL = "memory:///lies/f.parquet"
@@ -36,7 +41,11 @@ def footer_of(data):
 
 def read(data):
     fsspec.filesystem("memory").pipe("/lies/f.parquet", data)
-    return [document.text for part in plan_parts(find_inputs([URL]), "parquet", 2**20) for document in read_part(part)]
+    return [
+        document.text
+        for part in plan_parts(find_inputs([URL]), "parquet", 2**20)
+        for document in read_part(part)
+    ]
 
 
 def varint(number):
@@ -55,7 +64,11 @@ def varint(number):
         {"compression": "zstd", "use_dictionary": False},
         {"data_page_version": "2.0", "data_page_size": 500},
         {"write_statistics": False, "version": "1.0"},
-        {"compression": "none", "column_encoding": "DELTA_LENGTH_BYTE_ARRAY", "use_dictionary": False},
+        {
+            "compression": "none",
+            "column_encoding": "DELTA_LENGTH_BYTE_ARRAY",
+            "use_dictionary": False,
+        },
         {"write_page_index": True, "write_page_checksum": True, "store_schema": False},
     ],
     ids=range(6),
@@ -72,8 +85,12 @@ def test_what_is_read_is_what_arrow_reads(options):
     for number, group in enumerate(groups):
         theirs = metadata.row_group(number)
         assert group.num_rows == theirs.num_rows
-        for chunk, column in zip(group.columns, map(theirs.column, range(theirs.num_columns)), strict=True):
-            start = min(each for each in (column.dictionary_page_offset, column.data_page_offset) if each)
+        for chunk, column in zip(
+            group.columns, map(theirs.column, range(theirs.num_columns)), strict=True
+        ):
+            start = min(
+                each for each in (column.dictionary_page_offset, column.data_page_offset) if each
+            )
             expected = (start, start + column.total_compressed_size, column.num_values)
             assert (chunk.start, chunk.stop, chunk.num_values) == expected
             assert b".".join(chunk.path).decode() == column.path_in_schema
@@ -83,7 +100,9 @@ def test_what_is_read_is_what_arrow_reads(options):
 
 PLAIN = write({"text": TEXTS}, use_dictionary=False, compression="none", write_statistics=False)
 CHUNKS = [group.columns[0] for group in footer_of(PLAIN)]
-SIZE = b"\x16" + varint(CHUNKS[1].stop - CHUNKS[1].start)  # field and number: first as decompressed, then as stored
+SIZE = b"\x16" + varint(
+    CHUNKS[1].stop - CHUNKS[1].start
+)  # field and number: first as decompressed, then as stored
 
 
 @pytest.mark.parametrize(
@@ -91,7 +110,11 @@ SIZE = b"\x16" + varint(CHUNKS[1].stop - CHUNKS[1].start)  # field and number: f
     [
         (SIZE + SIZE, SIZE + b"\x16" + varint(2**33), "before the footer are"),
         (varint(CHUNKS[1].start), varint(2**40), "before the footer are"),
-        (varint(CHUNKS[1].start), varint(CHUNKS[0].start), "share the bytes .*: a decompression bomb"),
+        (
+            varint(CHUNKS[1].start),
+            varint(CHUNKS[0].start),
+            "share the bytes .*: a decompression bomb",
+        ),
         (varint(300), varint(2**50), "do not hold the 1125899906842624 rows"),
     ],
 )
@@ -100,7 +123,9 @@ def test_a_lying_footer_is_refused(old, new, said):
     assert old in PLAIN[begin:]
     footer = PLAIN[begin:-8].replace(old, new, 1)
     lying = PLAIN[:begin] + footer + len(footer).to_bytes(4, "little") + PLAIN[-4:]
-    with pytest.raises(ValueError, match=rf"^{URL}: cannot be read as Parquet \(.*{said}.*fetch or write the file"):
+    with pytest.raises(
+        ValueError, match=rf"^{URL}: cannot be read as Parquet \(.*{said}.*fetch or write the file"
+    ):
         read(lying)
 
 
@@ -126,8 +151,12 @@ def page(kind, plain, stored, values):
 )
 def test_a_lying_page_is_refused(header, said):
     data = header + bytes(10)
-    with pytest.raises(DamagedParquetError, match=rf"a column at byte 4, a page at byte 4: .*{said}"):
-        check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda stored: 1000 + 250 * stored)
+    with pytest.raises(
+        DamagedParquetError, match=rf"a column at byte 4, a page at byte 4: .*{said}"
+    ):
+        check_pages(
+            data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda stored: 1000 + 250 * stored
+        )
 
 
 def test_a_page_whose_header_is_a_number_is_refused():
@@ -137,12 +166,27 @@ def test_a_page_whose_header_is_a_number_is_refused():
 
 
 def test_pages_that_tell_the_truth_pass():
-    data = page(7, 100, 10, 3) + bytes(10) + page(5, 1000, 3, 4) + bytes(3) + page(5, 0, 0, 1) + b"rest"
+    data = (
+        page(7, 100, 10, 3)
+        + bytes(10)
+        + page(5, 1000, 3, 4)
+        + bytes(3)
+        + page(5, 0, 0, 1)
+        + b"rest"
+    )
     check_pages(data, ColumnChunk((b"text",), 4, 4 + len(data), 5), lambda _: 1000)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"PAR1", b"PAR1PAR1", b"PAR1\xff\xff\xff\x7fPAR1", b"PAR1\0\0\0\0PARE", b"PAR1\0\0\0\0PAR1"]
+    "data",
+    [
+        b"",
+        b"PAR1",
+        b"PAR1PAR1",
+        b"PAR1\xff\xff\xff\x7fPAR1",
+        b"PAR1\0\0\0\0PARE",
+        b"PAR1\0\0\0\0PAR1",
+    ],
 )
 def test_what_is_no_parquet_file_tells_no_footer(data):
     with pytest.raises(DamagedParquetError, match=r"tells no footer of it|its footer is damaged"):
@@ -160,7 +204,9 @@ def test_a_damaged_footer_is_an_error_of_this_kind_or_none(data):
         groups = footer_of(bytes(spoilt))
     except DamagedParquetError:
         return
-    assert all(4 <= chunk.start <= chunk.stop <= len(PLAIN) for group in groups for chunk in group.columns)
+    assert all(
+        4 <= chunk.start <= chunk.stop <= len(PLAIN) for group in groups for chunk in group.columns
+    )
 
 
 def test_a_dictionary_of_huge_values_is_read_a_few_rows_at_a_time(monkeypatch):
@@ -207,12 +253,18 @@ print(json.dumps(found))
 
 
 @pytest.mark.processes
-def test_no_damage_to_the_footer_of_a_large_block_table_ends_the_process(make_dataset, tmp_path, monkeypatch):
+def test_no_damage_to_the_footer_of_a_large_block_table_ends_the_process(
+    make_dataset, tmp_path, monkeypatch
+):
     """Arrow ends it where it is asked for the place of a column that is described wrongly."""
     monkeypatch.setattr("pipeline.shards.block_tables.ROWS_PER_GROUP", 4)
     folder = make_dataset(tmp_path / "data", ((60, 45),))
     ran = subprocess.run(
-        [sys.executable, "-c", FLIP, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", FLIP, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = eval(ran.stdout)

@@ -35,7 +35,11 @@ def test_files_folders_and_globs(tmp_path):
     assert find_inputs([str(tmp_path / "a.txt")]) == [InputFile(str(tmp_path / "a.txt"), 2)]
     assert names(find_inputs([str(tmp_path)])) == ["a.txt", "b.txt", "c.jsonl", "d.txt"]
     assert names(find_inputs([f"{tmp_path}/*.txt"])) == ["a.txt", "b.txt"]
-    assert names(find_inputs([f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt"])) == ["a.txt", "b.txt", "d.txt"]
+    assert names(find_inputs([f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt"])) == [
+        "a.txt",
+        "b.txt",
+        "d.txt",
+    ]
 
 
 def test_a_file_whose_name_looks_like_a_glob(tmp_path):
@@ -46,13 +50,24 @@ def test_a_file_whose_name_looks_like_a_glob(tmp_path):
 def test_object_stores_are_listed_with_their_urls():
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe({"/listed/one.txt": b"1", "/listed/below/two.txt": b"22"})
-    expected = [InputFile("memory:///listed/below/two.txt", 2), InputFile("memory:///listed/one.txt", 1)]
+    expected = [
+        InputFile("memory:///listed/below/two.txt", 2),
+        InputFile("memory:///listed/one.txt", 1),
+    ]
     assert find_inputs(["memory://listed"]) == expected
     assert find_inputs(["memory://listed/**/*.txt", "memory://listed/one.txt"]) == expected
 
 
 def test_a_folder_leaves_out_what_only_speaks_of_the_data(tmp_path):
-    about = ["README.md", "SOURCE.md", "LICENSE", "sub/Readme.txt.gz", "SHA256SUMS", "a.txt.sha256", "_SUCCESS"]
+    about = [
+        "README.md",
+        "SOURCE.md",
+        "LICENSE",
+        "sub/Readme.txt.gz",
+        "SHA256SUMS",
+        "a.txt.sha256",
+        "_SUCCESS",
+    ]
     texts = ["a.txt", "notes.md", "readme-of-a-ship.txt", "sub/source.jsonl"]
     write(tmp_path, sub__x="x", _git__config="hidden")
     for name in [*about, *texts]:
@@ -61,13 +76,20 @@ def test_a_folder_leaves_out_what_only_speaks_of_the_data(tmp_path):
     found = find_inputs([str(tmp_path)], None, left_out)
     assert [file.url.removeprefix(f"{tmp_path}/") for file in found] == [*texts, "sub/x"]
     assert sorted(url.removeprefix(f"{tmp_path}/") for url in left_out) == sorted(about)
-    assert names(find_inputs([f"{tmp_path}/*.md"], None, left_out)) == ["README.md", "SOURCE.md", "notes.md"]
+    assert names(find_inputs([f"{tmp_path}/*.md"], None, left_out)) == [
+        "README.md",
+        "SOURCE.md",
+        "notes.md",
+    ]
     assert len(left_out) == len(about)
 
 
 def test_a_folder_of_nothing_else_names_what_it_left_out(tmp_path):
     write(tmp_path, README_md="x", SOURCE_md="x")
-    with pytest.raises(FileNotFoundError, match=r"found no file but README\.md, SOURCE\.md, which a folder does not"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"found no file but README\.md, SOURCE\.md, which a folder does not",
+    ):
         find_inputs([str(tmp_path)])
 
 
@@ -98,7 +120,10 @@ def test_links_to_files_and_folders_are_followed(linked, pattern, expected):
 
 def test_a_link_to_nothing_is_named(linked):
     (linked / "gone.txt").symlink_to(linked / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"gone\.txt: a link to .*nowhere, which does not exist; mend the link"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"gone\.txt: a link to .*nowhere, which does not exist; mend the link",
+    ):
         find_inputs([str(linked)])
 
 
@@ -124,7 +149,9 @@ def test_a_folder_that_a_build_writes_into_is_seen_in_the_input(linked, pattern,
 
 
 def test_nothing_found_names_the_pattern(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"/\*\.txt: found no file; expected a file, a folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"/\*\.txt: found no file; expected a file, a folder"
+    ):
         find_inputs([f"{tmp_path}/*.txt"])
     with pytest.raises(FileNotFoundError, match="missing: found no file"):
         find_inputs([f"{tmp_path}/missing"])
@@ -164,7 +191,9 @@ def test_small_files_are_gathered_and_large_ones_cut():
     ],
 )
 def test_a_small_corpus_has_small_parts(sizes, most, expected):
-    assert choose_part_bytes([InputFile(url, size) for url, size in sizes.items()], most) == expected
+    assert (
+        choose_part_bytes([InputFile(url, size) for url, size in sizes.items()], most) == expected
+    )
 
 
 def test_the_key_of_a_part_is_fixed():
@@ -184,7 +213,8 @@ def test_formats_are_found_by_one_request_a_file():
 
 def test_unknown_formats_are_refused():
     with pytest.raises(
-        ValueError, match="format is 'csv', expected auto or one of text, text-blank-lines, sentence-lines, parquet"
+        ValueError,
+        match="format is 'csv', expected auto or one of text, text-blank-lines, sentence-lines, parquet",
     ):
         plan_parts([InputFile("/a", 1)], "csv", 10)
 
@@ -217,7 +247,9 @@ def read_cut(data: bytes, text_format: str, cuts: Iterable[int]) -> Iterator[str
     skipped: dict[str, int] = {}
     for start, end in pairwise(bounds):
         part = Part((FileRange(URL, start, end, len(data), text_format),))
-        yield from (document.text for document in read_part(part, on_bad_document="skip", skipped=skipped))
+        yield from (
+            document.text for document in read_part(part, on_bad_document="skip", skipped=skipped)
+        )
     yield from (f"{reason}: {count}" for reason, count in sorted(skipped.items()))
 
 
@@ -241,7 +273,12 @@ def test_any_cut_of_blank_line_text_gives_the_same_documents(data, cuts):
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=lines_of(['{"text": "a"}\n', '{"text": ""}\r\n', "\n", '{"text": "é\\n"}\n', "bad\n", "[1]\n"]), cuts=cuts)
+@given(
+    data=lines_of(
+        ['{"text": "a"}\n', '{"text": ""}\r\n', "\n", '{"text": "é\\n"}\n', "bad\n", "[1]\n"]
+    ),
+    cuts=cuts,
+)
 def test_any_cut_of_jsonl_gives_the_same_documents(data, cuts):
     assert list(read_cut(data, "jsonl", cuts)) == list(read_cut(data, "jsonl", []))
 
@@ -276,7 +313,11 @@ def test_real_corpora_are_the_same_in_parts_of_any_size(shared_data, tmp_path):
         ("wiki_zh/wiki_zh_00.txt.zst", "wikiextractor"),
         ("wikinews_en/wikinews_en_00.jsonl.zst", "jsonl"),
     ):
-        data = zstandard.ZstdDecompressor().stream_reader((shared_data / "data" / name).read_bytes()).read()
+        data = (
+            zstandard.ZstdDecompressor()
+            .stream_reader((shared_data / "data" / name).read_bytes())
+            .read()
+        )
         path = tmp_path / Path(name).stem
         path.write_bytes(data)
         texts = []
@@ -297,7 +338,10 @@ def test_renamed_and_regrouped_files_hold_the_same_documents(shared_data, tmp_pa
     first = plan_parts(find_inputs(list(map(str, books))), "text", 2**30)
     second = plan_parts(find_inputs([str(tmp_path / "renamed")]), "text", 1)
     assert (len(first), len(second)) == (1, 4)
-    sets = [{document.text for part in parts for document in read_part(part)} for parts in (first, second)]
+    sets = [
+        {document.text for part in parts for document in read_part(part)}
+        for parts in (first, second)
+    ]
     assert sets[0] == sets[1]
     assert len(sets[0]) == 4
 

@@ -55,11 +55,20 @@ def clock_of_work(monkeypatch):
 @pytest.mark.processes
 @pytest.mark.usefixtures("clock_of_work")
 def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", 2**16)  # eight of them are a third of the input
+    monkeypatch.setattr(
+        "pipeline.stages.plan_sample._PLACE_BYTES", 2**16
+    )  # eight of them are a third of the input
     rows = [json.dumps({"text": text + f" {copy}."}) for copy in range(20) for text in texts]
     (tmp_path / "a.jsonl").write_text("\n".join(rows[:900]) + "\n")
     (tmp_path / "b.jsonl").write_text("\n".join(rows[900:]) + "\n")
-    words = ["build", "--input", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--output", tmp_path / "data"]
+    words = [
+        "build",
+        "--input",
+        tmp_path / "a.jsonl",
+        tmp_path / "b.jsonl",
+        "--output",
+        tmp_path / "data",
+    ]
     words += ["--vocab", vocab_file, "--seq_lens", 64, "--passes", 2, "--workers", 1]
     words = [str(word) for word in words]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*words, "--plan", "true"]) == 0
@@ -83,12 +92,16 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
     assert plan.tokens == pytest.approx(counters["distinct_tokens"], rel=0.1)
     (length,) = plan.lengths
     assert length.instances == pytest.approx(sum(shard.instances for shard in train), rel=0.1)
-    assert length.instances * length.bytes_each == pytest.approx(sum(shard.num_bytes for shard in train), rel=0.2)
+    assert length.instances * length.bytes_each == pytest.approx(
+        sum(shard.num_bytes for shard in train), rel=0.2
+    )
     stored = sum(path.stat().st_size for path in (tmp_path / "data/tokens").glob("*-00000.*s"))
     assert plan.token_bytes == pytest.approx(stored, rel=0.2)
 
     def seconds(documents, tokens, instances):
-        return plans._OVERHEAD * (documents * DOCUMENT_SECONDS + tokens * TOKEN_SECONDS + instances * INSTANCE_SECONDS)
+        return plans._OVERHEAD * (
+            documents * DOCUMENT_SECONDS + tokens * TOKEN_SECONDS + instances * INSTANCE_SECONDS
+        )
 
     planned = seconds(plan.documents, plan.tokens, settings.passes * length.instances)
     assert plan.worker_seconds == pytest.approx(planned, rel=1e-3)  # whose numbers are rounded
@@ -97,17 +110,28 @@ def test_a_plan_says_what_the_build_makes(texts, vocab_file, tmp_path, capsys, m
     assert plan.worker_seconds == pytest.approx(built, rel=0.1)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.zip", ".parquet", ".xml.bz2"])
-def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(suffix, vocab_file, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "suffix", [".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.zip", ".parquet", ".xml.bz2"]
+)
+def test_a_plan_scales_by_what_its_sample_took_of_the_stored_bytes(
+    suffix, vocab_file, tmp_path, monkeypatch
+):
     monkeypatch.setattr("pipeline.stages.plan_sample._PLACE_BYTES", 2**15)
     draw = random.Random(3)
-    copies = [" ".join(f"{draw.choice('bcdfgk')}a{draw.randrange(10**6)}" for _ in range(80)) for _ in range(4000)]
+    copies = [
+        " ".join(f"{draw.choice('bcdfgk')}a{draw.randrange(10**6)}" for _ in range(80))
+        for _ in range(4000)
+    ]
     for number in range(2):
         write_as(suffix, copies[number::2], tmp_path / f"{number}{suffix}")
-    settings = BuildSettings(output=str(tmp_path / "data"), input=[f"{tmp_path}/*{suffix}"], vocab=str(vocab_file))
+    settings = BuildSettings(
+        output=str(tmp_path / "data"), input=[f"{tmp_path}/*{suffix}"], vocab=str(vocab_file)
+    )
     corpus = find_corpus(settings)
     read = []
-    monkeypatch.setattr(plan_sample, "filter_documents", lambda own, _: read.append(len(own.documents)) or own)
+    monkeypatch.setattr(
+        plan_sample, "filter_documents", lambda own, _: read.append(len(own.documents)) or own
+    )
     plan = plans.make_plan(settings, corpus.files, corpus.parts, instance_rule)
     assert sum(read) < 0.75 * len(copies), "it is a sample"
     assert plan.documents == pytest.approx(len(copies), rel=0.15)
@@ -124,7 +148,9 @@ def write_as(suffix, texts, path):
     elif suffix == ".jsonl.zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for start in range(0, len(texts), 50):
-                own = "".join(json.dumps({"text": text}) + "\n" for text in texts[start : start + 50])
+                own = "".join(
+                    json.dumps({"text": text}) + "\n" for text in texts[start : start + 50]
+                )
                 archive.writestr(f"{start}.jsonl", own)
     elif suffix == ".parquet":
         pq.write_table(pa.table({"text": texts}), path)
@@ -134,7 +160,11 @@ def write_as(suffix, texts, path):
             for n, text in enumerate(texts)
         ]
         streams = ["".join(pages[start : start + 100]) for start in range(0, len(pages), 100)]
-        path.write_bytes(b"".join(bz2.compress(each.encode()) for each in ["<mediawiki>\n", *streams, "</mediawiki>"]))
+        path.write_bytes(
+            b"".join(
+                bz2.compress(each.encode()) for each in ["<mediawiki>\n", *streams, "</mediawiki>"]
+            )
+        )
 
 
 def test_dollars_follow_from_what_is_planned():
@@ -144,33 +174,77 @@ def test_dollars_follow_from_what_is_planned():
         token_bytes=2 * 10**9, buckets=64, lengths=(length,), tasks=64 * 5, worker_bytes=0,
         worker_seconds=7200 - plans._LAUNCHER_SECONDS, dropped={}, warnings=(),
     )  # fmt: skip
-    prices = Prices("a shop", 0.5, 0.1, 4.0, 0.01, 10.0, 0.25, reads_1000=1.0, writes_1000=10.0, storage_gb_month=0.5)
+    prices = Prices(
+        "a shop",
+        0.5,
+        0.1,
+        4.0,
+        0.01,
+        10.0,
+        0.25,
+        reads_1000=1.0,
+        writes_1000=10.0,
+        storage_gb_month=0.5,
+    )
     by_files = format_price(plan, prices, workers=1, passes=5, shuffles=False)
-    assert "by the prices of a shop: $2.00 for 2 core-hours of a core as fast as this one" in by_files
+    assert (
+        "by the prices of a shop: $2.00 for 2 core-hours of a core as fast as this one" in by_files
+    )
     reads, writes = 3 * 100 + 320 * 100, 4 * 100 + 3 * 320
-    assert f"${reads / 1000 + writes / 100:,.2f} for {reads:,} reads and {writes:,} writes" in by_files
+    assert (
+        f"${reads / 1000 + writes / 100:,.2f} for {reads:,} reads and {writes:,} writes" in by_files
+    )
     assert f"cost: ${2 + reads / 1000 + writes / 100:,.2f} by" in by_files
     assert "then $1.80 a month for 3.6 GB of shards, and $1.00 a month for the tokens" in by_files
     shuffled = format_price(plan, prices, workers=1, passes=5, shuffles=True)
     assert f"{400:,} reads and" in shuffled
     assert "$0.50 for a shuffle of 2 GB" in shuffled
-    unknown = format_price(plan, replace(prices, shuffle_gb=None), workers=1, passes=5, shuffles=True)
+    unknown = format_price(
+        plan, replace(prices, shuffle_gb=None), workers=1, passes=5, shuffles=True
+    )
     assert "the prices leave out the shuffle of 2 GB: give --prices.shuffle_gb" in unknown
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["dataflow", "cluster"])
-def test_the_price_files_are_taken_beside_a_configuration(name, corpus, vocab_file, capsys, tmp_path):
+def test_the_price_files_are_taken_beside_a_configuration(
+    name, corpus, vocab_file, capsys, tmp_path
+):
     configs = Path(__file__).parents[2] / "configs"
-    words = ["build", "--config", configs / "data/demo.yaml", "--config", configs / f"prices/{name}.yaml"]
-    words += ["--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
+    words = [
+        "build",
+        "--config",
+        configs / "data/demo.yaml",
+        "--config",
+        configs / f"prices/{name}.yaml",
+    ]
+    words += [
+        "--input",
+        corpus,
+        "--vocab",
+        vocab_file,
+        "--output",
+        tmp_path / "data",
+        "--plan",
+        "true",
+    ]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
     assert "cost: $0." in capsys.readouterr().out
 
 
 @pytest.mark.processes
 def test_few_places_for_many_ranks_are_said(corpus, vocab_file, capsys, tmp_path):
-    words = ["build", "--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
+    words = [
+        "build",
+        "--input",
+        corpus,
+        "--vocab",
+        vocab_file,
+        "--output",
+        tmp_path / "data",
+        "--plan",
+        "true",
+    ]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
     assert "warning: L128: training reads 1 place(s) at once" in capsys.readouterr().out
 
@@ -183,8 +257,20 @@ def test_few_places_for_many_ranks_are_said(corpus, vocab_file, capsys, tmp_path
         (10**7, "training on 10,000,000 instances reads each pass "),
     ],
 )
-def test_passes_the_training_does_not_reach_are_said(read, message, corpus, vocab_file, capsys, tmp_path):
-    words = ["build", "--input", corpus, "--vocab", vocab_file, "--output", tmp_path / "data", "--plan", "true"]
+def test_passes_the_training_does_not_reach_are_said(
+    read, message, corpus, vocab_file, capsys, tmp_path
+):
+    words = [
+        "build",
+        "--input",
+        corpus,
+        "--vocab",
+        vocab_file,
+        "--output",
+        tmp_path / "data",
+        "--plan",
+        "true",
+    ]
     words += ["--passes", 3, "--training_instances", read]
     assert run_program("python -m pipeline", "Tests.", COMMANDS, [*map(str, words)]) == 0
     said = capsys.readouterr().out
@@ -199,14 +285,30 @@ def test_training_instances_belong_to_lengths():
 
 @pytest.mark.processes
 def test_a_plan_names_the_file_that_one_worker_must_read(texts, vocab_file, tmp_path, capsys):
-    rows = "".join(json.dumps({"text": text + f" {copy}."}) + "\n" for copy in range(9) for text in texts)
+    rows = "".join(
+        json.dumps({"text": text + f" {copy}."}) + "\n" for copy in range(9) for text in texts
+    )
     path = tmp_path / "long.jsonl.gz"
     path.write_bytes(gzip.compress(rows.encode(), 1))
-    fixed = ("--output", tmp_path / "data", "--vocab", vocab_file, "--plan", "true", "--part_bytes", 2048)
+    fixed = (
+        "--output",
+        tmp_path / "data",
+        "--vocab",
+        vocab_file,
+        "--plan",
+        "true",
+        "--part_bytes",
+        2048,
+    )
     for name, said in (("long.jsonl.gz", True), ("long.jsonl", False)):
         (tmp_path / "long.jsonl").write_text(rows)
         words = ("build", "--input", tmp_path / name, *fixed)
-        assert run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words]) == 0
+        assert (
+            run_program("python -m pipeline", "Tests.", COMMANDS, [str(word) for word in words])
+            == 0
+        )
         printed = capsys.readouterr().out
         assert (f"warning: {path} cannot be cut: one worker reads its " in printed) == said
-        assert ("1 file(s) are more than 8 parts long, cut such into files of 2.05 kB" in printed) == said
+        assert (
+            "1 file(s) are more than 8 parts long, cut such into files of 2.05 kB" in printed
+        ) == said

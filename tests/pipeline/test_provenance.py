@@ -16,7 +16,9 @@ from pipeline.tokens.token_parts import TokenizedDocument
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,9 @@ def folder(texts, tmp_path_factory):
     """Two sources of which the second is used in every second pass; they share text 60."""
     folder = tmp_path_factory.mktemp("provenance")
     for name, part in (("news", texts[:61]), ("books", texts[60:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in part)
+        )
     sources = [
         {"name": "news", "input": [f"{folder}/news.jsonl"], "language": "de"},
         {"name": "books", "input": [f"{folder}/books.jsonl"], "weight": 0.5},
@@ -88,7 +92,10 @@ def test_documents_are_shown_with_source_place_size_and_uses(built, folder, text
     held_out = {int(each) for shard in built.shards("validation", 64, 0) for block in read_blocks(built, shard)
                 for each in block.document_a}  # fmt: skip
     train = [text for text in texts if int(id_of(text)[:16], 16) not in held_out]
-    one, two = next(text for text in train if text in texts[:60]), next(text for text in train if text in texts[61:])
+    one, two = (
+        next(text for text in train if text in texts[:60]),
+        next(text for text in train if text in texts[61:]),
+    )
     capsys.readouterr()
     assert run("inspect", built.url, "--documents", id_of(one)[:16], id_of(two)) == 0
     shown = capsys.readouterr().out.split("\n")
@@ -97,7 +104,10 @@ def test_documents_are_shown_with_source_place_size_and_uses(built, folder, text
     assert shown[2].endswith(f" tokens, 12 sentences, {len(clean_text(one).encode())} bytes")
     assert shown[3] == "  used      1 time(s) in each of 3 pass(es)"
     assert shown[5].startswith(f"  from      books (en), {folder}/books.jsonl")
-    assert shown[7] in ("  used      1, 0, 1 times in passes 0 to 2", "  used      0, 1, 0 times in passes 0 to 2")
+    assert shown[7] in (
+        "  used      1, 0, 1 times in passes 0 to 2",
+        "  used      0, 1, 0 times in passes 0 to 2",
+    )
     assert run("inspect", built.url, "--documents", f"{min(held_out):016x}", id_of(texts[60])) == 0
     shown = capsys.readouterr().out
     assert "  used      for validation, once\n" in shown
@@ -107,7 +117,11 @@ def test_documents_are_shown_with_source_place_size_and_uses(built, folder, text
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("start", "said"),
-    [("12345678", "has an id that begins with 12345678"), ("abc", "expected 8 to 32 hex digits"), ("WXYZ" * 4, "hex")],
+    [
+        ("12345678", "has an id that begins with 12345678"),
+        ("abc", "expected 8 to 32 hex digits"),
+        ("WXYZ" * 4, "hex"),
+    ],
 )
 def test_what_is_no_document_is_refused(built, capsys, start, said):
     assert run("inspect", built.url, "--documents", start) == 2
@@ -129,14 +143,26 @@ def test_without_tokens_places_are_said_to_be_unknown(built, tmp_path, capsys):
     assert run("inspect", tmp_path / "data", "--num_instances", 1) == 0
     shown = capsys.readouterr().out
     assert "A is from" not in shown
-    assert "where documents come from is not known: the encoded documents (tokens/), which say it, are gone" in shown
+    assert (
+        "where documents come from is not known: the encoded documents (tokens/), which say it, are gone"
+        in shown
+    )
     assert run("inspect", tmp_path / "data", "--documents", "12345678") == 2
     assert "build again to find out" in capsys.readouterr().err
 
 
 @pytest.mark.processes
 def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, capsys):
-    flags = ("--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data", "--tokens", tmp_path / "elsewhere")
+    flags = (
+        "--vocab",
+        vocab_file,
+        "--workers",
+        1,
+        "--output",
+        tmp_path / "data",
+        "--tokens",
+        tmp_path / "elsewhere",
+    )
     assert run("build", "--config", folder / "config.yaml", *flags) == 0
     assert run("inspect", tmp_path / "data", "--documents", id_of(texts[0])) == 0
     assert f"news (de), {folder}/news.jsonl:1\n" in capsys.readouterr().out
@@ -146,10 +172,16 @@ def test_tokens_kept_elsewhere_are_found(folder, vocab_file, texts, tmp_path, ca
 def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, tmp_path):
     shutil.copytree(built.folder.path, tmp_path / "data")
     tokens = tmp_path / "data/tokens"
-    # As a kill leaves a part: its record is not there yet, its places are half a file of another writer's.
+    # As a kill leaves a part: its record is not there yet, its places are half a file of another
+    # writer's.
     lost = sorted(tokens.glob("*-last.json"))[1]
     stem = lost.name.removesuffix("-last.json")
-    for path in (lost, tokens / "tokens.json", tokens / f"{stem}.index", tmp_path / "data/manifest.json"):
+    for path in (
+        lost,
+        tokens / "tokens.json",
+        tokens / f"{stem}.index",
+        tmp_path / "data/manifest.json",
+    ):
         path.unlink()
     (tokens / f"{stem}.places").write_bytes(b"PAR1")
     (tokens / "0123-00000.places").write_bytes(b"of an interrupted task")
@@ -163,12 +195,16 @@ def test_a_killed_build_heals_with_its_places(built, folder, vocab_file, texts, 
 
 
 def test_places_may_have_any_name(tmp_path):
-    document = TokenizedDocument(bytes(16), 1, np.ones(1, np.uint16), np.ones(1, np.uint16), 3, "/a\udcff/b:1")
+    document = TokenizedDocument(
+        bytes(16), 1, np.ones(1, np.uint16), np.ones(1, np.uint16), 3, "/a\udcff/b:1"
+    )
     assert b"PAR1" in pack_places([document])
 
 
 @pytest.mark.processes
-def test_tokens_of_an_earlier_version_are_refused_and_not_shown(built, folder, vocab_file, tmp_path, capsys):
+def test_tokens_of_an_earlier_version_are_refused_and_not_shown(
+    built, folder, vocab_file, tmp_path, capsys
+):
     shutil.copytree(built.folder.path, tmp_path / "data")
     for name in ("tokens.json", "settings.json"):
         path = tmp_path / "data/tokens" / name
@@ -176,7 +212,19 @@ def test_tokens_of_an_earlier_version_are_refused_and_not_shown(built, folder, v
         fields.get("settings", fields).pop("layout")
         path.write_text(json.dumps(fields))
     assert find_tokens(open_dataset(str(tmp_path / "data"))) is None
-    flags = ("--config", folder / "config.yaml", "--vocab", vocab_file, "--workers", 1, "--output", tmp_path / "data")
-    for command, said in (("build", "layout was None and is now 3"), ("shards", "of an earlier version; delete")):
+    flags = (
+        "--config",
+        folder / "config.yaml",
+        "--vocab",
+        vocab_file,
+        "--workers",
+        1,
+        "--output",
+        tmp_path / "data",
+    )
+    for command, said in (
+        ("build", "layout was None and is now 3"),
+        ("shards", "of an earlier version; delete"),
+    ):
         assert run(command, *flags) == 2
         assert said in capsys.readouterr().err

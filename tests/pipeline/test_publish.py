@@ -17,7 +17,13 @@ from pipeline.shards.records import BlockTable
 from pipeline.shards.seal import NOTHING
 from pipeline.shards.verify import verify_dataset
 from pipeline.stages import publish
-from pipeline.stages.publish import KeptBlocks, PassPublisher, planned_groups, publish_dataset, read_records
+from pipeline.stages.publish import (
+    KeptBlocks,
+    PassPublisher,
+    planned_groups,
+    publish_dataset,
+    read_records,
+)
 from pipeline.storage.folder import Folder
 from pipeline.tokens.bucket_seals import BucketContents
 from pipeline.tokens.buckets import Bucket
@@ -61,7 +67,9 @@ def finish(whole, folder: Path, name: str) -> None:
 
 
 def published(folder: Path) -> list[str]:
-    return sorted(str(path.parent.relative_to(folder)) for path in folder.glob("*/L8192/pass-*/pass.json"))
+    return sorted(
+        str(path.parent.relative_to(folder)) for path in folder.glob("*/L8192/pass-*/pass.json")
+    )
 
 
 def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path, kept):
@@ -71,7 +79,10 @@ def test_each_pass_when_its_last_shard_is_finished(whole, tasks, tmp_path, kept)
         ("train/L8192/pass-01/shard-00000.tar", []),
         ("train/L8192/pass-00/shard-00000.tar", []),
         ("validation/L8192/pass-00/shard-00000.tar", ["validation/L8192/pass-00"]),
-        ("train/L8192/pass-00/shard-00001.tar", ["train/L8192/pass-00", "validation/L8192/pass-00"]),
+        (
+            "train/L8192/pass-00/shard-00001.tar",
+            ["train/L8192/pass-00", "validation/L8192/pass-00"],
+        ),
     ]
     for count, (name, there) in enumerate(steps, start=1):
         finish(whole, folder, name)
@@ -161,7 +172,9 @@ def test_a_build_leaves_the_pass_files_of_the_finished_dataset(corpus, vocab_fil
         assert path.read_bytes() == (output / path.relative_to(tmp_path / "before")).read_bytes()
 
 
-def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(corpus, vocab_file, tmp_path, monkeypatch, capsys):
+def test_a_kill_between_two_manifests_loses_no_shard_and_no_setting(
+    corpus, vocab_file, tmp_path, monkeypatch, capsys
+):
     """The first manifest is gone, the second not there yet: what the first one said stands in records until then."""
     output = tmp_path / "data"
     assert build(corpus, vocab_file, output) == 0

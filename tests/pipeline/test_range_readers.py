@@ -27,7 +27,9 @@ def path(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 10_240), (0, 0), (1, 2), (5000, 10_240), (300, 7001)])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 10_240), (0, 0), (1, 2), (5000, 10_240), (300, 7001)]
+)
 def test_local_ranges_are_those_of_the_filesystem(path, start, stop):
     files = fsspec.filesystem("file")
     assert range_reader(files) is read_local
@@ -120,12 +122,18 @@ class Handler(BaseHTTPRequestHandler):
         body = CONTENT[first : last + 1] if self.server.knows_ranges else CONTENT
         self.send_response_only(206 if self.server.knows_ranges else 200)
         self.send_header(
-            *(("Transfer-Encoding", "chunked") if self.server.in_chunks else ("Content-Length", len(body)))
+            *(
+                ("Transfer-Encoding", "chunked")
+                if self.server.in_chunks
+                else ("Content-Length", len(body))
+            )
         )
         self.end_headers()
         for start in range(0, len(body), 2**16):
             piece = body[start : start + 2**16]
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.server.in_chunks else piece)
+            self.wfile.write(
+                b"%x\r\n%b\r\n" % (len(piece), piece) if self.server.in_chunks else piece
+            )
             self.server.num_sent += len(piece)
         if self.server.in_chunks:
             self.wfile.write(b"0\r\n\r\n")
@@ -164,7 +172,9 @@ def test_ranges_of_a_store_come_over_one_connection(store, read_s3):
 
 def test_a_store_that_sends_everything_is_not_listened_to(store, read_s3, monkeypatch):
     read_body, bodies = StreamingBody.read, []  # which keeps them: what nobody has is closed anyway
-    monkeypatch.setattr(StreamingBody, "read", lambda body, size: (bodies.append(body), read_body(body, size))[1])
+    monkeypatch.setattr(
+        StreamingBody, "read", lambda body, size: (bodies.append(body), read_body(body, size))[1]
+    )
     store.knows_ranges, bucket = False, Folder.on(MemoryFileSystem(), "bucket")
     bucket.__dict__["_range_reader"] = read_s3
     for number in (1, 2):
@@ -182,6 +192,10 @@ def test_as_many_connections_are_kept_as_there_are_threads(store, read_s3):
     store.meet = threading.Barrier(num_threads, timeout=600).wait
     with ThreadPoolExecutor(num_threads) as pool:
         for _ in range(3):
-            found = [*pool.map(lambda number: read_s3("bucket/object", number, number + 9), range(num_threads))]
+            found = [
+                *pool.map(
+                    lambda number: read_s3("bucket/object", number, number + 9), range(num_threads)
+                )
+            ]
             assert found == [CONTENT[number : number + 9] for number in range(num_threads)]
     assert store.num_connections == num_threads

@@ -46,7 +46,9 @@ class JobServer(job_grpc.JobServiceServicer):
         self.state = state
 
     def DescribePipelineOptions(self, *_):  # noqa: N802 - the service's name
-        option = job_api.PipelineOptionDescriptor(name="object_reuse", type=job_api.PipelineOptionType.BOOLEAN)
+        option = job_api.PipelineOptionDescriptor(
+            name="object_reuse", type=job_api.PipelineOptionType.BOOLEAN
+        )
         return job_api.DescribePipelineOptionsResponse(options=[option])
 
     def GetState(self, request, context):  # noqa: N802 - the service's name
@@ -115,10 +117,10 @@ def test_a_failed_job_shows_what_its_runner_said(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_workers_without_the_launchers_package_are_told_from_other_faults(tmp_path, monkeypatch, said, named):
-    words = (
-        f"Pipeline job-7 failed in state FAILED: java.lang.RuntimeException: SDK harness\n  Traceback\n{said}\n at x"
-    )
+def test_workers_without_the_launchers_package_are_told_from_other_faults(
+    tmp_path, monkeypatch, said, named
+):
+    words = f"Pipeline job-7 failed in state FAILED: java.lang.RuntimeException: SDK harness\n  Traceback\n{said}\n at x"
     _, message = run(tmp_path, monkeypatch, RuntimeError(words))
     assert f"a worker says: {named}" in message
     assert "install the launcher's wheel with [pipeline] where workers run" in message
@@ -145,9 +147,15 @@ def test_a_job_servers_own_options_pass_and_others_are_refused(job_server):
     _, endpoint = job_server
     options = pipeline_options(2, ["--runner=PortableRunner", endpoint, "--object_reuse=true"], 4)
     assert options.get_all_options(retain_unknown_options=True)["object_reuse"]
-    with pytest.raises(ValueError, match=r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"):
-        pipeline_options(2, ["--runner=PortableRunner", endpoint, "--object_reuse=true", "--no_such=1"], 4)
-    with pytest.raises(ValueError, match=r"Beam does not know the option\(s\) after --: object_reuse"):
+    with pytest.raises(
+        ValueError, match=r"neither Beam nor the job server at 127.0.0.1:\d+ knows .*: no_such"
+    ):
+        pipeline_options(
+            2, ["--runner=PortableRunner", endpoint, "--object_reuse=true", "--no_such=1"], 4
+        )
+    with pytest.raises(
+        ValueError, match=r"Beam does not know the option\(s\) after --: object_reuse"
+    ):
         pipeline_options(2, ["--runner=PortableRunner", "--object_reuse=true"], 4)
 
 
@@ -156,17 +164,28 @@ def test_a_job_of_a_launcher_that_is_gone_is_seen(job_server, tmp_path, monkeypa
     record = json.dumps({"job": "job-6", "began": "2026-01-02T03:04:05+00:00"})
     (tmp_path / RECORD).write_text(record)
     _, message = run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)
-    assert "job job-6, begun at 2026-01-02T03:04:05+00:00 by a launcher that is gone, is RUNNING" in message
+    assert (
+        "job job-6, begun at 2026-01-02T03:04:05+00:00 by a launcher that is gone, is RUNNING"
+        in message
+    )
     assert (tmp_path / RECORD).read_text() == record
     service.state = job_api.JobState.FAILED
-    assert "the runner's words" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+    assert (
+        "the runner's words"
+        in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+    )
     assert not (tmp_path / RECORD).exists()
     (tmp_path / RECORD).write_text(record.replace("job-6", "job-5"))
-    assert "the runner's words" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+    assert (
+        "the runner's words"
+        in run(tmp_path, monkeypatch, RuntimeError("the runner's words"), None, endpoint)[1]
+    )
     assert "job job-5, begun at " in (said := capfd.readouterr().err)
     assert "may still be at work here: this runner does not know it" in said
     (tmp_path / RECORD).write_text("{")
-    assert f"{RECORD} is damaged" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"))[1]
+    assert (
+        f"{RECORD} is damaged" in run(tmp_path, monkeypatch, RuntimeError("the runner's words"))[1]
+    )
 
 
 def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
@@ -174,7 +193,9 @@ def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(result, "wait_until_finish", lambda: None)
     monkeypatch.setattr("apache_beam.pipeline.create_runner", lambda _: PipelineRunner())
     monkeypatch.setattr(PipelineRunner, "run_pipeline", lambda *_: result)
-    options = pipeline_options(2, ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"], 4)
+    options = pipeline_options(
+        2, ["--runner=DataflowRunner", "--project=p-1", "--region=europe-west4"], 4
+    )
     Job("shards", Folder(str(tmp_path))).run(beam.Pipeline(options=options))
     said = "https://console.cloud.google.com/dataflow/jobs/europe-west4/job-7?project=p-1"
     assert capfd.readouterr().err == f"shards: the runner calls this job job-7: {said}\n"
@@ -188,7 +209,9 @@ def test_a_bar_that_stands_still_says_for_how_long_and_the_jobs_state():
         still.look(began + 59)
         assert "nothing" not in screen.getvalue()
         still.look(began + 190)
-        assert "nothing finished for 3 min]" in screen.getvalue()  # of a local job there is no state to tell
+        assert (
+            "nothing finished for 3 min]" in screen.getvalue()
+        )  # of a local job there is no state to tell
         job._result = RemoteResult(None, None)
         still.look(began + 241)
         assert "nothing finished for 4 min, the job is RUNNING]" in screen.getvalue()

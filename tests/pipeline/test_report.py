@@ -31,11 +31,15 @@ from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.records import Shard
 from pipeline.shards.seal import NOTHING
 
-HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
+HOSTILE = (
+    "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202egnp.exe\u2066\x1b[31m\ud800"
+)
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def shard(name, instances, seq_len=128):
@@ -68,8 +72,13 @@ def built(tmp_path_factory, texts, vocab_file):
     folder = tmp_path_factory.mktemp("report")
     vocab = folder / "vocab.txt"
     vocab.write_text(vocab_file.read_text() + "<\n>\n/\nscript\nalert\n(\n)\n")
-    lines = [{"text": f"<script>alert(1)</script> {text} <script>alert(2)</script>\u202e."} for text in texts]
-    (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[0], {"text": " "}]))
+    lines = [
+        {"text": f"<script>alert(1)</script> {text} <script>alert(2)</script>\u202e."}
+        for text in texts
+    ]
+    (folder / "in.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, lines[0], {"text": " "}])
+    )
     fixed = ("--vocab", vocab, "--passes", 2, "--seq_lens", 64, "--workers", 1)
     assert run("build", "--input", folder / "in.jsonl", "--output", folder / "data", *fixed) == 0
     return open_dataset(str(folder / "data"))
@@ -83,7 +92,14 @@ def copy(built, tmp_path):
 
 @pytest.mark.parametrize(
     ("statistic", "degrees", "p"),
-    [(0, 3, 1.0), (3.8415, 1, 0.05), (5.9915, 2, 0.05), (24.9958, 15, 0.05), (37.6973, 15, 0.001), (23.2093, 10, 0.01)],
+    [
+        (0, 3, 1.0),
+        (3.8415, 1, 0.05),
+        (5.9915, 2, 0.05),
+        (24.9958, 15, 0.05),
+        (37.6973, 15, 0.001),
+        (23.2093, 10, 0.01),
+    ],
 )
 def test_chi_square_as_in_printed_tables(statistic, degrees, p):
     assert chi_square_p(statistic, degrees) == pytest.approx(p, rel=1e-3)
@@ -114,7 +130,10 @@ def test_sampled_blocks_are_spread_over_all_shards():
 
 def test_mask_kinds_are_counted_and_tested():
     rows = [one_length_block([12], [[1, 2]], shown) for shown in (5,) * 80 + (9,) * 10 + (8,) * 10]
-    counts = [measure_mask_kinds(row, mask_id=5, vocab_size=10**9) for row in (rows[0], rows[80], rows[90])]
+    counts = [
+        measure_mask_kinds(row, mask_id=5, vocab_size=10**9)
+        for row in (rows[0], rows[80], rows[90])
+    ]
     assert [each["counts"] for each in counts] == [
         {"mask": 2, "kept": 0, "random": 0}, {"mask": 0, "kept": 2, "random": 0}, {"mask": 0, "kept": 0, "random": 2}
     ]  # fmt: skip
@@ -135,11 +154,16 @@ def test_mask_positions_leave_out_specials_and_expect_each_instances_own_share()
         abs=1e-6,
     )  # fmt: skip
     assert found["shares"] == [None, 0.5, 0, 0, 0, 0, 0, None, 1, 0, 0, 0, 0, 0, 1, None]
-    assert measure_mask_positions(one_length_block([8, 16], [[1], [8, 14]]), 16, whole_words=True)["p"] is None
+    assert (
+        measure_mask_positions(one_length_block([8, 16], [[1], [8, 14]]), 16, whole_words=True)["p"]
+        is None
+    )
 
 
 def test_masks_that_prefer_the_front_are_found():
-    even = one_length_block([64] * 500, [[1 + (7 * row + 6 * each) % 30 for each in range(4)] for row in range(500)])
+    even = one_length_block(
+        [64] * 500, [[1 + (7 * row + 6 * each) % 30 for each in range(4)] for row in range(500)]
+    )
     assert measure_mask_positions(even, 64, whole_words=False)["p"] < 1e-6
 
 
@@ -150,11 +174,23 @@ def test_the_report_measures_what_the_shards_hold(built):
     assert (report["counters"]["documents_read"], report["counters"]["documents"]) == (122, 120)
     assert (report["counters"]["dropped_duplicate"], report["counters"]["dropped_empty"]) == (1, 1)
     assert report["sources"]["files"] == 1
-    assert report["documents"]["sample"] == {"documents": 121, "of_documents": 120}  # a copy is stored, and sampled
+    assert report["documents"]["sample"] == {
+        "documents": 121,
+        "of_documents": 120,
+    }  # a copy is stored, and sampled
     train = report["groups"][0]
-    blocks = [block for each in built.all_shards if each.split == "train" for block in read_blocks(built, each)]
+    blocks = [
+        block
+        for each in built.all_shards
+        if each.split == "train"
+        for block in read_blocks(built, each)
+    ]
     lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
-    assert train["sample"] == {"blocks": len(blocks), "of_blocks": len(blocks), "instances": len(lengths)}
+    assert train["sample"] == {
+        "blocks": len(blocks),
+        "of_blocks": len(blocks),
+        "instances": len(lengths),
+    }
     assert sum(train["lengths"]["counts"]) == train["instances"] == len(lengths)
     assert train["lengths"]["counts"][-1] == np.count_nonzero(lengths > 60)
     assert sum(train["masks"]["counts"].values()) == train["masked"]
@@ -235,8 +271,15 @@ def test_charts_are_drawn_from_zero():
     assert svg.count('class="expected"') == 1
     assert 'height="150.0"' in svg
     assert 'height="37.5"' in svg
-    assert [nice_ceiling(each) for each in (0, 0.153, 1, 13_243)] == pytest.approx([1, 0.16, 1, 16_000])
-    assert [short_number(each) for each in (0, 950, 17_705, 2_522_451)] == ["0", "950", "17.7k", "2.52M"]
+    assert [nice_ceiling(each) for each in (0, 0.153, 1, 13_243)] == pytest.approx(
+        [1, 0.16, 1, 16_000]
+    )
+    assert [short_number(each) for each in (0, 950, 17_705, 2_522_451)] == [
+        "0",
+        "950",
+        "17.7k",
+        "2.52M",
+    ]
 
 
 @pytest.mark.processes
@@ -261,7 +304,10 @@ def test_the_page_has_the_name_and_checks_of_the_dataset(copy, built, tmp_path, 
     for check, said in (
         ("Documents read are kept or dropped", "122 read; 120 kept, 2 dropped"),
         ("Every source is trained on", "1 source(s)"),
-        ("Validation split", "it holds 7 documents of 1,064 tokens, 5.80% of the text; losses on fewer"),
+        (
+            "Validation split",
+            "it holds 7 documents of 1,064 tokens, 5.80% of the text; losses on fewer",
+        ),
         ("Coverage", "every one of 120 documents is in exactly one bucket"),
     ):
         assert f'<b>{check}</b> <span class="soft">{said}' in page
@@ -305,7 +351,10 @@ def test_without_the_encoded_documents_the_rest_is_shown(copy):
 @pytest.mark.processes
 def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
     before = json.loads((copy / "report.json").read_text())
-    vocab, text = Path(built.folder.path).parent / "vocab.txt", Path(built.folder.path).parent / "in.jsonl"
+    vocab, text = (
+        Path(built.folder.path).parent / "vocab.txt",
+        Path(built.folder.path).parent / "in.jsonl",
+    )
     fixed = ("--vocab", vocab, "--passes", 2, "--seq_lens", 64, "--workers", 1)
     assert run("build", "--input", text, "--output", copy, *fixed) == 0
     assert json.loads((copy / "report.json").read_text()) == before
@@ -313,16 +362,38 @@ def test_a_second_run_keeps_the_times_of_the_build(copy, built, vocab_file):
 
 @pytest.mark.processes
 def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys):
-    bad = ["no json \u202e", "[1]", '{"text": 7}', *["{"] * 50, '{"text": "\\ud800"}', '{"text": " \\u2028 "}']
+    bad = [
+        "no json \u202e",
+        "[1]",
+        '{"text": 7}',
+        *["{"] * 50,
+        '{"text": "\\ud800"}',
+        '{"text": " \\u2028 "}',
+    ]
     good = [json.dumps({"text": text}) for text in texts]
-    (tmp_path / "in.jsonl").write_text("\n".join([*bad, *good, good[0], json.dumps({"text": "\u200b" * 5000})]) + "\n")
-    flags = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--workers", 1, "--on_bad_document", "skip")
+    (tmp_path / "in.jsonl").write_text(
+        "\n".join([*bad, *good, good[0], json.dumps({"text": "\u200b" * 5000})]) + "\n"
+    )
+    flags = (
+        "--vocab",
+        vocab_file,
+        "--passes",
+        1,
+        "--seq_lens",
+        64,
+        "--workers",
+        1,
+        "--on_bad_document",
+        "skip",
+    )
     output = tmp_path / "data"
     assert run("build", "--input", tmp_path / "in.jsonl", "--output", output, *flags) == 0
     numbers = json.loads((output / "report.json").read_text())["dataset"]
     examples = numbers["documents"]["dropped_examples"]
     reasons = {each["reason"] for each in examples}
-    dropped = {name.removeprefix("dropped_") for name in numbers["counters"] if name.startswith("dropped_")}
+    dropped = {
+        name.removeprefix("dropped_") for name in numbers["counters"] if name.startswith("dropped_")
+    }
     assert reasons == dropped - {"duplicate"}
     assert len(reasons) == 4
     assert max(Counter(each["reason"] for each in examples).values()) == 3
@@ -337,7 +408,10 @@ def test_dropped_documents_can_be_looked_at(tmp_path, texts, vocab_file, capsys)
     shutil.rmtree(output / "tokens")
     (output / "report.json").unlink()
     assert run("inspect", output, "--dropped", "true") == 0
-    assert "no examples: the encoded documents (tokens/), which held them, are gone" in capsys.readouterr().out
+    assert (
+        "no examples: the encoded documents (tokens/), which held them, are gone"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.processes

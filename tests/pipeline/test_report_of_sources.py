@@ -40,9 +40,14 @@ def test_several_sources_and_one_that_gives_nothing():
 
 
 def test_many_sources_are_counted_not_listed():
-    sources = [source(f"s{number}", 100, 50_000, number % 2, 2000 * (number % 2)) for number in range(40)]
+    sources = [
+        source(f"s{number}", 100, 50_000, number % 2, 2000 * (number % 2)) for number in range(40)
+    ]
     held, warning = said_of(*sources)
-    assert held == "validation holds 20 documents of 40,000 tokens, 2.00% of the text, from 20 of 40 sources"
+    assert (
+        held
+        == "validation holds 20 documents of 40,000 tokens, 2.00% of the text, from 20 of 40 sources"
+    )
     assert warning.endswith(" and 12 more sources")
     assert warning.count("are too long") == 8
 
@@ -73,7 +78,9 @@ def test_a_split_that_is_too_small_or_too_large():
 
 
 def test_what_was_not_asked_for_is_no_warning():
-    assert said_of(source("input", 3, 900), validation_fraction=0) == ["validation holds no documents"]
+    assert said_of(source("input", 3, 900), validation_fraction=0) == [
+        "validation holds no documents"
+    ]
 
 
 def test_a_dataset_of_before_says_nothing():
@@ -86,7 +93,9 @@ def test_a_dataset_of_before_says_nothing():
 
 def test_the_card_has_a_row_a_source():
     sources = [source("<wiki>", 5000, 3_000_000, 15, 15_000), source("books", 2, 1_000_000)]
-    measured = measure_validation(SimpleNamespace(sources=sources, settings={"validation_fraction": 0.005}))
+    measured = measure_validation(
+        SimpleNamespace(sources=sources, settings={"validation_fraction": 0.005})
+    )
     card = validation_card(measured)
     row = '<td class="n">15</td><td class="n">15,000</td><td class="n">0.50%</td><td class="n">100.0%</td></tr>'
     assert f"<tr><td><b>&lt;wiki&gt;</b></td>{row}" in card

@@ -46,16 +46,25 @@ HASH = "0" * 64
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def test_a_seal_by_hand():
-    ids = [bytes.fromhex("0f" * 16), bytes.fromhex("f1" + "00" * 15), bytes.fromhex("01" + "ff" * 15)]
+    ids = [
+        bytes.fromhex("0f" * 16),
+        bytes.fromhex("f1" + "00" * 15),
+        bytes.fromhex("01" + "ff" * 15),
+    ]
     assert seal_documents(ids, 90) == Seal(3, 90, "ff" + "f0" * 15)
     assert seal_documents([], 0) == NOTHING
     parts = [seal_documents(ids[:1], 40), seal_documents(ids[1:], 50)]
     assert add_seals(parts) == add_seals(reversed(parts)) == Seal(3, 90, "ff" + "f0" * 15)
-    assert str(Seal(1201, 9000, "0" * 32)) == f"1,201 documents of 9,000 tokens (xor of ids {'0' * 32})"
+    assert (
+        str(Seal(1201, 9000, "0" * 32))
+        == f"1,201 documents of 9,000 tokens (xor of ids {'0' * 32})"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +91,9 @@ class Encoded:
 
     def deliver(self, key, chunks, output):
         """Builds a bucket of what a runner delivered."""
-        tasks = hand_over(group_tasks(plan_tasks(self.buckets, [64], 2, self.contents)), Folder(str(output)))
+        tasks = hand_over(
+            group_tasks(plan_tasks(self.buckets, [64], 2, self.contents)), Folder(str(output))
+        )
         found, documents = unpack_group((key, chunks), self.tokens, tasks)
         return list(ShardBuilder(Folder(str(output)), self.rules, 1, HASH).build(found, documents))
 
@@ -90,13 +101,26 @@ class Encoded:
 @pytest.fixture(scope="module")
 def encoded(corpus, texts, vocab_file, tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoded")
-    folder.joinpath("copies.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40:8]))
-    words = ("--input", corpus, folder / "copies.jsonl", "--output", folder / "data", "--vocab", vocab_file, *FLAGS)
+    folder.joinpath("copies.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts[:40:8])
+    )
+    words = (
+        "--input",
+        corpus,
+        folder / "copies.jsonl",
+        "--output",
+        folder / "data",
+        "--vocab",
+        vocab_file,
+        *FLAGS,
+    )
     assert run("tokens", *words) == 0
     settings = BuildSettings(output=str(folder / "data"), num_buckets=4, seq_lens=[64])
     tokens = settings.open_tokens()
     store = read_store(tokens)
-    held_out = choose_held_out(store.totals.sources, settings.validation_fraction, settings.validation_tokens)
+    held_out = choose_held_out(
+        store.totals.sources, settings.validation_fraction, settings.validation_tokens
+    )
     buckets = choose_buckets(settings, store.totals, held_out)
     sums = BucketSums(buckets, held_out.ids)
     with open_index(tokens, store.part_names) as index:
@@ -160,7 +184,10 @@ LIES = {
     "half of the chunks lost": lambda groups: groups[KEY][: len(groups[KEY]) // 2],
     "an empty group": lambda _: [],
     "the end of a chunk lost": lambda groups: without_last(groups[KEY]),
-    "a chunk of another bucket besides": lambda groups: [*groups[KEY], renamed(groups[b"train-00002-of-00004"][0])],
+    "a chunk of another bucket besides": lambda groups: [
+        *groups[KEY],
+        renamed(groups[b"train-00002-of-00004"][0]),
+    ],
     "another bucket's chunks": lambda groups: groups[b"train-00002-of-00004"],
 }
 
@@ -168,7 +195,9 @@ LIES = {
 @pytest.mark.processes
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_a_group_that_differs_ends_the_build_with_its_name(encoded, tmp_path, lie):
-    with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the runner delivered ") as caught:
+    with pytest.raises(
+        ValueError, match=r"^bucket train-00001-of-00004: the runner delivered "
+    ) as caught:
         encoded.deliver(KEY, lie(encoded.groups()), tmp_path)
     said = str(caught.value)
     assert f", expected {encoded.contents[KEY.decode()]}; the runner loses or repeats" in said
@@ -180,7 +209,9 @@ def test_a_group_that_differs_ends_the_build_with_its_name(encoded, tmp_path, li
 def test_a_chunk_that_comes_twice_is_named(encoded, tmp_path):
     chunks = encoded.groups()[KEY]
     part = unpack_chunk(chunks[0])[0]
-    with pytest.raises(ValueError, match=rf"^bucket train-00001-of-00004: .* what part {part} holds of it twice"):
+    with pytest.raises(
+        ValueError, match=rf"^bucket train-00001-of-00004: .* what part {part} holds of it twice"
+    ):
         encoded.deliver(KEY, [*chunks, chunks[0]], tmp_path)
 
 
@@ -188,10 +219,14 @@ def test_a_chunk_that_comes_twice_is_named(encoded, tmp_path):
 def test_a_copy_that_is_lost_is_missed_though_its_document_is_there(encoded, tmp_path):
     """Of copies the first source's counts, so a lost one may change what is built."""
     chunks, counts = encoded.groups(), encoded.contents
-    key = next(key for key in chunks if counts[key.decode()].rows > counts[key.decode()].seal.documents)
+    key = next(
+        key for key in chunks if counts[key.decode()].rows > counts[key.decode()].seal.documents
+    )
     ids = [{document.id for document in documents_of(chunk)} for chunk in chunks[key]]
     others = [set().union(*ids[:place], *ids[place + 1 :]) for place in range(len(ids))]
-    lost = next(place for place, own in enumerate(ids) if own <= others[place])  # in whatever order parts come
+    lost = next(
+        place for place, own in enumerate(ids) if own <= others[place]
+    )  # in whatever order parts come
     with pytest.raises(ValueError, match=f"bucket {key.decode()}: the runner delivered"):
         encoded.deliver(key, chunks[key][:lost] + chunks[key][lost + 1 :], tmp_path)
 
@@ -201,13 +236,18 @@ def test_a_group_in_another_order_or_delivered_again_builds_the_same(encoded, tm
     chunks = encoded.groups()[KEY]
     names = encoded.deliver(KEY, chunks, tmp_path / "one")
     assert len(names) == 2
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.*") if path.is_file()}
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.*") if path.is_file()
+    }
     assert encoded.deliver(KEY, chunks, tmp_path / "one") == names  # as where a bundle is run again
     assert {path: path.stat().st_mtime_ns for path in before} == before, "nothing is built twice"
     random.Random(1).shuffle(chunks)
     assert encoded.deliver(KEY, chunks, tmp_path / "two") == names
     for path in before:
-        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+        assert (
+            path.read_bytes()
+            == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+        )
 
 
 @pytest.mark.processes
@@ -224,7 +264,10 @@ def test_a_document_that_another_run_encoded_to_as_many_tokens_is_missed(encoded
     first, *others = encoded.groups()[KEY]
     part, documents = unpack_chunk(first)[0], documents_of(first)
     documents[0] = dataclasses.replace(documents[0], tokens=documents[0].tokens[::-1])
-    with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the runner delivered .* rows \(sum of crc32"):
+    with pytest.raises(
+        ValueError,
+        match=r"^bucket train-00001-of-00004: the runner delivered .* rows \(sum of crc32",
+    ):
         encoded.deliver(KEY, [pack_chunk(part, pack_documents(documents)[0]), *others], tmp_path)
 
 
@@ -238,23 +281,30 @@ def test_tokens_that_end_before_their_index_says_are_named(encoded, tmp_path):
     with pytest.raises(ValueError, match=said):
         list(cut_part(encoded.part_names[0], tokens, encoded.buckets))
     path.unlink()
-    with pytest.raises(ValueError, match=rf"{encoded.part_names[0]}.tokens is missing; delete the folder of token"):
+    with pytest.raises(
+        ValueError, match=rf"{encoded.part_names[0]}.tokens is missing; delete the folder of token"
+    ):
         list(cut_part(encoded.part_names[0], tokens, encoded.buckets))
     path.with_name("index.parquet").unlink()
-    with pytest.raises(ValueError, match=r"index\.parquet is missing; delete the folder of token parts"):
+    with pytest.raises(
+        ValueError, match=r"index\.parquet is missing; delete the folder of token parts"
+    ):
         list(StoredDocuments(tokens, encoded.part_names, encoded.buckets[1]))
 
 
 @pytest.mark.processes
 def test_a_group_that_nothing_is_built_of_is_named(encoded, tmp_path):
-    with pytest.raises(ValueError, match="delivered a bucket train-00001-of-00008 that no shard is built of"):
+    with pytest.raises(
+        ValueError, match="delivered a bucket train-00001-of-00008 that no shard is built of"
+    ):
         encoded.deliver(b"train-00001-of-00008", [], tmp_path)
 
 
 def test_two_groups_of_one_bucket_are_refused():
     refuse_repeats(b"train/L64/pass-00/shard-00001.tar", [KEY])
     with pytest.raises(
-        ValueError, match=r"^bucket train-00001-of-00004: the runner delivered it 2 times for train/L64/pass-00/shard-0"
+        ValueError,
+        match=r"^bucket train-00001-of-00004: the runner delivered it 2 times for train/L64/pass-00/shard-0",
     ):
         refuse_repeats(b"train/L64/pass-00/shard-00001.tar", iter([KEY, KEY]))
 
@@ -266,8 +316,12 @@ def test_parts_and_index_of_different_runs_are_refused(encoded, tmp_path):
     task = encoded.tasks(KEY.decode())[0]
     stored = StoredDocuments(tokens, encoded.part_names, task.bucket)
     builder = ShardBuilder(Folder(str(tmp_path / "data")), encoded.rules, 1, HASH)
-    shorter = dataclasses.replace(task, contents=dataclasses.replace(task.contents, rows=task.contents.rows - 1))
-    with pytest.raises(ValueError, match=r"^bucket train-00001-of-00004: the token parts in \S+ hold .*, expected"):
+    shorter = dataclasses.replace(
+        task, contents=dataclasses.replace(task.contents, rows=task.contents.rows - 1)
+    )
+    with pytest.raises(
+        ValueError, match=r"^bucket train-00001-of-00004: the token parts in \S+ hold .*, expected"
+    ):
         list(builder.build([shorter], stored))
     assert list(builder.build([task], stored)) == [(task.bucket.name, task.name)]
 
@@ -307,7 +361,9 @@ def test_a_record_counts_for_its_own_task_alone(encoded, tmp_path, change):
 @pytest.mark.parametrize("spoil", [lambda shard, _: shard.unlink(), lambda shard, _: shard.write_bytes(b"cut"),
                                    lambda _, record: record.write_bytes(record.read_bytes()[:50]),
                                    lambda _, record: record.unlink()])  # fmt: skip
-def test_a_record_without_its_shard_and_a_shard_without_its_record_are_built_again(encoded, tmp_path, spoil):
+def test_a_record_without_its_shard_and_a_shard_without_its_record_are_built_again(
+    encoded, tmp_path, spoil
+):
     _, shard, record = write_one(encoded, tmp_path)
     before = record.read_bytes(), shard.read_bytes()
     spoil(shard, record)
@@ -358,9 +414,15 @@ def test_every_pass_holds_every_document_once(built, capsys):
     }
     assert built.manifest.seal.documents == built.manifest.counters["documents"] == 120
     assert built.manifest.seal.tokens == built.manifest.counters["distinct_tokens"]
-    assert pass_seals(built.all_shards) == {(64, 0): built.manifest.seal, (64, 1): built.manifest.seal}
+    assert pass_seals(built.all_shards) == {
+        (64, 0): built.manifest.seal,
+        (64, 1): built.manifest.seal,
+    }
     ids = built.read_file("documents.ids")
-    assert seal_documents([ids[n : n + 16] for n in range(0, len(ids), 16)], 0).ids_xor == built.manifest.seal.ids_xor
+    assert (
+        seal_documents([ids[n : n + 16] for n in range(0, len(ids), 16)], 0).ids_xor
+        == built.manifest.seal.ids_xor
+    )
     capsys.readouterr()
     assert run("verify", built.url) == 0
     said = "every one of 120 documents is in exactly one bucket of each of 2 pass(es) at length 64"
@@ -397,9 +459,15 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_verify_adds_up_seals(built, change, split):
-    [place] = [n for n, shard in enumerate(built.all_shards) if shard.split == split and shard.pass_index == 0][:1]
+    [place] = [
+        n
+        for n, shard in enumerate(built.all_shards)
+        if shard.split == split and shard.pass_index == 0
+    ][:1]
     rows = list(built.all_shards)
-    rows[place] = dataclasses.replace(rows[place], seal=dataclasses.replace(rows[place].seal, **change))
+    rows[place] = dataclasses.replace(
+        rows[place], seal=dataclasses.replace(rows[place].seal, **change)
+    )
     found = [where for where, _ in find_uncovered(built.manifest, rows)]
     assert found == ([(64, 0)] if split == "train" else [(64, 0), (64, 1)])
     assert list(find_uncovered(built.manifest, built.all_shards)) == []
@@ -411,17 +479,27 @@ def test_verify_and_report_name_the_pass_that_lacks_documents(copy, capsys):
     edit_manifest(copy, seal=seal | {"documents": 121})
     assert run("verify", copy) == 2
     said = capsys.readouterr().out
-    assert f"{copy}/train/L64/pass-01: its shards and those of validation hold 120 documents" in said
+    assert (
+        f"{copy}/train/L64/pass-01: its shards and those of validation hold 120 documents" in said
+    )
     assert "the manifest says 121 documents" in said
-    assert f"{copy}/documents.ids: 120 documents (xor of ids {seal['ids_xor']}), the manifest's" in said
+    assert (
+        f"{copy}/documents.ids: 120 documents (xor of ids {seal['ids_xor']}), the manifest's"
+        in said
+    )
     (copy / "report.json").unlink()
     assert run("report", copy) == 0
-    assert "coverage    train/L64/pass-00: its shards and those of validation hold 120" in capsys.readouterr().out
+    assert (
+        "coverage    train/L64/pass-00: its shards and those of validation hold 120"
+        in capsys.readouterr().out
+    )
     assert "worth a look" in (copy / "report.html").read_text()
 
 
 @pytest.mark.processes
-def test_an_index_of_other_documents_is_refused_before_anything_is_built(corpus, vocab_file, copy, capsys):
+def test_an_index_of_other_documents_is_refused_before_anything_is_built(
+    corpus, vocab_file, copy, capsys
+):
     for name in ("manifest.json", "shards.parquet", "documents.ids"):
         (copy / name).unlink()
     index = max((copy / "tokens").glob("*.index"), key=lambda path: path.stat().st_size)

@@ -18,7 +18,9 @@ from pipeline.text.cleaning import clean_text, document_id
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def sources_file(path, *sources, **settings):
@@ -41,17 +43,27 @@ HOW_WORK_IS_CUT = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("flags", HOW_WORK_IS_CUT.values(), ids=HOW_WORK_IS_CUT)
-def test_two_sources_give_one_root_hash_however_work_is_cut(mixture, mixture_config, vocab_file, tmp_path, flags):
+def test_two_sources_give_one_root_hash_however_work_is_cut(
+    mixture, mixture_config, vocab_file, tmp_path, flags
+):
     found = build(mixture_config, vocab_file, tmp_path / "data", *flags)
     assert found.manifest.root_hash == mixture.manifest.root_hash
     assert found.manifest.sources == mixture.manifest.sources
-    assert [shard.source_tokens for shard in found.all_shards] == [shard.source_tokens for shard in mixture.all_shards]
+    assert [shard.source_tokens for shard in found.all_shards] == [
+        shard.source_tokens for shard in mixture.all_shards
+    ]
 
 
 @pytest.mark.processes
 def test_a_mixture_has_the_bytes_it_always_had(mixture):
-    assert mixture.manifest.root_hash == "747d32e6bbba1ae49168adad0828c7b61b953aa7415b69dcf60b47b7da4b3ab7"
-    assert mixture.manifest.settings_hash == "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f"
+    assert (
+        mixture.manifest.root_hash
+        == "747d32e6bbba1ae49168adad0828c7b61b953aa7415b69dcf60b47b7da4b3ab7"
+    )
+    assert (
+        mixture.manifest.settings_hash
+        == "2035fb0411c7fa013fe2fc879df7f9fc89c01c900b7a4444cd210c07d73c438f"
+    )
 
 
 @pytest.mark.processes
@@ -60,7 +72,10 @@ def test_sources_are_counted(mixture):
     assert (news["name"], news["weight"], news["language"]) == ("news", 0.5, "en")
     assert (news["counters"]["documents_read"], news["counters"]["documents"]) == (70, 70)
     assert (books["counters"]["documents_read"], books["counters"]["documents"]) == (60, 50)
-    assert (news["counters"]["dropped_duplicate"], books["counters"]["dropped_duplicate"]) == (0, 10)
+    assert (news["counters"]["dropped_duplicate"], books["counters"]["dropped_duplicate"]) == (
+        0,
+        10,
+    )
     total = mixture.manifest.counters
     for name in ("documents", "cleaned_bytes", "distinct_tokens", "sentences"):
         assert news["counters"][name] + books["counters"][name] == total[name]
@@ -68,7 +83,9 @@ def test_sources_are_counted(mixture):
 
 def uses_in(dataset, texts, pass_index, split="train"):
     """Tokens of A by document number, divided by those of the document: about its uses, with half of B's missing."""
-    number_of = {int.from_bytes(document_id(clean_text(text))[:8], "big"): n for n, text in enumerate(texts)}
+    number_of = {
+        int.from_bytes(document_id(clean_text(text))[:8], "big"): n for n, text in enumerate(texts)
+    }
     found = Counter()
     for shard in dataset.shards(split, 64, pass_index):
         for block in read_blocks(dataset, shard):
@@ -125,7 +142,15 @@ def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_
     (tmp_path / "c.yaml").write_text(json.dumps(lighter))
     tokens = Path(mixture.folder.path, "tokens/tokens.json")
     before = tokens.stat().st_mtime_ns
-    found = build(tmp_path / "c.yaml", vocab_file, tmp_path / "data", "--tokens", tokens.parent, "--workers", 1)
+    found = build(
+        tmp_path / "c.yaml",
+        vocab_file,
+        tmp_path / "data",
+        "--tokens",
+        tokens.parent,
+        "--workers",
+        1,
+    )
     assert tokens.stat().st_mtime_ns == before
     assert found.manifest.root_hash != mixture.manifest.root_hash
     assert found.manifest.settings["documents_hash"] == mixture.manifest.settings["documents_hash"]
@@ -133,7 +158,10 @@ def test_weights_may_change_over_the_same_tokens(mixture, mixture_config, vocab_
 
 @pytest.mark.processes
 def test_tokens_of_instances_are_counted_by_source(mixture, texts):
-    source_of = {int.from_bytes(document_id(clean_text(text))[:8], "big"): n >= 70 for n, text in enumerate(texts)}
+    source_of = {
+        int.from_bytes(document_id(clean_text(text))[:8], "big"): n >= 70
+        for n, text in enumerate(texts)
+    }
     for shard in mixture.all_shards:
         expected = [0, 0]
         for block in read_blocks(mixture, shard):
@@ -154,7 +182,9 @@ def test_moving_a_document_to_another_source_is_another_dataset(texts, vocab_fil
         folder = tmp_path / str(number)
         folder.mkdir()
         for name, part in (("a", texts[:number]), ("b", texts[number:])):
-            (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+            (folder / f"{name}.jsonl").write_text(
+                "".join(json.dumps({"text": text}) + "\n" for text in part)
+            )
         sources = [{"name": name, "input": [f"{folder}/{name}.jsonl"]} for name in "ab"]
         config = sources_file(folder / "c.yaml", *sources, passes=1, seq_lens=[64])
         hashes.append(build(config, vocab_file, folder / "data", "--workers", 1).manifest)
@@ -167,7 +197,18 @@ def test_a_single_source_is_what_input_is(corpus, vocab_file, tmp_path):
     source = {"name": "all", "input": [str(corpus)], "licence": "CC0-1.0"}
     config = sources_file(tmp_path / "c.yaml", source, passes=1, seq_lens=[64])
     named = build(config, vocab_file, tmp_path / "named", "--workers", 1)
-    words = ("--input", corpus, "--output", tmp_path / "plain", "--passes", 1, "--seq_lens", 64, "--workers", 1)
+    words = (
+        "--input",
+        corpus,
+        "--output",
+        tmp_path / "plain",
+        "--passes",
+        1,
+        "--seq_lens",
+        64,
+        "--workers",
+        1,
+    )
     assert run("build", "--vocab", vocab_file, *words) == 0
     plain = open_dataset(str(tmp_path / "plain"))
     assert named.manifest.root_hash == plain.manifest.root_hash
@@ -191,19 +232,32 @@ def test_the_report_shows_the_mixture(mixture, capsys):
     assert run("report", mixture.url) == 0
     text = capsys.readouterr().out
     news, books = json.loads(mixture.read_file("report.json"))["dataset"]["mixture"]
-    assert (news["licence"], news["language"], news["weight"], news["documents"]) == ("CC0-1.0", "en", 0.5, 70)
+    assert (news["licence"], news["language"], news["weight"], news["documents"]) == (
+        "CC0-1.0",
+        "en",
+        0.5,
+        70,
+    )
     assert (books["licence"], books["documents_read"], books["documents"]) == ("", 60, 50)
     tokens = [
-        sum(each) for each in zip(*(s.source_tokens for s in mixture.all_shards if s.split == "train"), strict=True)
+        sum(each)
+        for each in zip(
+            *(s.source_tokens for s in mixture.all_shards if s.split == "train"), strict=True
+        )
     ]
     assert news["share_of_instances"] == pytest.approx(tokens[0] / sum(tokens), abs=1e-5)
-    assert news["share_of_corpus"] == pytest.approx(news["tokens"] / (news["tokens"] + books["tokens"]), abs=1e-5)
+    assert news["share_of_corpus"] == pytest.approx(
+        news["tokens"] / (news["tokens"] + books["tokens"]), abs=1e-5
+    )
     assert news["share_of_instances"] < news["share_of_corpus"]
     assert f"{news['share_of_instances']:.1%} of train instances  CC0-1.0" in text
     page = mixture.read_file("report.html").decode()
     for shown in ("<b>news</b>", "CC0-1.0", "not stated", f"{books['share_of_instances']:.1%}"):
         assert shown in page
-    assert "Share of the train instances&#x27; tokens" in page or "Share of the train instances' tokens" in page
+    assert (
+        "Share of the train instances&#x27; tokens" in page
+        or "Share of the train instances' tokens" in page
+    )
 
 
 @pytest.mark.processes
@@ -214,7 +268,14 @@ def test_the_table_of_files_names_source_and_licence(mixture):
 
 
 def test_names_that_are_markup_are_shown_as_text():
-    row = {"name": "<b>", "licence": "a & b", "language": "en", "weight": 1.0, "documents": 1, "tokens": 1}
+    row = {
+        "name": "<b>",
+        "licence": "a & b",
+        "language": "en",
+        "weight": 1.0,
+        "documents": 1,
+        "tokens": 1,
+    }
     page = mixture_cards([row | {"share_of_corpus": 1.0, "share_of_instances": 1.0}])
     assert "<b>&lt;b&gt;</b>" in page
     assert "a &amp; b" in page

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.processes
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def sources_file(path, *sources, **settings):
@@ -42,7 +44,10 @@ def test_words_count_as_often_as_their_source_is_used(mixture_config, tmp_path):
         folder = tmp_path / "-".join(map(str, weights))
         folder.mkdir()
         (folder / "c.yaml").write_text(json.dumps(changed))
-        assert run("vocab", "--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1) == 0
+        assert (
+            run("vocab", "--config", folder / "c.yaml", "--output", folder / "data", "--workers", 1)
+            == 0
+        )
         table = pq.read_table(folder / "data/word_counts.parquet")
         return dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True))
 
@@ -54,19 +59,30 @@ def test_words_count_as_often_as_their_source_is_used(mixture_config, tmp_path):
 
 
 def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, tmp_path):
-    settings = {**json.loads(mixture_config.read_text()), "output": str(tmp_path / "data"), "vocab": str(vocab_file)}
+    settings = {
+        **json.loads(mixture_config.read_text()),
+        "output": str(tmp_path / "data"),
+        "vocab": str(vocab_file),
+    }
     settings["sources"] = [Source(**source) for source in settings["sources"]]
     settings = BuildSettings(**settings)
     corpus = find_corpus(settings)
     plan = make_plan(settings, corpus.files, corpus.parts, instance_rule)
-    train = [sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)]
+    train = [
+        sum(shard.instances for shard in mixture.shards("train", 64, number)) for number in range(2)
+    ]
     assert plan.lengths[0].instances == pytest.approx(sum(train) / 2, rel=0.15)
     assert (plan.files, plan.documents) == (2, 130)
     news, books = plan.sources
     assert (news.documents, books.documents) == (70, 60)
-    assert books.used_share == pytest.approx(3 * books.tokens / (0.5 * news.tokens + 3 * books.tokens))
+    assert books.used_share == pytest.approx(
+        3 * books.tokens / (0.5 * news.tokens + 3 * books.tokens)
+    )
     shown = format_plan(plan, 1, 2)
-    assert f"books: 60 documents of {books.tokens / 60:,.0f} tokens on average, {books.tokens:,} in all;" in shown
+    assert (
+        f"books: 60 documents of {books.tokens / 60:,.0f} tokens on average, {books.tokens:,} in all;"
+        in shown
+    )
     assert f"weight 3 makes them {books.used_share:.1%} of a pass" in shown
 
 
@@ -76,27 +92,46 @@ def test_a_plan_takes_weights_into_account(mixture_config, vocab_file, mixture, 
 def test_english_and_chinese_come_together(shared_data, tmp_path):
     english = tmp_path / "english.jsonl"
     part = find_inputs([str(shared_data / "data/wiki_en/wiki_en_00.txt.zst")])
-    texts = [document.text for document in itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)]
+    texts = [
+        document.text
+        for document in itertools.islice(read_part(plan_parts(part, "auto", 2**30)[0]), 40)
+    ]
     english.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     chinese = str(shared_data / "data/wiki_zh/wiki_zh_00.txt.zst")
     sources = [
         {"name": "wiki-en", "input": [str(english)], "licence": "CC-BY-SA-3.0"},
-        {"name": "wiki-zh", "input": [chinese], "language": "zh", "licence": "CC-BY-SA-3.0", "weight": 2},
+        {
+            "name": "wiki-zh",
+            "input": [chinese],
+            "language": "zh",
+            "licence": "CC-BY-SA-3.0",
+            "weight": 2,
+        },
     ]
-    settings = {"passes": 1, "vocab_size": 9000, "alphabet_size": 8000, "num_buckets": 1, "workers": 1}
+    settings = {
+        "passes": 1,
+        "vocab_size": 9000,
+        "alphabet_size": 8000,
+        "num_buckets": 1,
+        "workers": 1,
+    }
     config = sources_file(tmp_path / "c.yaml", *sources, **settings)
     assert run("build", "--config", config, "--output", tmp_path / "data") == 0
     dataset = open_dataset(str(tmp_path / "data"))
     vocabulary = read_vocabulary(dataset)
     assert sum("\u4e00" <= token[0] <= "\u9fff" for token in vocabulary.tokens) > 3000
     counters = dataset.manifest.sources[1]["counters"]
-    assert counters.get("unknown_tokens", 0) < 0.001 * counters["tokens"]  # 13 % with an alphabet of 1,000
+    assert (
+        counters.get("unknown_tokens", 0) < 0.001 * counters["tokens"]
+    )  # 13 % with an alphabet of 1,000
 
     english_row, chinese_row = json.loads(dataset.read_file("report.json"))["dataset"]["mixture"]
     tokens = english_row["tokens"], chinese_row["tokens"]
     assert chinese_row["share_of_corpus"] == pytest.approx(tokens[1] / sum(tokens), abs=1e-6)
     # A follows the weights; half of the instances have a random B, from any document alike.
-    starts = {int.from_bytes(each.id[:8], "big"): each.source for each in encoded_documents(dataset)}
+    starts = {
+        int.from_bytes(each.id[:8], "big"): each.source for each in encoded_documents(dataset)
+    }
     firsts = np.zeros(2)
     for shard in dataset.shards("train", 128, 0):
         for block in read_blocks(dataset, shard):

@@ -27,7 +27,15 @@ EXTREMES = {
 def row(**changes):
     fields = {each.name: 0 for each in dataclasses.fields(Shard)}
     hashes = {"sha256": "a" * 64, "content_hash": "b" * 64, "blocks_hash": "c" * 32}
-    given = {**fields, **hashes, **SMALL, "split": "train", "seq_len": 8192, "seal": SEAL, "source_tokens": ()}
+    given = {
+        **fields,
+        **hashes,
+        **SMALL,
+        "split": "train",
+        "seq_len": 8192,
+        "seal": SEAL,
+        "source_tokens": (),
+    }
     given |= changes
     name = f"train/L8192/pass-{given['pass_index']:02d}/shard-00000.tar"
     return Shard(**{**given, "name": name})
@@ -35,18 +43,28 @@ def row(**changes):
 
 def consistent(name, value):
     """A row with this number, whose others are as small as they must be beside it."""
-    others = {} if value else {"tokens": {"masked": 0}, "instances": {"tokens": 0, "masked": 0, "random_next": 0}}
+    others = (
+        {}
+        if value
+        else {"tokens": {"masked": 0}, "instances": {"tokens": 0, "masked": 0, "random_next": 0}}
+    )
     none = dict.fromkeys(("instances", "tokens", "masked", "random_next"), 0)
-    return row(**(none if name == "num_bytes" and not value else others.get(name, {})), **{name: value})
+    return row(
+        **(none if name == "num_bytes" and not value else others.get(name, {})), **{name: value}
+    )
 
 
 @pytest.mark.parametrize("sources", [(), (0,)], ids=["all at once", "row by row"])
-@pytest.mark.parametrize(("name", "least", "most", "more"), [(name, *each) for name, each in EXTREMES.items()])
+@pytest.mark.parametrize(
+    ("name", "least", "most", "more"), [(name, *each) for name, each in EXTREMES.items()]
+)
 def test_numbers_of_a_shard(name, least, most, more, sources):
     for value in (least, most):
         check_rows([dataclasses.replace(consistent(name, value), source_tokens=sources)])
     for value in (-1, more):
-        with pytest.raises(ValueError, match=f"row 0, (pass|{name}).*: found '{value}', expected a whole number"):
+        with pytest.raises(
+            ValueError, match=f"row 0, (pass|{name}).*: found '{value}', expected a whole number"
+        ):
             check_rows([row(**{name: value}, source_tokens=sources)])
 
 
@@ -64,7 +82,10 @@ def test_a_shard_of_nothing_is_none_of_a_seals_business():
 
 def test_a_last_block_may_be_empty_and_the_others_full():
     table = BlockTable(
-        *(np.array(each, np.int64) for each in ([512, 1536, 1700], [1024, 100, 348], [8, 8, 0], [30, 10, 0])),
+        *(
+            np.array(each, np.int64)
+            for each in ([512, 1536, 1700], [1024, 100, 348], [8, 8, 0], [30, 10, 0])
+        ),
         np.zeros(3, np.uint32),
     )
     shard = dataclasses.replace(row(), blocks_hash=table.digest())
@@ -97,11 +118,19 @@ def test_where_blocks_may_lie_and_how_large_they_may_be():
 
 
 def manifest(**changes):
-    hashes = dict.fromkeys(("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"), "a" * 64)
+    hashes = dict.fromkeys(
+        ("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"), "a" * 64
+    )
     ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     objects = {name: {} for name in ("software", "settings", "counters")}
     group = Group("train", 65_535, 1000, 1, 1, 1, 1, 1, 0, 0)
-    fields = {"format_version": 3, "vocab_size": 5, "special_ids": ids, "groups": (group,), "seal": SEAL}
+    fields = {
+        "format_version": 3,
+        "vocab_size": 5,
+        "special_ids": ids,
+        "groups": (group,),
+        "seal": SEAL,
+    }
     return Manifest(**{**hashes, **objects, **fields, **changes})
 
 
@@ -110,10 +139,19 @@ def test_numbers_of_a_manifest():
     check_manifest(manifest(vocab_size=2**32))
     [group] = manifest().groups
     for changes, said in (
-        ({"vocab_size": 2**32 + 1}, f"vocab_size: found '{2**32 + 1}', expected a whole number from 1"),
+        (
+            {"vocab_size": 2**32 + 1},
+            f"vocab_size: found '{2**32 + 1}', expected a whole number from 1",
+        ),
         ({"vocab_size": 4}, "special_ids mask: found '4', expected a whole number from 0 to 3"),
-        ({"special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 3}}, "expected ids that differ"),
-        ({"special_ids": {"pad": -1, "unk": 1, "cls": 2, "sep": 3, "mask": 4}}, "special_ids pad: found '-1'"),
+        (
+            {"special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 3}},
+            "expected ids that differ",
+        ),
+        (
+            {"special_ids": {"pad": -1, "unk": 1, "cls": 2, "sep": 3, "mask": 4}},
+            "special_ids pad: found '-1'",
+        ),
         ({"groups": (dataclasses.replace(group, passes=1001),)}, "passes of a group: found '1001'"),
         ({"groups": (dataclasses.replace(group, passes=0),)}, "passes of a group: found '0'"),
         ({"groups": (dataclasses.replace(group, seq_len=65_536),)}, "seq_len: found '65536'"),
@@ -125,7 +163,9 @@ def test_numbers_of_a_manifest():
 
 def described(rows, sizes):
     groups = [SimpleNamespace(num_rows=0, total_byte_size=size) for size in sizes]
-    metadata = SimpleNamespace(num_rows=rows, num_row_groups=len(groups), row_group=groups.__getitem__)
+    metadata = SimpleNamespace(
+        num_rows=rows, num_row_groups=len(groups), row_group=groups.__getitem__
+    )
     return SimpleNamespace(metadata=metadata)
 
 

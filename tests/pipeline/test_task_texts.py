@@ -32,7 +32,9 @@ def each_path(request):
 
 
 def find(document, *texts, n=13):
-    prepared = prepare_texts([(f"tasks.txt:{number}", text) for number, text in enumerate(texts, 1)], n)
+    prepared = prepare_texts(
+        [(f"tasks.txt:{number}", text) for number, text in enumerate(texts, 1)], n
+    )
     return WindowFinder(prepared).find(document)
 
 
@@ -121,7 +123,9 @@ def test_both_paths_find_what_brute_force_finds(data):
         patch.setattr(task_texts, "compiled", None)
         assert [WindowFinder(prepared).find(document) for document in documents] == found
         patch.setattr(task_texts, "compiled", compiled)
-    assert [each is not None for each in found] == [brute_force(document, texts, n) for document in documents]
+    assert [each is not None for each in found] == [
+        brute_force(document, texts, n) for document in documents
+    ]
 
 
 def test_every_character_of_the_first_planes_is_normalized_alike():
@@ -146,13 +150,18 @@ def test_every_planted_overlap_is_found_and_no_other(n):
     rng = random.Random(n)
     vocabulary = ["".join(rng.choices("aeioubdkmnrst", k=rng.randint(2, 9))) for _ in range(3000)]
     tasks = [rng.choices(vocabulary, k=rng.randint(8, 60)) for _ in range(300)]
-    prepared = prepare_texts([(str(number), disguise(words, rng)) for number, words in enumerate(tasks)], n)
+    prepared = prepare_texts(
+        [(str(number), disguise(words, rng)) for number, words in enumerate(tasks)], n
+    )
     finder = WindowFinder(prepared)
     for number, words in enumerate(tasks):
         length = min(n, len(words))
         first = rng.randint(0, len(words) - length)
         before, after = (rng.choices(vocabulary, k=rng.choice([0, 1, 5, 200])) for _ in range(2))
-        for planted, is_there in ((words[first : first + length], True), (words[first : first + length - 1], False)):
+        for planted, is_there in (
+            (words[first : first + length], True),
+            (words[first : first + length - 1], False),
+        ):
             document = disguise([*before, *planted, *after], rng)
             for text in (document, clean_text(document)):
                 found = finder.find(text)
@@ -162,7 +171,9 @@ def test_every_planted_overlap_is_found_and_no_other(n):
 @pytest.mark.usefixtures("each_path")
 def test_real_test_sentences_planted_in_a_real_novel_are_found(shared_data):
     rows = read_task_texts([str(shared_data / "data/rte/dev.tsv")])
-    texts = [(place, text) for place, text in rows if len(normalize(clean_text(text)).split()) >= 13]
+    texts = [
+        (place, text) for place, text in rows if len(normalize(clean_text(text)).split()) >= 13
+    ]
     finder = WindowFinder(prepare_texts(texts, 13))
     (novel,) = read_documents([str(shared_data / "data/books_en/Stevenson_Treasure_1883.txt.zst")])
     lines = novel[:40_000].split("\n")
@@ -178,9 +189,16 @@ def test_texts_of_every_kind_of_task_file_are_read(tmp_path):
     tmp_path.joinpath("b.tsv").write_text("question\tlabel\nWhat is it?\t1\n")
     rows = [{"title": "T", "paragraphs": [{"qas": [{"question": "Q?", "id": 7}]}]}]
     tmp_path.joinpath("c.json").write_text(json.dumps({"data": rows}, indent=1))
-    tmp_path.joinpath("d.jsonl.gz").write_bytes(gzip.compress(b'{"a": "one"}\n\n{"a": ["two", null]}\n"three"\n'))
-    pq.write_table(pa.table({"text": ["row"], "choices": [["x", "y"]], "label": [1]}), tmp_path / "e.parquet")
-    found = [(place.removeprefix(f"{tmp_path}/"), text) for place, text in read_task_texts([str(tmp_path)])]
+    tmp_path.joinpath("d.jsonl.gz").write_bytes(
+        gzip.compress(b'{"a": "one"}\n\n{"a": ["two", null]}\n"three"\n')
+    )
+    pq.write_table(
+        pa.table({"text": ["row"], "choices": [["x", "y"]], "label": [1]}), tmp_path / "e.parquet"
+    )
+    found = [
+        (place.removeprefix(f"{tmp_path}/"), text)
+        for place, text in read_task_texts([str(tmp_path)])
+    ]
     assert found == [
         ("a.txt:1", "one"), ("a.txt:2", "two"), ("a.txt:3", ""),
         ("b.tsv:1", "question"), ("b.tsv:1", "label"), ("b.tsv:2", "What is it?"), ("b.tsv:2", "1"), ("b.tsv:3", ""),
@@ -208,7 +226,10 @@ def test_a_task_file_that_is_broken_is_named(tmp_path, name, data, said):
 def test_task_files_are_known_by_their_bytes(tmp_path):
     for name, text in (("a", "one"), ("b", "two"), ("c", "one")):
         tmp_path.joinpath(name).write_text(text)
-    hashes = [hash_task_files([str(tmp_path / name) for name in names]) for names in ("ab", "bc", "a", "b")]
+    hashes = [
+        hash_task_files([str(tmp_path / name) for name in names])
+        for names in ("ab", "bc", "a", "b")
+    ]
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
 
@@ -220,7 +241,9 @@ def test_windows_out_of_range_are_refused(words):
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 def write_documents(path, texts):
@@ -238,7 +261,9 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     fixed = ("--vocab", vocab_file, "--passes", 1, "--seq_lens", 64, "--part_bytes", 4096)
 
     def build(corpus, output, *more):
-        return run("build", "--input", tmp_path / corpus, "--output", tmp_path / output, *fixed, *more)
+        return run(
+            "build", "--input", tmp_path / corpus, "--output", tmp_path / output, *fixed, *more
+        )
 
     tested = ("--task_files", tasks)
     assert build("clean.jsonl", "expected", "--workers", 1) == 0
@@ -249,18 +274,31 @@ def test_a_build_drops_or_lists_what_holds_text_of_task_files(texts, vocab_file,
     assert build("all.jsonl", "plain", "--workers", 1) == 0
     assert build("all.jsonl", "listed", *tested, "--task_overlap", "list", "--workers", 1) == 0
     manifests = {
-        name: open_dataset(str(tmp_path / name)).manifest for name in ("expected", "dropped", "plain", "listed")
+        name: open_dataset(str(tmp_path / name)).manifest
+        for name in ("expected", "dropped", "plain", "listed")
     }
     assert manifests["dropped"].root_hash == manifests["expected"].root_hash
-    assert manifests["listed"].root_hash == manifests["plain"].root_hash != manifests["expected"].root_hash
+    assert (
+        manifests["listed"].root_hash
+        == manifests["plain"].root_hash
+        != manifests["expected"].root_hash
+    )
     assert manifests["listed"].settings_hash == manifests["plain"].settings_hash
     assert manifests["dropped"].counters["dropped_task_text"] == 3
     assert manifests["listed"].counters["documents_listed"] == 3
     assert manifests["dropped"].settings["task_words"] == 13
     assert not {name for name in manifests["plain"].settings if name.startswith("task")}
     for name in ("dropped", "listed"):
-        rows = pq.ParquetFile(tmp_path / name / "task_overlaps.parquet").read(use_threads=False).to_pylist()
-        assert sorted(row["task_text"] for row in rows) == [f"{tasks}:1", f"{tasks}:2", f"{tasks}:2"]
+        rows = (
+            pq.ParquetFile(tmp_path / name / "task_overlaps.parquet")
+            .read(use_threads=False)
+            .to_pylist()
+        )
+        assert sorted(row["task_text"] for row in rows) == [
+            f"{tasks}:1",
+            f"{tasks}:2",
+            f"{tasks}:2",
+        ]
         assert all(row["document"].startswith(f"{tmp_path}/all.jsonl") for row in rows)
         assert {len(row["words"].split()) for row in rows} == {10, 13}
         assert all(len(row["id"]) == 32 for row in rows)

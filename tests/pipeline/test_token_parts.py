@@ -35,7 +35,12 @@ def make_document(number, dtype=np.uint16):
 
 
 def as_values(document):
-    return document.id, document.cleaned_bytes, document.sentence_lengths.tolist(), document.tokens.tolist()
+    return (
+        document.id,
+        document.cleaned_bytes,
+        document.sentence_lengths.tolist(),
+        document.tokens.tolist(),
+    )
 
 
 def write_parts(folder, parts):
@@ -117,7 +122,9 @@ def test_rows_are_the_same_however_many_are_read_at_once(tmp_path, monkeypatch):
 def test_every_index_is_fetched_by_one_request():
     store = empty_store()
     documents = [make_document(number) for number in range(400)]
-    folder, names, _ = write_parts("counted://parts", [documents[start : start + 4] for start in range(0, 400, 4)])
+    folder, names, _ = write_parts(
+        "counted://parts", [documents[start : start + 4] for start in range(0, 400, 4)]
+    )
     store.requests.clear()
     with open_index(folder, names) as index:
         for _ in range(2):
@@ -147,10 +154,14 @@ def test_a_cut_index_is_named(tmp_path, size):
     folder, names, _ = write_parts(tmp_path, [[make_document(number) for number in range(9)]])
     data = folder.read("part0.index")
     folder.write("part0.index", data[:size])
-    with pytest.raises(ValueError, match=r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"):
+    with pytest.raises(
+        ValueError, match=r"part0\.index: found \d+ bytes, expected \d+ .*; delete the folder"
+    ):
         open_index(folder, names)
     folder.remove(["part0.index"])
-    with pytest.raises(ValueError, match=r"part0\.index .*missing; delete the folder of token parts"):
+    with pytest.raises(
+        ValueError, match=r"part0\.index .*missing; delete the folder of token parts"
+    ):
         open_index(folder, names)
 
 
@@ -158,7 +169,9 @@ def test_a_cut_index_is_named(tmp_path, size):
 def test_buckets_hold_every_document_once(tmp_path, num_buckets):
     documents = [make_document(number) for number in range(400)]
     folder, names, totals = write_parts(tmp_path, [documents[:150], documents[150:]])
-    held_out = bytes.fromhex("".join(totals.sources[0].lowest_ids[number] for number in (0, 1, 2, 50, 399)))
+    held_out = bytes.fromhex(
+        "".join(totals.sources[0].lowest_ids[number] for number in (0, 1, 2, 50, 399))
+    )
     found = {}
     for bucket in plan_buckets(num_buckets, held_out):
         read = read_bucket(folder, names, bucket, np.uint16, held_out=held_out)
@@ -173,8 +186,12 @@ def test_buckets_finer_than_the_index_hold_their_documents(tmp_path):
     assert len(totals.documents_by_prefix) == 4096
     buckets = plan_buckets(65_536, b"")
     for start in {int.from_bytes(document.id[:2], "big") for document in documents[::5]}:
-        found = sorted({document.id for document in read_bucket(folder, names, buckets[start], np.uint16)})
-        assert found == sorted(document.id for document in documents if document.id[:2] == start.to_bytes(2, "big"))
+        found = sorted(
+            {document.id for document in read_bucket(folder, names, buckets[start], np.uint16)}
+        )
+        assert found == sorted(
+            document.id for document in documents if document.id[:2] == start.to_bytes(2, "big")
+        )
 
 
 def test_a_bucket_reads_only_its_prefixes(tmp_path):

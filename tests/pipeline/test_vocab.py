@@ -41,7 +41,9 @@ FLAGS = ("--vocab_size", "150", "--num_unused", "3")
 
 
 def run(*arguments):
-    return run_program("python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments])
+    return run_program(
+        "python -m pipeline", "Tests.", COMMANDS, [str(argument) for argument in arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,9 @@ def test_a_vocabulary_is_extended(learned, extended):
 
 
 @pytest.mark.processes
-def test_an_extended_vocabulary_is_reused_by_what_it_was_made_of(corpus, learned, extended, vocab_file, capsys):
+def test_an_extended_vocabulary_is_reused_by_what_it_was_made_of(
+    corpus, learned, extended, vocab_file, capsys
+):
     output, _ = extended
     before = (output / "vocab.txt").read_bytes()
     command = ("vocab", "--input", corpus, "--output", output, "--vocab_size", 160, "--workers", 1)
@@ -108,19 +112,36 @@ def test_the_counts_are_those_of_all_documents(learned, texts):
 @pytest.mark.processes
 def test_the_vocabulary_has_berts_layout(learned):
     vocab = parse_vocab((learned / "vocab.txt").read_bytes(), "vocab.txt")
-    assert vocab.tokens[:8] == ("[PAD]", *(f"[unused{n}]" for n in range(3)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert vocab.tokens[:8] == (
+        "[PAD]",
+        *(f"[unused{n}]" for n in range(3)),
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    )
     assert len(vocab) == 150
     assert "history" in vocab.ids
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
-def test_the_same_bytes_with_other_workers_parts_names_and_hash_seeds(learned, texts, tmp_path, hash_seed):
+def test_the_same_bytes_with_other_workers_parts_names_and_hash_seeds(
+    learned, texts, tmp_path, hash_seed
+):
     for number, start in enumerate(range(0, len(texts), 40)):
         rows = [json.dumps({"text": text}) + "\n" for text in texts[start : start + 40]]
         (tmp_path / f"{9 - number}.jsonl").write_text("".join(rows))
     flags = ["--part_bytes", "4096", "--workers", "2"] if hash_seed == "1" else ["--workers", "1"]
-    command = ["vocab", "--input", f"{tmp_path}/*.jsonl", "--output", f"{tmp_path}/data", *FLAGS, *flags]
+    command = [
+        "vocab",
+        "--input",
+        f"{tmp_path}/*.jsonl",
+        "--output",
+        f"{tmp_path}/data",
+        *FLAGS,
+        *flags,
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", "pipeline", *command],
         cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False,
@@ -141,17 +162,25 @@ def test_a_finished_vocabulary_is_left_alone_and_another_refused(learned, corpus
 
 
 @pytest.mark.processes
-def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(corpus, vocab_file, tmp_path):
+def test_a_vocabulary_given_after_an_interrupted_count_leaves_nothing_of_it(
+    corpus, vocab_file, tmp_path
+):
     (tmp_path / "_words").mkdir()
     (tmp_path / "_words/words-00000.parquet").write_bytes(b"of a killed build")
     assert run("vocab", "--input", corpus, "--output", tmp_path, "--vocab", vocab_file) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "vocab.json", "vocab.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "tokenizer.json",
+        "vocab.json",
+        "vocab.txt",
+    ]
 
 
 @pytest.mark.processes
 def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_path):
     (tmp_path / "_words").mkdir()
-    (tmp_path / "_words/words-00099.parquet").write_bytes(counts_table(pack_counts({"leftover": 9})))
+    (tmp_path / "_words/words-00099.parquet").write_bytes(
+        counts_table(pack_counts({"leftover": 9}))
+    )
     assert run("vocab", "--input", corpus, "--output", tmp_path, "--workers", 1, *FLAGS) == 0
     assert (tmp_path / "vocab.txt").read_bytes() == (learned / "vocab.txt").read_bytes()
     assert not (tmp_path / "_words").exists()
@@ -160,20 +189,48 @@ def test_leftovers_of_an_interrupted_count_are_not_counted(learned, corpus, tmp_
 @pytest.mark.processes
 def test_input_without_words_is_refused(tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
-    assert run("vocab", "--input", tmp_path / "empty.jsonl", "--output", tmp_path / "data", "--workers", 1) == 2
+    assert (
+        run(
+            "vocab",
+            "--input",
+            tmp_path / "empty.jsonl",
+            "--output",
+            tmp_path / "data",
+            "--workers",
+            1,
+        )
+        == 2
+    )
     assert "no word was found in 0 of 1 documents" in capsys.readouterr().err
 
 
 @pytest.mark.processes
 def test_malformed_input_names_file_and_line(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": 3}\n')
-    assert run("vocab", "--input", tmp_path / "bad.jsonl", "--output", tmp_path / "data", "--workers", 1) == 2
+    assert (
+        run(
+            "vocab",
+            "--input",
+            tmp_path / "bad.jsonl",
+            "--output",
+            tmp_path / "data",
+            "--workers",
+            1,
+        )
+        == 2
+    )
     assert "bad.jsonl:2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text_bytes", "num_bits"),
-    [(1, 0), (MAX_SAMPLE_BYTES, 0), (MAX_SAMPLE_BYTES + 1, 1), (2 * MAX_SAMPLE_BYTES, 1), (5 * MAX_SAMPLE_BYTES, 3)],
+    [
+        (1, 0),
+        (MAX_SAMPLE_BYTES, 0),
+        (MAX_SAMPLE_BYTES + 1, 1),
+        (2 * MAX_SAMPLE_BYTES, 1),
+        (5 * MAX_SAMPLE_BYTES, 3),
+    ],
 )
 def test_the_sample_is_the_largest_power_of_two_that_fits(text_bytes, num_bits):
     assert sample_bits(text_bytes) == num_bits
@@ -183,14 +240,18 @@ def test_the_sample_is_the_documents_with_the_highest_ids(texts):
     documents = DocumentList("part", 0, True, [Document(text, "here") for text in texts])
     assert sample_documents(documents, {"another": 2}).documents == documents.documents
     sample = sample_documents(documents, {"part": 2})
-    assert [each.text for each in sample.documents] == [text for text in texts if document_id(text)[0] >= 0xC0]
+    assert [each.text for each in sample.documents] == [
+        text for text in texts if document_id(text)[0] >= 0xC0
+    ]
     assert sample.counters == {}
     assert 15 <= len(sample.documents) <= 45  # 30 of 120 are expected
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("part_bytes", [2048, 2**20])
-def test_only_the_sample_is_counted_however_the_input_is_cut(corpus, texts, tmp_path, monkeypatch, part_bytes):
+def test_only_the_sample_is_counted_however_the_input_is_cut(
+    corpus, texts, tmp_path, monkeypatch, part_bytes
+):
     input_bytes = sum(path.stat().st_size for path in corpus.iterdir())
     monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", input_bytes // 3)  # a quarter is sampled
     flags = ("--workers", 1, "--part_bytes", part_bytes, *FLAGS)
@@ -201,7 +262,8 @@ def test_only_the_sample_is_counted_however_the_input_is_cut(corpus, texts, tmp_
 
 def plan(sizes, part_bytes, source=0, text_format="jsonl"):
     files = [
-        InputFile(f"memory://{source}/{number:04d}{name}", size, source) for number, (name, size) in enumerate(sizes)
+        InputFile(f"memory://{source}/{number:04d}{name}", size, source)
+        for number, (name, size) in enumerate(sizes)
     ]
     return plan_parts(files, text_format, part_bytes)
 
@@ -215,7 +277,9 @@ def test_of_a_large_corpus_pieces_are_chosen_and_the_rest_is_not_read(part_bytes
     assert set(sample.values()) == {0}, "all of their documents"
     assert [part.ranges[0].start for part in sample][:3] == [2**28, 3 * 2**28, 5 * 2**28]
     assert sum(part.text_bytes for part in sample) == 2 * GIB
-    assert sample == choose_sample(plan([(".jsonl", 128 * GIB)], 2**24)), "however the parts are cut"
+    assert sample == choose_sample(plan([(".jsonl", 128 * GIB)], 2**24)), (
+        "however the parts are cut"
+    )
 
 
 def test_of_files_that_cannot_be_cut_some_are_read_and_some_of_their_documents_counted():
@@ -234,13 +298,20 @@ def test_a_corpus_that_fits_is_read_as_it_is():
 def test_each_source_has_its_pieces():
     parts = [*plan([(".jsonl", 64 * GIB)], 2**25), *plan([(".jsonl", 2**28)], 2**25, source=1)]
     sample = choose_sample(parts)
-    sizes = [sum(part.text_bytes / 2**bits for part, bits in sample.items() if part.source == n) for n in (0, 1)]
+    sizes = [
+        sum(part.text_bytes / 2**bits for part, bits in sample.items() if part.source == n)
+        for n in (0, 1)
+    ]
     assert sizes == [GIB, 2**22]
 
 
 @pytest.mark.processes
 def test_what_is_not_chosen_is_not_read(corpus, texts, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(word_counts, "MAX_SAMPLE_BYTES", sum(path.stat().st_size for path in corpus.iterdir()) // 4 + 1)
+    monkeypatch.setattr(
+        word_counts,
+        "MAX_SAMPLE_BYTES",
+        sum(path.stat().st_size for path in corpus.iterdir()) // 4 + 1,
+    )
     monkeypatch.setattr(word_counts, "_PIECE_BYTES", 256)
     counts = []
     for part_bytes in (2048, 2**20):
@@ -248,7 +319,9 @@ def test_what_is_not_chosen_is_not_read(corpus, texts, tmp_path, monkeypatch, ca
         flags = ("--workers", 1, "--part_bytes", part_bytes, *FLAGS)
         assert run("vocab", "--input", corpus, "--output", output, *flags) == 0
         counts.append(read_counts(output / "word_counts.parquet"))
-        counted, read = map(int, re.search(r"of (\d+) of (\d+) documents", capsys.readouterr().out).groups())
+        counted, read = map(
+            int, re.search(r"of (\d+) of (\d+) documents", capsys.readouterr().out).groups()
+        )
         assert 10 <= counted == read <= 60, "a quarter of 120 is expected"
     assert counts[0] == counts[1]
 
@@ -273,7 +346,9 @@ def test_only_the_commonest_words_are_learned_from(monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_vocabulary_of_more_than_65536_entries_goes_through_the_whole_build(corpus, vocab_file, tmp_path):
+def test_a_vocabulary_of_more_than_65536_entries_goes_through_the_whole_build(
+    corpus, vocab_file, tmp_path
+):
     tokens = vocab_file.read_text().split("\n")[:-1]
     words = tokens[6:]
     wide = [*tokens[:6], *(f"filler{n}" for n in range(65_600)), *words]
@@ -283,7 +358,9 @@ def test_a_vocabulary_of_more_than_65536_entries_goes_through_the_whole_build(co
     dataset = open_dataset(str(tmp_path / "data"))
     assert dataset.manifest.vocab_size == len(wide)
     assert verify_dataset(dataset) == []
-    blocks = [block for shard in dataset.shards("train", 64, 0) for block in read_blocks(dataset, shard)]
+    blocks = [
+        block for shard in dataset.shards("train", 64, 0) for block in read_blocks(dataset, shard)
+    ]
     assert {block.input_ids.dtype for block in blocks} == {np.dtype(np.uint32)}
     labels = np.concatenate([block.masked_lm_ids for block in blocks])
     # Masked tokens as they stood in the text: the full stop, or words above the fillers.

@@ -46,9 +46,7 @@ def test_wet(name):
     assert skipped == {"not_a_page": 2}
 
 
-HTML = (
-    "<html><body><nav><a href=x>Menu</a></nav><main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main></body></html>"
-)
+HTML = "<html><body><nav><a href=x>Menu</a></nav><main><p>One <b>bold</b> caf\u00e9.</p><p>Two.</p></main></body></html>"
 
 
 @pytest.mark.parametrize(
@@ -72,12 +70,17 @@ def test_html(body, header):
         + response(b"x", b"Content-Type: image/png")
     )
     [document] = read(data, skipped=skipped)
-    assert [line for line in document.text.split("\n") if line.strip()] == ["One bold caf\u00e9.", "Two."]
+    assert [line for line in document.text.split("\n") if line.strip()] == [
+        "One bold caf\u00e9.",
+        "Two.",
+    ]
     assert document.where == "memory:///warc/f.warc, record 2"
     assert skipped == {"not_a_page": 3}
 
 
-@pytest.mark.parametrize("charset", [b"uf-t8", b"hex", b"undefined", b'"', b"idna", b"utf-7", b"ut\0f-8"])
+@pytest.mark.parametrize(
+    "charset", [b"uf-t8", b"hex", b"undefined", b'"', b"idna", b"utf-7", b"ut\0f-8"]
+)
 def test_a_charset_that_does_not_exist_is_guessed(charset):
     body = HTML.replace("caf\u00e9", "cafe").encode()
     [document] = read(response(body, b"Content-Type: text/html; charset=" + charset))
@@ -88,22 +91,43 @@ def test_a_charset_that_does_not_exist_is_guessed(charset):
     ("bad", "message", "reason"),
     [
         (record("conversion", b"caf\xe9"), "found the byte 0xe9", "not_utf8"),
-        (record("response", b"no http", "application/http"), "found b'no http', expected a response", "bad_http"),
-        (response(b"x", b"Content-Type: text/html\r\nContent-Encoding: gzip"), "found a body that is not", "bad_http"),
         (
-            response(gzip.compress(HTML.encode())[:-9], b"Content-Type: text/html\r\nContent-Encoding: gzip"),
+            record("response", b"no http", "application/http"),
+            "found b'no http', expected a response",
+            "bad_http",
+        ),
+        (
+            response(b"x", b"Content-Type: text/html\r\nContent-Encoding: gzip"),
+            "found a body that is not",
+            "bad_http",
+        ),
+        (
+            response(
+                gzip.compress(HTML.encode())[:-9],
+                b"Content-Type: text/html\r\nContent-Encoding: gzip",
+            ),
             "found a body that is not encoded .* cut short",
             "bad_http",
         ),
-        (response(b"x", b"Content-Type: text/html\r\nContent-Encoding: br"), "found a body .*'br'", "bad_http"),
-        (response(b"9\r\nx", b"Content-Type: text/html\r\nTransfer-Encoding: chunked"), "found a body", "bad_http"),
+        (
+            response(b"x", b"Content-Type: text/html\r\nContent-Encoding: br"),
+            "found a body .*'br'",
+            "bad_http",
+        ),
+        (
+            response(b"9\r\nx", b"Content-Type: text/html\r\nTransfer-Encoding: chunked"),
+            "found a body",
+            "bad_http",
+        ),
         (record("conversion", b"x" * 301), "found a document of more than 300 bytes", "too_long"),
     ],
 )
 def test_malformed_pages_are_named_and_counted(monkeypatch, bad, message, reason):
     monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 300)
     data = record("conversion", b"One") + bad + record("conversion", b"Two")
-    with pytest.raises(ValueError, match=f"^memory:///warc/f.warc, record 2: {message}.*--on_bad_document skip"):
+    with pytest.raises(
+        ValueError, match=f"^memory:///warc/f.warc, record 2: {message}.*--on_bad_document skip"
+    ):
         read(data)
     skipped: dict[str, int] = {}
     assert [d.text for d in read(data, on_bad_document="skip", skipped=skipped)] == ["One", "Two"]
@@ -112,7 +136,10 @@ def test_malformed_pages_are_named_and_counted(monkeypatch, bad, message, reason
 
 def test_broken_files_are_named():
     whole = INFO + record("conversion", b"One" * 100)
-    with pytest.raises(ValueError, match="record 2: found 200 bytes of content, expected 300: the record is cut short"):
+    with pytest.raises(
+        ValueError,
+        match="record 2: found 200 bytes of content, expected 300: the record is cut short",
+    ):
         read(whole[:-104])
     with pytest.raises(ValueError, match=r"f\.warc, record \d: cannot be read as WARC"):
         read(INFO + b"junk " * 99, on_bad_document="skip")
@@ -124,7 +151,9 @@ def test_real_files(shared_data):
     found = {}
     for kind in ("warc", "warc.wet"):
         [part] = plan_parts(
-            find_inputs([str(shared_data / f"data/commoncrawl_sample/whirlwind.{kind}.gz")]), "auto", 2**20
+            find_inputs([str(shared_data / f"data/commoncrawl_sample/whirlwind.{kind}.gz")]),
+            "auto",
+            2**20,
         )
         [document] = read_part(part)
         found[kind] = document.text

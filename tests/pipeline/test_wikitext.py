@@ -20,7 +20,9 @@ GIVES = "#### gives\n"
 
 def read_cases():
     """Name, wikitext and paragraphs of every case of the file beside this one."""
-    for block in Path(__file__).with_name("wikitext_cases.txt").read_text().split("#### case: ")[1:]:
+    for block in (
+        Path(__file__).with_name("wikitext_cases.txt").read_text().split("#### case: ")[1:]
+    ):
         name, _, rest = block.partition("\n")
         source, _, paragraphs = rest.partition(GIVES)
         yield pytest.param(source, paragraphs.rstrip("\n"), id=name)
@@ -45,7 +47,9 @@ def test_hard_cases(source, paragraphs, each_path):
 
 def test_hidden_prefixes(each_path):
     hidden = frozenset({"tập tin", "sv"})
-    assert parse_wikitext("A [[TẬP_tin : b]] [[sv:c]] [[:sv:d]] [[e:f]].", hidden) == "A   sv:d e:f."
+    assert (
+        parse_wikitext("A [[TẬP_tin : b]] [[sv:c]] [[:sv:d]] [[e:f]].", hidden) == "A   sv:d e:f."
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,12 +82,34 @@ def test_any_markup_is_read_twice_to_the_same_paragraphs(source):
 
 
 arguments = st.lists(
-    st.sampled_from(["", " ", "a", "5", " 7 ", "to", "\u22123", "km", "力", "\n", "text=b", "2=c", "1=", "=", "é é"]),
+    st.sampled_from(
+        [
+            "",
+            " ",
+            "a",
+            "5",
+            " 7 ",
+            "to",
+            "\u22123",
+            "km",
+            "力",
+            "\n",
+            "text=b",
+            "2=c",
+            "1=",
+            "=",
+            "é é",
+        ]
+    ),
     max_size=14,
 )
 
 
-@given(st.sampled_from([*templates(), "unknown", ""]), arguments, st.sampled_from(["", " ", "\n", "a "]))
+@given(
+    st.sampled_from([*templates(), "unknown", ""]),
+    arguments,
+    st.sampled_from(["", " ", "\n", "a "]),
+)
 def test_both_readers_show_the_same_of_a_template(name, values, before):
     call = "|".join([before + name, *values])
     with taken_path("compiled", "pipeline.documents._wikitext", wikitext, "compiled"):
@@ -101,7 +127,9 @@ def test_what_templates_show_fits_the_reader():
             shown = way
             for key in keys:
                 shown = shown.replace(f"{{{key}}}", values[key])
-            written = "".join(["{{", name, *(f"|{values[key]}" for key in keys if key != "0"), "}}"])
+            written = "".join(
+                ["{{", name, *(f"|{values[key]}" for key in keys if key != "0"), "}}"]
+            )
             assert len(shown.encode()) <= min(100, 1.5 * len(written.encode())), name
 
 
@@ -111,19 +139,31 @@ def test_a_long_call_is_no_part_of_a_sentence(each_path):
 
 
 # Tags that only MediaWiki's own tests define.
-TEST_TAGS = re.compile(r"</?(?:dummyanno|ann2|spantag|tag|i18ntag|asidetag|divtag|statictag)\b", re.IGNORECASE)
+TEST_TAGS = re.compile(
+    r"</?(?:dummyanno|ann2|spantag|tag|i18ntag|asidetag|divtag|statictag)\b", re.IGNORECASE
+)
 MARKUP = re.compile(
-    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|''+|</?\w[\w-]*[^<>]*>|<!--|-->|^[*#:;=|!]+|__[A-Z]+__|&\w+;", re.MULTILINE
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|''+|</?\w[\w-]*[^<>]*>|<!--|-->|^[*#:;=|!]+|__[A-Z]+__|&\w+;",
+    re.MULTILINE,
 )
 
 
 def test_parser_cases_leave_no_markup_that_is_not_shown(shared_data, compiled_path):
     """Of MediaWiki's own cases; wikitext_residue.txt has those that do, each with its reason."""
     path = shared_data / "data/wikitext_real/mediawiki_parser_tests.jsonl.zst"
-    cases = [json.loads(line) for line in b"".join(decompress([path.read_bytes()], str(path))).splitlines()]
+    cases = [
+        json.loads(line)
+        for line in b"".join(decompress([path.read_bytes()], str(path))).splitlines()
+    ]
     assert len(cases) == 2723
-    known = [line for line in Path(__file__).with_name("wikitext_residue.txt").read_text().splitlines() if line]
-    assert {case["name"] for case in cases if find_residue(case)} == {line.partition(" | ")[0] for line in known}
+    known = [
+        line
+        for line in Path(__file__).with_name("wikitext_residue.txt").read_text().splitlines()
+        if line
+    ]
+    assert {case["name"] for case in cases if find_residue(case)} == {
+        line.partition(" | ")[0] for line in known
+    }
 
 
 def find_residue(case):
@@ -133,7 +173,9 @@ def find_residue(case):
         return set()
     shown = html.unescape(re.sub("<[^<>]*>", "", case["html"]))
     left = set(MARKUP.findall(found)) - set(TEST_TAGS.findall(found))
-    return {mark for mark in left if shown.count(mark) < found.count(mark) and not TEST_TAGS.match(mark)}
+    return {
+        mark for mark in left if shown.count(mark) < found.count(mark) and not TEST_TAGS.match(mark)
+    }
 
 
 def test_templates_by_hand():
@@ -149,7 +191,8 @@ def test_letters_of_an_address_are_not_taken_back_twice(compiled_path):
 
 
 @pytest.mark.parametrize(
-    "opener", ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"]
+    "opener",
+    ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"],
 )
 def test_deep_markup_is_text(opener, compiled_path):
     """A million openers: no recursion, and nothing is lost but what is never shown."""

@@ -11,7 +11,8 @@ from pipeline.documents.read import read_part
 from pipeline.documents.wrapping import detect_wrapping, unwrap
 
 PARAGRAPHS = [
-    " ".join(f"{word} number {i} of the paragraph {number} follows" for i in range(9)) + " and ends."
+    " ".join(f"{word} number {i} of the paragraph {number} follows" for i in range(9))
+    + " and ends."
     for number, word in enumerate(["word", "term", "name", "clause", "phrase"])
 ]
 WRAPPED = [textwrap.fill(paragraph, 70) for paragraph in PARAGRAPHS]
@@ -24,13 +25,16 @@ def kind(text):
 
 def test_literals():
     assert (
-        unwrap("One\nline.\n\n\nTwo well-\nknown --\nlines.\n", "blank-lines") == "One line.\nTwo well-known -- lines."
+        unwrap("One\nline.\n\n\nTwo well-\nknown --\nlines.\n", "blank-lines")
+        == "One line.\nTwo well-known -- lines."
     )
     assert unwrap("A full line of text\nends here.\nNew one is a longer\nline", "hard") == (
         "A full line of text ends here.\nNew one is a longer line"
     )
     assert unwrap("One\n\nline.\n", "none") == "One\n\nline.\n"
-    assert [unwrap("", wrapping) for wrapping in ("auto", "none", "blank-lines", "hard")] == [""] * 4
+    assert [unwrap("", wrapping) for wrapping in ("auto", "none", "blank-lines", "hard")] == [
+        ""
+    ] * 4
 
 
 def test_auto_finds_every_layout_and_the_paragraphs():
@@ -54,7 +58,18 @@ def test_auto_leaves_other_lines_alone(text):
     assert unwrap(text, "auto") == text
 
 
-HARD_BOOKS = "Villette Almayer Nostromo Bleak Expectations Oliver Adam Madding Ambassadors Phineas".split()  # noqa: SIM905
+HARD_BOOKS = [
+    "Villette",
+    "Almayer",
+    "Nostromo",
+    "Bleak",
+    "Expectations",
+    "Oliver",
+    "Adam",
+    "Madding",
+    "Ambassadors",
+    "Phineas",
+]
 BLANK_LINE_BOOKS = "Satan Mines She Tess Roderick Kenelm Roots Wood Ashe Basil".split()  # noqa: SIM905
 
 

@@ -49,7 +49,9 @@ def test_members_are_files():
         Document("Three.", f"{URL}/c.jsonl.gz:1"),
         Document("Wide.", f"{URL}/d"),
     ]
-    assert [document.text for document in read(pack({"a": b"One.\n\nTwo."}), "text-blank-lines")] == ["One.", "Two."]
+    assert [
+        document.text for document in read(pack({"a": b"One.\n\nTwo."}), "text-blank-lines")
+    ] == ["One.", "Two."]
 
 
 @settings(max_examples=50, deadline=None)
@@ -63,15 +65,22 @@ def test_any_cut_gives_the_same_documents(cuts):
     assert found == ["A text.\n", "One.", "Two.", "Three.", "Wide."]
 
 
-@pytest.mark.parametrize("name", ["../up.txt", "a/../../up.txt", "/etc/text", "C:/text", "..\\up.txt", "a\\..\\b"])
+@pytest.mark.parametrize(
+    "name", ["../up.txt", "a/../../up.txt", "/etc/text", "C:/text", "..\\up.txt", "a\\..\\b"]
+)
 def test_names_outside_are_refused(name):
-    with pytest.raises(ValueError, match=r"a\.zip: found the member .*, expected names below the archive's own folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"a\.zip: found the member .*, expected names below the archive's own folder",
+    ):
         read(pack({"fine.txt": b"x", name: b"text"}), on_bad_document="skip")
 
 
 @pytest.mark.parametrize("name", ["deep.zip", "data.parquet"])
 def test_archives_and_tables_inside_are_refused(name):
-    with pytest.raises(ValueError, match=rf"a\.zip/{name}: found a .* in an archive, expected text.*unpack"):
+    with pytest.raises(
+        ValueError, match=rf"a\.zip/{name}: found a .* in an archive, expected text.*unpack"
+    ):
         read(pack({name: b"PK"}))
 
 
@@ -88,7 +97,9 @@ def test_members_that_share_bytes_are_refused():
     # The size of the second member in the directory now says more than the whole file holds.
     second = data.index(b"PK\x01\x02", start + 4)
     forged = data[: second + 20] + (10**6).to_bytes(4, "little") + data[second + 24 :]
-    with pytest.raises(ValueError, match=r"a\.zip: the members share their bytes: a decompression bomb"):
+    with pytest.raises(
+        ValueError, match=r"a\.zip: the members share their bytes: a decompression bomb"
+    ):
         read(forged)
 
 
@@ -108,14 +119,18 @@ def test_malformed_members_are_named_by_line_and_counted():
     with pytest.raises(ValueError, match=rf"^{URL}/a\.jsonl:2: found no JSON"):
         read(data)
     skipped: dict[str, int] = {}
-    assert [document.text for document in read(data, on_bad_document="skip", skipped=skipped)] == ["a"]
+    assert [document.text for document in read(data, on_bad_document="skip", skipped=skipped)] == [
+        "a"
+    ]
     assert skipped == {"not_json": 1, "not_utf8": 1}
 
 
 def read_file(path, part_bytes):
     skipped: dict[str, int] = {}
     parts = plan_parts(find_inputs([str(path)]), "auto", part_bytes)
-    return [d.text for part in parts for d in read_part(part, on_bad_document="skip", skipped=skipped)], skipped
+    return [
+        d.text for part in parts for d in read_part(part, on_bad_document="skip", skipped=skipped)
+    ], skipped
 
 
 def test_real_archives(shared_data):

@@ -25,7 +25,11 @@ def test_the_page_names_every_room():
         package = name or package
         for room in re.findall(r"`(\w+)`", rooms):
             named.add(ROOT / package / room)
-    assert named == {file.parent for package in ("pipeline", "trainer") for file in (ROOT / package).glob("*/*.py")}
+    assert named == {
+        file.parent
+        for package in ("pipeline", "trainer")
+        for file in (ROOT / package).glob("*/*.py")
+    }
 
 
 def add(copy, page):
@@ -47,7 +51,9 @@ def copy(tmp_path_factory):
     """A copy of the packages with every addition of the page."""
     folder = tmp_path_factory.mktemp("copy")
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     add(folder, PAGE)
     return folder
 
@@ -63,9 +69,22 @@ def run(copy, *words):
 def test_a_format_and_a_filter(copy, tmp_path):
     rows = [f"{number}\ta text of {number} and many more words\n" for number in range(6)]
     (tmp_path / "texts.tsv").write_text("".join(rows) + "7\tshort\n")
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "\n".join(["text", "words"]) + "\n")
-    words = ["--input", tmp_path / "texts.tsv", "--min_words", 3, "--vocab", tmp_path / "vocab.txt", "--workers", 1]
-    printed = run(copy, "-m", "pipeline", "build", *words, "--seq_lens", 16, "--output", tmp_path / "data")
+    (tmp_path / "vocab.txt").write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "\n".join(["text", "words"]) + "\n"
+    )
+    words = [
+        "--input",
+        tmp_path / "texts.tsv",
+        "--min_words",
+        3,
+        "--vocab",
+        tmp_path / "vocab.txt",
+        "--workers",
+        1,
+    ]
+    printed = run(
+        copy, "-m", "pipeline", "build", *words, "--seq_lens", 16, "--output", tmp_path / "data"
+    )
     assert "1 of 7 documents have too few words: input 1" in printed
     assert "input: 6 documents of" in printed
 
@@ -75,7 +94,9 @@ def test_an_optimizer(copy, tmp_path):
     config = {
         "data": [str(write_tiny_dataset(tmp_path / "data", instances=60))],
         "output": str(tmp_path / "run"),
-        "phases": [{"seq_len": 16, "global_batch": 12, "steps": 3, "peak_lr": 1.0, "warmup_steps": 0}],
+        "phases": [
+            {"seq_len": 16, "global_batch": 12, "steps": 3, "peak_lr": 1.0, "warmup_steps": 0}
+        ],
         "model": {"preset": "tiny", "overrides": SIZES | {"activation": "relu"}},
         "optimizer": {"name": "momentum"},
         "micro_tokens": 96,
@@ -94,10 +115,35 @@ def test_an_optimizer(copy, tmp_path):
 @pytest.mark.engines
 def test_a_task(copy, tmp_path):
     table = tmp_path / "paws.tsv"
-    table.write_text("id\tsentence1\tsentence2\tlabel\n" + "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4)
+    table.write_text(
+        "id\tsentence1\tsentence2\tlabel\n" + "1\tthe cat\ta cat\t1\n2\tthe cat\ta dog\t0\n" * 4
+    )
     model = write_pretrained(tmp_path / "hf")
-    words = ["--task", "paws", "--model", model, "--train", table, "--validation", table, "--epochs", 1]
-    run(copy, "-m", "trainer", "finetune", *words, "--seq_len", 16, "--global_batch", 4, "--output", tmp_path / "paws")
-    assert {"accuracy", "f1"} <= json.loads((tmp_path / "paws/results.json").read_text())["best"]["metrics"][
-        "paws"
-    ].keys()
+    words = [
+        "--task",
+        "paws",
+        "--model",
+        model,
+        "--train",
+        table,
+        "--validation",
+        table,
+        "--epochs",
+        1,
+    ]
+    run(
+        copy,
+        "-m",
+        "trainer",
+        "finetune",
+        *words,
+        "--seq_len",
+        16,
+        "--global_batch",
+        4,
+        "--output",
+        tmp_path / "paws",
+    )
+    assert {"accuracy", "f1"} <= json.loads((tmp_path / "paws/results.json").read_text())["best"][
+        "metrics"
+    ]["paws"].keys()

@@ -25,12 +25,33 @@ def installed(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
     for room in ("pipeline", "trainer", "tokenizer"):
-        shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"))
+        shutil.copytree(
+            ROOT / room,
+            checkout / room,
+            ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"),
+        )
     wheel = "from setuptools.build_meta import build_wheel; print(build_wheel('made'))"
     environment = os.environ | {"CC": "/no/such/compiler"}
-    subprocess.run([sys.executable, "-c", wheel], cwd=checkout, env=environment, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-c", wheel],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        check=True,
+    )
     made = next((checkout / "made").iterdir())
-    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet", "--target", site, made]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+        "--target",
+        site,
+        made,
+    ]
     subprocess.run(install, capture_output=True, check=True)
     return site
 
@@ -59,7 +80,9 @@ def beambert(installed, tmp_path):
 def test_an_installation_knows_its_version_and_its_recipes(beambert):
     assert beambert("--version").startswith("beambert 0.")
     planned = beambert("plan", "--config", "bert-large", "--world_size", "8")
-    assert planned == beambert("plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "8")
+    assert planned == beambert(
+        "plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "8"
+    )
     assert planned.startswith("large: ")
     assert "did you mean bert-large" in beambert("plan", "--config", "bert-larg", code=2)
 
@@ -67,24 +90,46 @@ def test_an_installation_knows_its_version_and_its_recipes(beambert):
 @pytest.mark.processes
 def test_every_recipe_is_installed(installed):
     found = (installed / "pipeline/command_line/recipes").glob("*/*.yaml")
-    assert {path.name: path.read_text() for path in found} == {path.name: path.read_text() for path in RECIPES}
+    assert {path.name: path.read_text() for path in found} == {
+        path.name: path.read_text() for path in RECIPES
+    }
 
 
 @pytest.mark.processes
 def test_an_installation_builds_where_a_stranger_is_called_pipeline(beambert, tmp_path):
     """In worker processes too; a filter that lies in the folder is found there."""
-    (tmp_path / "mine.py").write_text("def keep(text):\n    return 'short' if len(text) < 9 else None\n")
-    texts = ["Tiny.", *(f"The {i} quick foxes jumped.\nThen {i * 7} dogs slept." for i in range(40))]
+    (tmp_path / "mine.py").write_text(
+        "def keep(text):\n    return 'short' if len(text) < 9 else None\n"
+    )
+    texts = [
+        "Tiny.",
+        *(f"The {i} quick foxes jumped.\nThen {i * 7} dogs slept." for i in range(40)),
+    ]
     for name, part in (("a", texts[::2]), ("b", texts[1::2])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in part))
-    words = ("--config", "demo", "--input", "a.jsonl", "b.jsonl", "--output", "data", "--vocab_size", "200", "--filter")
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(f"{json.dumps({'text': text})}\n" for text in part)
+        )
+    words = (
+        "--config",
+        "demo",
+        "--input",
+        "a.jsonl",
+        "b.jsonl",
+        "--output",
+        "data",
+        "--vocab_size",
+        "200",
+        "--filter",
+    )
     beambert("build", *words, "mine:keep", "--workers", "2", "--seq_lens", "32", "--passes", "1")
     assert "sound" in beambert("verify", "data")
     assert "short" in beambert("report-data", "data")
 
 
 def test_every_command_of_both_programs_is_there_once():
-    assert {id(each) for each in (*PIPELINE.values(), *TRAINER.values())} <= {id(each) for each in COMMANDS.values()}
+    assert {id(each) for each in (*PIPELINE.values(), *TRAINER.values())} <= {
+        id(each) for each in COMMANDS.values()
+    }
     assert COMMANDS["report-data"] is PIPELINE["report"]
     assert COMMANDS["report"] is TRAINER["report"]
 
@@ -98,7 +143,9 @@ def test_a_file_on_disk_wins_over_a_recipe(tmp_path, monkeypatch):
     assert find_config("bert-base").samefile(ROOT / "configs/pretrain/bert-base.yaml")
     (tmp_path / "bert-base").write_text("")
     assert find_config("bert-base") == Path("bert-base")
-    with pytest.raises(FileNotFoundError, match=r"^no configuration file configs/data/bert-base.yaml$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^no configuration file configs/data/bert-base.yaml$"
+    ):
         find_config("configs/data/bert-base.yaml")
 
 
@@ -122,7 +169,9 @@ def completion(shell):
 )
 def test_bash_completes(words, expected):
     asked = f"COMP_WORDS=(beambert {' '.join(words)}); COMP_CWORD={len(words)}; _beambert; echo ${{COMPREPLY[@]}}"
-    bash = subprocess.run(["bash", "-c", f"{completion('bash')}\n{asked}"], capture_output=True, text=True, check=True)
+    bash = subprocess.run(
+        ["bash", "-c", f"{completion('bash')}\n{asked}"], capture_output=True, text=True, check=True
+    )
     assert bash.stdout.split() == expected
 
 
@@ -147,7 +196,9 @@ def test_zsh_completes(tmp_path):
     (tmp_path / "somewhere").write_text("")
     environment = os.environ | {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
     zsh = ["zsh", "-f", "-c", TYPED]
-    ran = subprocess.run(zsh, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(
+        zsh, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
     assert ran.stdout.splitlines() == [
         "features", "build --vocab_size", "pretrain --validation.num_instances", "plan --config bert-large-mlperf",
         "verify somewhere",

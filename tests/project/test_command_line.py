@@ -90,15 +90,23 @@ def commands(monkeypatch):
     # The functions are found by name, as they are in the real programs.
     monkeypatch.setitem(sys.modules, "command_line_examples", sys.modules[__name__])
     return {
-        "build": Command("builds", "command_line_examples:Settings", "command_line_examples:show", (), True),
-        "look": Command("looks", "command_line_examples:Look", "command_line_examples:show", ("folder",)),
-        "fail": Command("fails", "command_line_examples:Look", "command_line_examples:fail", ("folder",)),
+        "build": Command(
+            "builds", "command_line_examples:Settings", "command_line_examples:show", (), True
+        ),
+        "look": Command(
+            "looks", "command_line_examples:Look", "command_line_examples:show", ("folder",)
+        ),
+        "fail": Command(
+            "fails", "command_line_examples:Look", "command_line_examples:fail", ("folder",)
+        ),
     }
 
 
 def test_flags_win_over_files_wherever_they_stand(commands, tmp_path):
     file = tmp_path / "run.yaml"
-    file.write_text("steps: 7\ninput: [q, r]\nschedule:\n  peak_lr: 3e-4\nphases: [{peak_lr: 1}, {peak_lr: 2}]\n")
+    file.write_text(
+        "steps: 7\ninput: [q, r]\nschedule:\n  peak_lr: 3e-4\nphases: [{peak_lr: 1}, {peak_lr: 2}]\n"
+    )
     settings = parse_settings(
         "program build", commands["build"], ["--steps", "5", "--output", "o", "--config", str(file)]
     )
@@ -106,14 +114,22 @@ def test_flags_win_over_files_wherever_they_stand(commands, tmp_path):
 
 
 def test_a_list_takes_several_words(commands):
-    settings = parse_settings("program build", commands["build"], ["--input", "a b", "c", "--output", "o"])
+    settings = parse_settings(
+        "program build", commands["build"], ["--input", "a b", "c", "--output", "o"]
+    )
     assert settings.input == ["a b", "c"]
 
 
 @pytest.mark.processes
 def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
-    commands["finetune"] = Command("", "trainer.finetune.settings:FinetuneSettings", "command_line_examples:show")
-    needed = [word for name in ("task", "model", "train", "validation", "output") for word in (f"--{name}", "x")]
+    commands["finetune"] = Command(
+        "", "trainer.finetune.settings:FinetuneSettings", "command_line_examples:show"
+    )
+    needed = [
+        word
+        for name in ("task", "model", "train", "validation", "output")
+        for word in (f"--{name}", "x")
+    ]
     arguments = ["finetune", *needed, "--tokens.feature_layers", "-1,-9"]
     assert run_program("program", "Tests.", commands, arguments) == 0
     assert "feature_layers='-1,-9'" in capsys.readouterr().out
@@ -140,30 +156,44 @@ def test_a_list_that_begins_with_a_negative_number_is_a_value(commands, capsys):
         (["--limit", "3.5"], "--limit: found '3.5', expected a whole number or null"),
         (["--config", "missing.yaml"], "no configuration file missing.yaml"),
         (["--config"], "--config: a value is missing, expected the name of a YAML file"),
-        (["--phases", "[{peak: 3}]"], "unknown key phases[0].peak; did you mean phases[0].peak_lr?"),
-        (["--phases", "[{peak_lr: 3}"], "--phases: not YAML: expected ',' or ']', but got '<stream end>'"),
+        (
+            ["--phases", "[{peak: 3}]"],
+            "unknown key phases[0].peak; did you mean phases[0].peak_lr?",
+        ),
+        (
+            ["--phases", "[{peak_lr: 3}"],
+            "--phases: not YAML: expected ',' or ']', but got '<stream end>'",
+        ),
         (["--phases", "3"], "--phases: found '3', expected a list, such as [{peak_lr: ...}]"),
-        (["--input", "a", "--input", "b"], "--input is given twice; give all its values after one: --input A B"),
+        (
+            ["--input", "a", "--input", "b"],
+            "--input is given twice; give all its values after one: --input A B",
+        ),
         (["--steps", "3", "4"], "unexpected word '4'; the command takes only flags"),
     ],
 )
 def test_wrong_flags_are_named(commands, capsys, arguments, said):
     assert run_program("program", "Tests.", commands, ["build", "--output", "o", *arguments]) == 2
-    assert capsys.readouterr().err == f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
+    assert (
+        capsys.readouterr().err
+        == f"program build: error: {said}{ANY_FLAG if 'unexpected' in said else ''}\n"
+    )
 
 
 @pytest.mark.processes
 def test_what_is_missing_is_named(commands, capsys):
     assert run_program("program", "Tests.", commands, ["build", "--steps", "3"]) == 2
     assert (
-        capsys.readouterr().err == "program build: error: missing: --output; program build --help says what it takes\n"
+        capsys.readouterr().err
+        == "program build: error: missing: --output; program build --help says what it takes\n"
     )
     assert run_program("program", "Tests.", commands, ["look"]) == 2
     assert "missing: FOLDER; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["--dry_run"], True), (["--dry_run", "false"], False), (["--dry_run=true"], True)]
+    ("words", "expected"),
+    [(["--dry_run"], True), (["--dry_run", "false"], False), (["--dry_run=true"], True)],
 )
 def test_a_boolean_flag_alone_is_true(commands, words, expected):
     assert parse_settings("p", commands["build"], [*words, "--output", "o"]).dry_run is expected
@@ -176,9 +206,16 @@ def test_a_boolean_flag_does_not_take_what_stands_without_a_flag(commands):
 
 def test_null_and_numbers_as_they_are_written(commands):
     settings = parse_settings(
-        "p", commands["build"], ["--output", "null", "--limit", "null", "--schedule.peak_lr", "1e-4", "--steps", "-3"]
+        "p",
+        commands["build"],
+        ["--output", "null", "--limit", "null", "--schedule.peak_lr", "1e-4", "--steps", "-3"],
     )
-    assert (settings.output, settings.limit, settings.schedule, settings.steps) == ("null", None, Schedule(1e-4), -3)
+    assert (settings.output, settings.limit, settings.schedule, settings.steps) == (
+        "null",
+        None,
+        Schedule(1e-4),
+        -3,
+    )
 
 
 def test_a_text_may_begin_with_hyphens_after_an_equals_sign(commands):
@@ -199,7 +236,14 @@ def test_one_key_of_a_mapping_and_of_a_list_of_one(commands, tmp_path):
 
 @pytest.mark.processes
 def test_one_key_of_several_items_is_refused(commands, capsys):
-    arguments = ["--output", "o", "--phases", "[{peak_lr: 1}, {peak_lr: 2}]", "--phases.peak_lr", "7"]
+    arguments = [
+        "--output",
+        "o",
+        "--phases",
+        "[{peak_lr: 1}, {peak_lr: 2}]",
+        "--phases.peak_lr",
+        "7",
+    ]
     assert run_program("program", "Tests.", commands, ["build", *arguments]) == 2
     said = "--phases.peak_lr names one of phases, and there are 2; write peak_lr in each of phases in the --config file"
     assert said in capsys.readouterr().err
@@ -219,22 +263,39 @@ def test_one_key_of_several_items_is_refused(commands, capsys):
         ("schedule: 3\n", "1: schedule: found '3', expected keys and values; keys are peak_lr"),
         ("rates: [0.1, x]\n", "1: rates[1]: found 'x', expected a number"),
         ("input: a\n", "1: input: found 'a', expected a list, such as [a, b]"),
-        ("phases:\n- peak_lr: 1\n- peak_lr: high\n", "3: phases[1].peak_lr: found 'high', expected a number"),
-        ("phases:\n- {}\n- {peak: 1}\n", "3: unknown key phases[1].peak; did you mean phases[1].peak_lr?"),
+        (
+            "phases:\n- peak_lr: 1\n- peak_lr: high\n",
+            "3: phases[1].peak_lr: found 'high', expected a number",
+        ),
+        (
+            "phases:\n- {}\n- {peak: 1}\n",
+            "3: unknown key phases[1].peak; did you mean phases[1].peak_lr?",
+        ),
         ("phases:\n- {}\n- {peak_lr: -1}\n", "3: peak_lr is -1.0; it must be 0 or more"),
         ("schedule:\n  peak_lr: -1\n", "2: peak_lr is -1.0; it must be 0 or more"),
         ("steps: 3\nsteps: 4\n", "2: steps stands there twice; leave one out"),
         ("[a, b]: 3\n", "1: found a list in the place of a key, expected a name"),
-        ("options: {{a: 1}: 3}\n", "1: found keys and values in the place of a key, expected a name"),
+        (
+            "options: {{a: 1}: 3}\n",
+            "1: found keys and values in the place of a key, expected a name",
+        ),
         ("options: {a: 1,\n a: 2}\n", "2: options.a stands there twice; leave one out"),
         ("steps: 3\n  input: [a]\n", "2: not YAML: mapping values are not allowed here"),
-        ("- steps\n", "1: settings: found a list, expected keys and values; keys are dry_run, input, kind and others"),
+        (
+            "- steps\n",
+            "1: settings: found a list, expected keys and values; keys are dry_run, input, kind and others",
+        ),
     ],
 )
 def test_a_wrong_file_is_named_with_its_line(commands, capsys, tmp_path, text, said):
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]) == 2
+    assert (
+        run_program(
+            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]
+        )
+        == 2
+    )
     assert capsys.readouterr().err == f"program build: error: {file}:{said}\n"
 
 
@@ -243,14 +304,22 @@ def test_a_wrong_file_is_named_with_its_line(commands, capsys, tmp_path, text, s
     "text",
     [
         "options:\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-        + "".join(f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in ("ab", "bc", "cd", "de", "ef")),
+        + "".join(
+            f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+            for old, new in ("ab", "bc", "cd", "de", "ef")
+        ),
         "options: &a\n  b: *a\n",
     ],
 )
 def test_aliases_that_stand_for_too_much_are_refused(commands, capsys, tmp_path, text):
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]) == 2
+    assert (
+        run_program(
+            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]
+        )
+        == 2
+    )
     assert "its aliases stand for more than 100,000 values" in capsys.readouterr().err
 
 
@@ -258,13 +327,20 @@ def test_aliases_that_stand_for_too_much_are_refused(commands, capsys, tmp_path,
 def test_brackets_nested_deeply_are_refused(commands, capsys, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("input: " + "[" * 5_000 + "]" * 5_000)
-    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]) == 2
+    assert (
+        run_program(
+            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(file)]
+        )
+        == 2
+    )
     assert "brackets are nested too deeply" in capsys.readouterr().err
 
 
 def test_anchors_merges_and_several_files(commands, tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    first.write_text("options: {7: 8, c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n")
+    first.write_text(
+        "options: {7: 8, c: &c {x: 1, y: 2}, d: {<<: *c, y: 3}}\nschedule: {peak_lr: 3}\nsteps: 9\n"
+    )
     second.write_text("schedule: {}\nsteps: 8\nkind: 3\ninput: [no, 3]\n")
     words = ["--config", str(first), f"--config={second}", "--output", "o"]
     settings = parse_settings("p", commands["build"], words)
@@ -276,7 +352,9 @@ def test_anchors_merges_and_several_files(commands, tmp_path):
 def test_an_empty_file_changes_nothing(commands, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("# steps: 9\n")
-    assert parse_settings("p", commands["build"], ["--config", str(file), "--output", "o"]) == Settings("o")
+    assert parse_settings(
+        "p", commands["build"], ["--config", str(file), "--output", "o"]
+    ) == Settings("o")
 
 
 @pytest.mark.processes
@@ -306,17 +384,33 @@ flags:
     out = capsys.readouterr().out
     assert "usage: program build --output TEXT [flags]\n" in out
     assert "  --kind CHOICE         Which. One of plain, googles, 3. (default: plain)\n" in out
-    assert "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n" in out
+    assert (
+        "    Each of phases has these keys:\n      peak_lr NUMBER    Highest rate. (default: 0.0001)\n"
+        in out
+    )
 
 
 @pytest.mark.processes
-def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_is_unused(capsys, monkeypatch):
+def test_help_groups_flags_by_the_sections_of_the_docstring_and_leaves_out_what_is_unused(
+    capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     assert run_program("program", "Tests.", PIPELINE, ["vocab", "--help"]) == 0
     out = capsys.readouterr().out
-    headings = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["required:", "general:", "input:", "filters (docs/input.md):", "vocabulary:", "running:"]
-    assert out.startswith("usage: program vocab --output TEXT [flags]\n\nLearns a vocabulary from text")
+    headings = [
+        line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")
+    ]
+    assert headings == [
+        "required:",
+        "general:",
+        "input:",
+        "filters (docs/input.md):",
+        "vocabulary:",
+        "running:",
+    ]
+    assert out.startswith(
+        "usage: program vocab --output TEXT [flags]\n\nLearns a vocabulary from text"
+    )
     assert "--seq_lens" not in out
     assert "      input, language, format, text_field, wrapping\n" in out
 
@@ -335,7 +429,10 @@ def test_the_version(commands, capsys):
 
 @pytest.mark.processes
 def test_what_follows_the_separator_is_passed_on(commands, capsys):
-    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--", "--runner=X"]) == 0
+    assert (
+        run_program("program", "Tests.", commands, ["build", "--output", "o", "--", "--runner=X"])
+        == 0
+    )
     assert "['--runner=X']" in capsys.readouterr().out
     assert run_program("program", "Tests.", commands, ["look", "here", "--", "--runner=X"]) == 2
 
@@ -394,8 +491,16 @@ def test_a_pipe_that_broke_elsewhere_is_an_error(commands, monkeypatch):
 def test_a_file_of_settings_is_read_no_further_than_settings_are_long(commands, capsys, tmp_path):
     path = tmp_path / "large.yaml"
     path.write_text("# not a file of settings\n" * 50_000)
-    assert run_program("program", "Tests.", commands, ["build", "--output", "o", "--config", str(path)]) == 2
-    assert f"{path}: found more than 1,048,576 characters, expected a file of settings" in capsys.readouterr().err
+    assert (
+        run_program(
+            "program", "Tests.", commands, ["build", "--output", "o", "--config", str(path)]
+        )
+        == 2
+    )
+    assert (
+        f"{path}: found more than 1,048,576 characters, expected a file of settings"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.processes

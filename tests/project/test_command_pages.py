@@ -40,7 +40,9 @@ def test_the_page_of_commands_is_what_the_program_says():
     assert PAGE.read_text() == render(), "run python -m scripts.command_reference"
 
 
-@pytest.mark.parametrize(("program", "name"), [(program, name) for program in PROGRAMS for name in PROGRAMS[program]])
+@pytest.mark.parametrize(
+    ("program", "name"), [(program, name) for program in PROGRAMS for name in PROGRAMS[program]]
+)
 def test_every_setting_of_a_command_is_on_a_page(program, name):
     text = "\n".join(page.read_text() for page in PAGES)
     assert f"python -m {program} {name}" in text
@@ -51,9 +53,18 @@ def test_every_setting_of_a_command_is_on_a_page(program, name):
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
 def test_flags_and_commands_that_a_page_names_exist(page):
     text = page.read_text()
-    keys = {key for program, commands in PROGRAMS.items() for name in commands for key in keys_of(program, name)}
-    of_scripts = {flag for text in SCRIPTS for flag in re.findall(r'add_argument\(\s*"--([a-z][\w]*)"', text)}
-    known = keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS | OTHER_PROGRAMS.keys()
+    keys = {
+        key
+        for program, commands in PROGRAMS.items()
+        for name in commands
+        for key in keys_of(program, name)
+    }
+    of_scripts = {
+        flag for text in SCRIPTS for flag in re.findall(r'add_argument\(\s*"--([a-z][\w]*)"', text)
+    }
+    known = (
+        keys | {key.partition(".")[0] for key in keys} | of_scripts | OTHERS | OTHER_PROGRAMS.keys()
+    )
     flags = {flag.rstrip(".") for flag in re.findall(r"(?<![\w-])--([a-z][\w.]*)", text)}
     assert flags <= known, f"no such flags: {flags - known}"
     named = set(re.findall(r"(?:python -m|--module) (pipeline|trainer) ([a-z][a-z-]*)", text))
@@ -62,7 +73,11 @@ def test_flags_and_commands_that_a_page_names_exist(page):
 
 def test_scripts_refuse_abbreviated_flags():
     """As both programs do: an abbreviation means something else as soon as another flag begins so."""
-    programs = [path for path in (ROOT / "scripts").rglob("*") if path.suffix == ".py" or path.name == "supervise"]
+    programs = [
+        path
+        for path in (ROOT / "scripts").rglob("*")
+        if path.suffix == ".py" or path.name == "supervise"
+    ]
     made = [text for path in programs for text in path.read_text().split("ArgumentParser(")[1:]]
     assert len(made) > 20
     assert all(text.lstrip().startswith("allow_abbrev=False") for text in made)
@@ -71,7 +86,11 @@ def test_scripts_refuse_abbreviated_flags():
 def settings_classes():
     """Every settings class of both programs, those of sections and of the items of lists too."""
     found = []
-    waiting = [load_class(command.settings) for commands in (PIPELINE, TRAINER) for command in commands.values()]
+    waiting = [
+        load_class(command.settings)
+        for commands in (PIPELINE, TRAINER)
+        for command in commands.values()
+    ]
     while waiting:
         if (each := waiting.pop()) not in found:
             found.append(each)
@@ -104,7 +123,12 @@ def test_help_of_a_stage_shows_what_the_stage_looks_at(name, tmp_path, monkeypat
 
     text = tmp_path / "input.txt"
     text.write_text("The cat sat on the mat. It was happy.\n\nA dog ran. The cat saw it.\n" * 9)
-    given = {"output": str(tmp_path / "data"), "input": [str(text)], "format": "text-blank-lines", "vocab_size": 100}
+    given = {
+        "output": str(tmp_path / "data"),
+        "input": [str(text)],
+        "format": "text-blank-lines",
+        "vocab_size": 100,
+    }
     settings = Watched(**given, workers=1)
     stages = {"vocab": run_vocab, "tokens": run_tokens, "shards": run_shards}
     for stage, run in stages.items():
@@ -114,7 +138,8 @@ def test_help_of_a_stage_shows_what_the_stage_looks_at(name, tmp_path, monkeypat
             break
     fields = {*typing.get_type_hints(BuildSettings)}
     unused = {*PIPELINE[name].unused}
-    # A vocabulary does not depend on the language of its text, and asks of these folders only whether they are input.
+    # A vocabulary does not depend on the language of its text, and asks of these folders only
+    # whether they are input.
     listed_only = {"vocab": {"language", "tokens"}, "tokens": set(), "shards": {"input"}}[name]
     assert looked & fields & unused <= listed_only
     only_where_asked = {"vocab_size", "num_unused", "alphabet_size"} if name != "vocab" else set()

@@ -1,8 +1,9 @@
 """The two Dockerfiles, read instruction by instruction as Docker would run them; no Docker is needed.
 
-Reading alone checks that COPY finds its sources in git, that pip finds the files, extras and pins it is told of, and
-what Python imports when the image starts. The last two tests run the steps, each from a Python with nothing else, and
-start what the image is for. They install 6 GB from the package index, so that they are run where it is asked for:
+Reading alone checks that COPY finds its sources in git, that pip finds the files, extras and pins
+it is told of, and what Python imports when the image starts. The last two tests run the steps, each
+from a Python with nothing else, and start what the image is for. They install 6 GB from the package
+index, so that they are run where it is asked for:
 
     BEAMBERT_REQUIRE_IMAGES=1 python -m pytest tests/project/test_containers.py
 
@@ -34,11 +35,18 @@ PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
 RECIPES = "configs"  # pipeline/command_line/recipes is a link to it, which leads nowhere where it is not copied
 ROOMS = {pattern.rstrip("*") for pattern in TOOL["packages"]["find"]["include"]}
-PINS = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-WORKER, TRAINER = (ROOT / f"scripts/docker/{name}.Dockerfile" for name in ("beam-worker", "trainer-gpu"))
+PINS = dict(
+    line.lower().split("==")
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if "==" in line
+)
+WORKER, TRAINER = (
+    ROOT / f"scripts/docker/{name}.Dockerfile" for name in ("beam-worker", "trainer-gpu")
+)
 each_image = pytest.mark.parametrize("path", [WORKER, TRAINER], ids=lambda path: path.stem)
 asked_for = pytest.mark.skipif(
-    not os.environ.get("BEAMBERT_REQUIRE_IMAGES"), reason="installs 6 GB: BEAMBERT_REQUIRE_IMAGES=1 has it run"
+    not os.environ.get("BEAMBERT_REQUIRE_IMAGES"),
+    reason="installs 6 GB: BEAMBERT_REQUIRE_IMAGES=1 has it run",
 )
 
 
@@ -69,7 +77,12 @@ class Image(NamedTuple):
 
 def image(text):
     done = list(steps(text))
-    files = {place: source for step in done if step.name == "COPY" for place, source in step.copied().items()}
+    files = {
+        place: source
+        for step in done
+        if step.name == "COPY"
+        for place, source in step.copied().items()
+    }
     [base] = [step.arguments for step in done if step.name == "FROM"]
     runs = [(step.arguments, step.folder) for step in done if step.name == "RUN"]
     return Image(base, done[-1].values, files, runs, done[-1].folder)
@@ -96,7 +109,11 @@ def requirements(extras):
 
 def test_lines_are_joined_and_files_placed():
     text = "ARG V=3\nFROM a:${V}\nWORKDIR /src\nCOPY x/one two ./\nCOPY b c\nRUN p \\\n    && q\nWORKDIR /\n"
-    files = {PurePosixPath("/src/one"): "x/one", PurePosixPath("/src/two"): "two", PurePosixPath("/src/c"): "b"}
+    files = {
+        PurePosixPath("/src/one"): "x/one",
+        PurePosixPath("/src/two"): "two",
+        PurePosixPath("/src/c"): "b",
+    }
     source = PurePosixPath("/src")
     assert image(text) == ("a:3", {"V": "3"}, files, [("p && q", source)], PurePosixPath("/"))
 
@@ -105,11 +122,17 @@ def test_lines_are_joined_and_files_placed():
 @each_image
 def test_sources_of_copy_are_in_git(path):
     sources = set(image(path.read_text())[2].values())
-    listed = subprocess.run(["git", "ls-files", *sources], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", *sources], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("not a clone of the repository")
     kept = listed.stdout.splitlines()
-    missing = [each for each in sources if not any(file == each or file.startswith(f"{each}/") for file in kept)]
+    missing = [
+        each
+        for each in sources
+        if not any(file == each or file.startswith(f"{each}/") for file in kept)
+    ]
     assert missing == []
 
 
@@ -167,14 +190,23 @@ def test_what_a_checkout_makes_for_itself_is_not_copied():
     """Git ignores it, and of git's files none is left out."""
     patterns = ignored_names()
     assert patterns == ["__pycache__", "*.so", "*.pyd"]
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     parts = {part for line in listed.stdout.splitlines() for part in PurePosixPath(line).parts}
-    assert [part for part in sorted(parts) if any(PurePosixPath(part).match(pattern) for pattern in patterns)] == []
+    assert [
+        part
+        for part in sorted(parts)
+        if any(PurePosixPath(part).match(pattern) for pattern in patterns)
+    ] == []
 
 
 def find_python(version):
     """A Python of that version that starts, or the test is skipped."""
-    places = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    places = [
+        shutil.which(f"python{version}"),
+        *Path.home().glob(f".pyenv/versions/{version}.*/bin/python"),
+    ]
     for place in filter(None, places):
         if subprocess.run([place, "-c", ""], capture_output=True, check=False).returncode == 0:
             return place
@@ -190,7 +222,9 @@ def build_here(folder):
     """The dataset that this checkout makes of a corpus, which is written to the folder too."""
     write_corpus(folder, 60)
     words = build_words(folder, folder / "here").split()
-    subprocess.run([sys.executable, "-m", "pipeline", *words, "--workers", "1"], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", *words, "--workers", "1"], cwd=ROOT, check=True
+    )
     return folder / "here"
 
 

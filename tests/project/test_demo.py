@@ -14,9 +14,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_demo(*arguments):
-    environment = os.environ | {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port())}
+    environment = os.environ | {
+        "VENV": sys.prefix,
+        "CUDA_VISIBLE_DEVICES": "",
+        "MASTER_PORT": str(free_port()),
+    }
     command = [ROOT / "scripts/demo", *map(str, arguments)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=900
+    )
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
@@ -35,9 +41,13 @@ def test_articles_become_a_model(shared_data, tmp_path):
     assert "sound" in printed
     assert "label: " in printed
     assert "BERT saw 128 billion" in printed
-    rows = [json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").read_text().splitlines()
+    ]
     validation = [row for row in rows if row["split"] == "validation"]
-    assert rows[0]["mlm_loss"] == pytest.approx(9.4, abs=0.2)  # ln 8,000 and logits at random: it knows nothing yet
+    assert rows[0]["mlm_loss"] == pytest.approx(
+        9.4, abs=0.2
+    )  # ln 8,000 and logits at random: it knows nothing yet
     assert validation[-1]["mlm_loss"] < 7.5  # after sixty steps: some of the frequencies
     weights = (tmp_path / "demo/hf/model.safetensors").read_bytes()
     again = run_demo(*arguments)

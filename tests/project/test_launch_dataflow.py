@@ -14,7 +14,9 @@ SCRIPT = ROOT / "scripts/launch-dataflow.sh"
 
 def launch(*arguments, **variables):
     environment = {"PATH": os.environ["PATH"]} | variables
-    return subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_command_is_the_users_flags_and_the_runners_options():
@@ -39,7 +41,9 @@ def test_what_the_service_may_take_is_given_by_variables():
         "--docker_registry_push_url=r.example/p/workers", "--machine_type=n2-standard-4", "--disk_size_gb=50",
         "--max_num_workers=9", "--flexrs_goal=COST_OPTIMIZED", "--disk_size_gb=70",
     ]  # fmt: skip
-    ran = launch(PROJECT="p", REGION="r", BUCKET="gs://b", IMAGE="x/y:1", PREBUILD="r.example/p/workers")
+    ran = launch(
+        PROJECT="p", REGION="r", BUCKET="gs://b", IMAGE="x/y:1", PREBUILD="r.example/p/workers"
+    )
     assert (ran.returncode, "IMAGE and PREBUILD" in ran.stderr) == (2, True)
 
 

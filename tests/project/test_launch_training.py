@@ -46,8 +46,15 @@ def slurm(tmp_path):
             "SLURM_NTASKS_PER_NODE": "1", "SLURM_SUBMIT_DIR": str(tmp_path),
         }  # fmt: skip
         run = {"CONFIG": "c.yaml", "DATA": "s3://b/data", "OUTPUT": "/shared/run"}
-        environment = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"} | allocation | run | variables
-        return subprocess.run([SBATCH, *arguments], env=environment, capture_output=True, text=True, check=False)
+        environment = (
+            {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+            | allocation
+            | run
+            | variables
+        )
+        return subprocess.run(
+            [SBATCH, *arguments], env=environment, capture_output=True, text=True, check=False
+        )
 
     return submit
 
@@ -70,7 +77,9 @@ def test_slurm_starts_a_rank_in_every_task_after_the_doctor(slurm):
 @pytest.mark.processes
 def test_slurm_tells_both_where_checkpoints_meet(slurm):
     lines = slurm(CHECKPOINT_URL="s3://b/my run").stdout.splitlines()
-    assert [line.partition("/shared/run ")[2] for line in lines] == ["--checkpoint.url s3://b/my run"] * 4
+    assert [line.partition("/shared/run ")[2] for line in lines] == [
+        "--checkpoint.url s3://b/my run"
+    ] * 4
 
 
 @pytest.mark.processes
@@ -112,8 +121,12 @@ def test_kubernetes_parts_fit_each_other():
     assert spec["completions"] == spec["parallelism"] == int(values["NODES"]) == 2
     assert container["resources"]["limits"]["nvidia.com/gpu"] == int(values["GPUS"]) == 8
     assert service["spec"]["clusterIP"] == "None"
-    assert service["metadata"]["name"] == pod["subdomain"] == service["spec"]["selector"]["job-name"]
-    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    assert (
+        service["metadata"]["name"] == pod["subdomain"] == service["spec"]["selector"]["job-name"]
+    )
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
     assert (ROOT / values["CONFIG"]).is_file()
 
 
@@ -132,7 +145,9 @@ def test_kubernetes_files_fit_their_schemas(fits):
     assert [fits(each) for each in resources] == [KUBERNETES] * len(resources)
 
 
-@pytest.mark.parametrize(("key", "value"), [("completions", "two"), ("completion", 2)], ids=["type", "name"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("completions", "two"), ("completion", 2)], ids=["type", "name"]
+)
 def test_kubernetes_schemas_refuse_what_is_wrong(fits, key, value):
     _, found = yaml.safe_load_all(MANIFEST.read_text())
     found["spec"][key] = value
@@ -144,7 +159,9 @@ def test_kubernetes_schemas_refuse_what_is_wrong(fits, key, value):
 def test_kubernetes_starts_torchrun_on_every_node(tmp_path):
     container = job()[3]
     write_program(tmp_path / "bin/torchrun", 'echo "torchrun $*"')
-    values = {each["name"]: each["value"] for each in container["env"]} | {"JOB_COMPLETION_INDEX": "1"}
+    values = {each["name"]: each["value"] for each in container["env"]} | {
+        "JOB_COMPLETION_INDEX": "1"
+    }
     environment = values | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     command = [*container["command"], *container["args"]]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -161,14 +178,19 @@ def test_kubernetes_starts_torchrun_on_every_node(tmp_path):
 @pytest.mark.processes
 def test_torchrun_knows_the_options_that_are_given():
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "torch.distributed.run", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for option in re.findall(r"--[a-z_]+(?==)", job()[3]["args"][0].replace("--output=", "")):
         assert option in ran.stdout, option
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("path", sorted(ROOT.glob("scripts/launch-*[!l]")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("scripts/launch-*[!l]")), ids=lambda path: path.name
+)
 def test_shell_scripts_are_shell(path):
     subprocess.run(["bash", "-n", path], check=True)
     assert os.access(path, os.X_OK)

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STANDARD = {*sys.stdlib_module_names, "__future__"}
 
-# From the ground up: a room, and the rooms above it in this table that it may import. A file that lies in no room is
-# one by itself.
+# From the ground up: a room, and the rooms above it in this table that it may import. A file that
+# lies in no room is one by itself.
 ROOMS = {
     "tokenizer": "",
     "pipeline.seeds": "",
@@ -111,7 +111,10 @@ LIBRARIES = {
 def _modules():
     for package in ("tokenizer", "pipeline", "trainer"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+            yield (
+                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
+                path,
+            )
 
 
 def _imports(path):
@@ -125,7 +128,9 @@ def _imports(path):
 
 def _longest(table, name):
     """The longest key of a table that a dotted name lies in; none where it lies in none."""
-    return max((key for key in table if name == key or name.startswith(f"{key}.")), key=len, default="")
+    return max(
+        (key for key in table if name == key or name.startswith(f"{key}.")), key=len, default=""
+    )
 
 
 @pytest.mark.parametrize(("module", "path"), list(_modules()), ids=str)
@@ -172,12 +177,17 @@ def test_no_circle_of_files():
         ("import trainer.beambert", {"torch", "deepspeed", "apache_beam", "pyarrow", "yaml"}),
         ("import trainer.cli", {"torch", "deepspeed", "apache_beam"}),
         ("import trainer.finetune.settings", {"torch", "deepspeed", "apache_beam"}),
-        ("import trainer.finetune.task, trainer.finetune.tasks", {"torch", "deepspeed", "apache_beam"}),
+        (
+            "import trainer.finetune.task, trainer.finetune.tasks",
+            {"torch", "deepspeed", "apache_beam"},
+        ),
         ("import trainer.stream.step", {"apache_beam", "deepspeed", "webdataset"}),
         ("import trainer.stream.pipeline", {"apache_beam", "deepspeed"}),
     ],
 )
 def test_heavy_imports_stay_out(statement, forbidden):
     code = f"{statement}; import sys; print(*({forbidden!r} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == []

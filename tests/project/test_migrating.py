@@ -25,7 +25,14 @@ COMMANDS = {"build": PIPELINE, "pretrain": TRAINER}
 PHASE = "[{seq_len: 128, global_batch: 4, steps: 1, peak_lr: 1e-4, warmup_steps: 1}]"
 SMALLER = {
     "-m pipeline build": ["--passes", "1", "--workers", "1"],
-    "-m trainer pretrain": ["--phases", PHASE, "--model.preset", "tiny", "--validation.num_instances", "4"],
+    "-m trainer pretrain": [
+        "--phases",
+        PHASE,
+        "--model.preset",
+        "tiny",
+        "--validation.num_instances",
+        "4",
+    ],
     "-m trainer plan": [],
     "-m trainer export": [],
     "-m pipeline export": [],
@@ -57,7 +64,9 @@ def test_a_flag_of_another_program_is_answered(command, theirs, ours, capsys):
     assert run_program("program", "Tests.", program, [command, f"--{theirs}", "1"]) == 2
     said = capsys.readouterr().err
     if ours:
-        assert re.fullmatch(rf"program {command}: error: --{theirs} is --{re.escape(ours)} (here|now)\n", said)
+        assert re.fullmatch(
+            rf"program {command}: error: --{theirs} is --{re.escape(ours)} (here|now)\n", said
+        )
     else:
         assert re.match(rf"program {command}: error: --{theirs} is not (needed|there): ", said)
 
@@ -67,14 +76,20 @@ def test_a_key_of_a_file_is_answered_too(capsys, tmp_path):
     file = tmp_path / "theirs.yaml"
     file.write_text("dupe_factor: 10\n")
     assert run_program("program", "Tests.", PIPELINE, ["build", "--config", str(file)]) == 2
-    assert capsys.readouterr().err == f"program build: error: {file}:1: dupe_factor is passes here\n"
+    assert (
+        capsys.readouterr().err == f"program build: error: {file}:1: dupe_factor is passes here\n"
+    )
 
 
 def test_every_name_that_is_answered_leads_somewhere():
-    settings = [load(command.settings) for program in (PIPELINE, TRAINER) for command in program.values()]
+    settings = [
+        load(command.settings) for program in (PIPELINE, TRAINER) for command in program.values()
+    ]
     for name, answers in OTHER_PROGRAMS.items():
         for answer in answers.split():
-            assert any(find_hint(each, answer) is not None for each in settings), f"{name} is {answer}"
+            assert any(find_hint(each, answer) is not None for each in settings), (
+                f"{name} is {answer}"
+            )
     assert all(reason.startswith("is not ") for reason in NOT_NEEDED.values())
 
 
@@ -82,10 +97,20 @@ def test_every_name_that_is_answered_leads_somewhere():
 def workplace(tmp_path_factory):
     """A folder with a text as google-research/bert reads it, a vocabulary, and my-text/."""
     folder = tmp_path_factory.mktemp("migrating")
-    texts = [[f"The {i} brown foxes jumped.", f"Then {i * 7} lazy dogs slept on."] for i in range(60)]
+    texts = [
+        [f"The {i} brown foxes jumped.", f"Then {i * 7} lazy dogs slept on."] for i in range(60)
+    ]
     (folder / "sample_text.txt").write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
     letters = string.ascii_lowercase + string.digits + "."
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     (folder / "my-text").mkdir()
     lines = (json.dumps({"text": "\n".join(text)}) for text in texts)
@@ -105,7 +130,12 @@ def test_the_commands_run_in_order(workplace):
         if start == "-m pipeline build":
             words += [] if "--vocab" in words else ["--vocab_size", "200"]
             ran = subprocess.run(
-                [sys.executable, *words], cwd=workplace, env=os.environ, capture_output=True, text=True, check=False
+                [sys.executable, *words],
+                cwd=workplace,
+                env=os.environ,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         else:
             ran = run_python(words, cwd=workplace)

@@ -25,7 +25,9 @@ sys.exit(main())
 
 def run_without(packages, program, *arguments):
     code = WITHOUT.format(packages=packages, program=program, arguments=arguments)
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.processes
@@ -42,7 +44,9 @@ def run_without(packages, program, *arguments):
         ),
     ],
 )  # fmt: skip
-def test_a_missing_package_is_one_line_that_says_what_to_run(tmp_path, packages, program, arguments, extras):
+def test_a_missing_package_is_one_line_that_says_what_to_run(
+    tmp_path, packages, program, arguments, extras
+):
     arguments = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
     ran = run_without(packages, program, *arguments)
     assert ran.stderr == (
@@ -54,7 +58,8 @@ def test_a_missing_package_is_one_line_that_says_what_to_run(tmp_path, packages,
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("program", "arguments"), [("pipeline", ["verify", "s3://b/data"]), ("trainer", ["stream", "s3://b/data"])]
+    ("program", "arguments"),
+    [("pipeline", ["verify", "s3://b/data"]), ("trainer", ["stream", "s3://b/data"])],
 )
 def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, arguments):
     ran = run_without(["s3fs"], program, *arguments)
@@ -75,17 +80,24 @@ def test_the_list_of_commands_needs_no_package(program):
 
 def test_a_module_that_is_none_of_our_packages_is_not_explained_away():
     assert describe_missing(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
-    assert describe_missing(ImportError("cannot import name 'x' from 'torch'", name="torch")) is None
+    assert (
+        describe_missing(ImportError("cannot import name 'x' from 'torch'", name="torch")) is None
+    )
 
 
 def test_every_package_has_the_extra_that_pyproject_gives_it():
     """Distributions are spelled with hyphens and dots, what they are imported as with underscores."""
     extras = {name: names(packages) for name, packages in PROJECT["optional-dependencies"].items()}
     for package, its_extra in EXTRA_OF.items():
-        assert [extra for extra in ("pipeline", "tfrecord", "trainer") if package in extras[extra]] == [its_extra]
+        assert [
+            extra for extra in ("pipeline", "tfrecord", "trainer") if package in extras[extra]
+        ] == [its_extra]
     assert set(CORE) == names(PROJECT["dependencies"])
 
 
 def names(requirements):
-    found = {re.split(r"[\[<>=]", requirement)[0].lower().replace("-", "_") for requirement in requirements}
+    found = {
+        re.split(r"[\[<>=]", requirement)[0].lower().replace("-", "_")
+        for requirement in requirements
+    }
     return {IMPORTED_AS.get(name, name) for name in found}

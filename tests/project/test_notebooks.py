@@ -1,7 +1,7 @@
 """docs/notebooks: every cell of the four runs as it stands there, one notebook behind the other in one folder.
 
-Cells run in this process, as a kernel would run them; lines that begin with "!" are commands. `beambert` is this
-checkout's, and pictures are drawn where nobody sees them.
+Cells run in this process, as a kernel would run them; lines that begin with "!" are commands.
+`beambert` is this checkout's, and pictures are drawn where nobody sees them.
 """
 
 import json
@@ -30,7 +30,9 @@ def run_cell(source, names):
     assert "\n" not in source
     command = source[1:].replace("beambert ", BEAMBERT, 1)
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1]), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, shell=True, env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, f"{source}\n{result.stdout}{result.stderr}"
 
 

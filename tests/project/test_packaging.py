@@ -51,7 +51,9 @@ def test_every_package_says_what_it_is_for():
     for room in ("pipeline", "trainer", "tokenizer"):
         for path in [ROOT / room, *(ROOT / room).rglob("*")]:
             if path.is_dir() and any(path.glob("*.py")):
-                assert (path / "__init__.py").read_text().startswith('"""'), f"{path}/__init__.py has no docstring"
+                assert (path / "__init__.py").read_text().startswith('"""'), (
+                    f"{path}/__init__.py has no docstring"
+                )
 
 
 @pytest.fixture
@@ -72,7 +74,11 @@ def build(kind, checkout, **variables):
     output = checkout.parent / "made"
     code = f"from setuptools.build_meta import build_{kind}; build_{kind}({str(output)!r})"
     subprocess.run(
-        [sys.executable, "-c", code], cwd=checkout, env=os.environ | variables, capture_output=True, check=True
+        [sys.executable, "-c", code],
+        cwd=checkout,
+        env=os.environ | variables,
+        capture_output=True,
+        check=True,
     )
     (made,) = output.iterdir()
     return made
@@ -97,10 +103,14 @@ def test_without_a_compiler_all_but_the_compiled_modules_is_installed(clean_chec
     names = {module["name"].replace(".", "/") for module in TOOL["setuptools"]["ext-modules"]}
     if compiler is None and shutil.which("cc") is None:
         pytest.skip("no C compiler here")
-    with zipfile.ZipFile(build("wheel", clean_checkout, **({"CC": compiler} if compiler else {}))) as archive:
+    with zipfile.ZipFile(
+        build("wheel", clean_checkout, **({"CC": compiler} if compiler else {}))
+    ) as archive:
         installed = archive.namelist()
     assert "tokenizer/encode.py" in installed
-    assert not [name for name in installed if name.endswith((".c", ".h"))], "newer than what they are compiled to"
+    assert not [name for name in installed if name.endswith((".c", ".h"))], (
+        "newer than what they are compiled to"
+    )
     assert {name.partition(".")[0] for name in installed if name.endswith((".so", ".pyd"))} == (
         set() if compiler else names
     )

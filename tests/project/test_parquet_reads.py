@@ -16,7 +16,10 @@ def calls():
 
 
 def is_threadless(call):
-    return any(key.arg == "use_threads" and getattr(key.value, "value", None) is False for key in call.keywords)
+    return any(
+        key.arg == "use_threads" and getattr(key.value, "value", None) is False
+        for key in call.keywords
+    )
 
 
 def test_every_read_of_a_parquet_file_says_that_it_uses_no_threads():
@@ -27,8 +30,16 @@ def test_every_read_of_a_parquet_file_says_that_it_uses_no_threads():
 
 def test_whole_files_are_read_by_parquet_file():
     """`pq.read_table` reads ahead in threads whatever it is told, and imports pyarrow.dataset."""
-    found = [f"{path}:{call.lineno}" for path, call in calls() if ast.unparse(call.func) == "pq.read_table"]
+    found = [
+        f"{path}:{call.lineno}"
+        for path, call in calls()
+        if ast.unparse(call.func) == "pq.read_table"
+    ]
     assert found == []
-    whole = [call for _, call in calls() if call.func.attr == "read" and "pq.ParquetFile(" in ast.unparse(call.func)]
+    whole = [
+        call
+        for _, call in calls()
+        if call.func.attr == "read" and "pq.ParquetFile(" in ast.unparse(call.func)
+    ]
     assert len(whole) >= 2
     assert all(map(is_threadless, whole))

@@ -24,13 +24,21 @@ PHASES = ", ".join(
     for seq_len, steps in ((128, 2), (512, 1))
 )
 
-# What makes a command small: flags added to it, by its first words. A command without a row here fails the test.
+# What makes a command small: flags added to it, by its first words. A command without a row here
+# fails the test.
 SMALLER = {
     "python -m pipeline build": ["--passes", "1", "--vocab_size", "1000"],
     "python -m pipeline verify": [],
     "python -m pipeline inspect": [],
     "python -m pipeline report": [],
-    "deepspeed --num_gpus 2": ["--phases", f"[{PHASES}]", "--model.preset", "tiny", "--validation.num_instances", "8"],
+    "deepspeed --num_gpus 2": [
+        "--phases",
+        f"[{PHASES}]",
+        "--model.preset",
+        "tiny",
+        "--validation.num_instances",
+        "8",
+    ],
     "python -m trainer plan": [],
     "python -m trainer report": [],
     "python -m trainer export": [],
@@ -49,21 +57,33 @@ def commands():
 
 
 def runnable():
-    return [command for command in commands() if not any(word in command for word in NEEDS_A_CLUSTER)]
+    return [
+        command for command in commands() if not any(word in command for word in NEEDS_A_CLUSTER)
+    ]
 
 
 def smaller(command):
     start = next((start for start in SMALLER if command.startswith(start)), None)
     assert start is not None, f"a page has a command that no test runs: {command}"
     words = shlex.split(command) + SMALLER[start]
-    return [words[0], "--master_port", str(free_port()), *words[1:]] if words[0] == "deepspeed" else words
+    return (
+        [words[0], "--master_port", str(free_port()), *words[1:]]
+        if words[0] == "deepspeed"
+        else words
+    )
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A folder with my-text/ as a user has it, and the checkout's configs."""
     folder = tmp_path_factory.mktemp("readme")
-    corpus = [sys.executable, ROOT / "scripts/docstring_corpus.py", folder / "my-text/a.jsonl", "--max_bytes", "300000"]
+    corpus = [
+        sys.executable,
+        ROOT / "scripts/docstring_corpus.py",
+        folder / "my-text/a.jsonl",
+        "--max_bytes",
+        "300000",
+    ]
     subprocess.run(corpus, check=True, capture_output=True)
     (folder / "configs").symlink_to(ROOT / "configs")
     write_task_files(folder)
@@ -98,7 +118,12 @@ def test_the_commands_for_your_own_text_run_in_order(workplace):
             ran = run_python(arguments, cwd=workplace)
         else:
             ran = subprocess.run(
-                [program, *arguments], cwd=workplace, env=environment, capture_output=True, text=True, check=False
+                [program, *arguments],
+                cwd=workplace,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
         printed[command.split(" --")[0]] = ran.stdout + ran.stderr
@@ -113,9 +138,13 @@ def test_the_commands_for_your_own_text_run_in_order(workplace):
 def test_the_two_scripts_explain_themselves():
     for command in (each for each in runnable() if each.startswith("scripts/")):
         assert os.access(ROOT / command.split()[0], os.X_OK)
-    ran = subprocess.run([ROOT / "scripts/demo", "--help"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [ROOT / "scripts/demo", "--help"], capture_output=True, text=True, check=True
+    )
     assert "--minutes" in ran.stdout
-    wrong = subprocess.run([ROOT / "scripts/demo", "--minutes", "soon"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run(
+        [ROOT / "scripts/demo", "--minutes", "soon"], capture_output=True, text=True, check=False
+    )
     assert wrong.returncode == 2
     assert "--minutes takes a whole number" in wrong.stderr
 
@@ -127,9 +156,17 @@ def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
     python.write_text('#!/bin/sh\n[ "$1" = -c ]\n')
     python.chmod(0o755)
     code = 'cd /; . "$1/scripts/environment.sh"; echo "$? $PATH"'
-    environment = {"PATH": os.environ["PATH"], "BASE_PYTHON": str(python), "VENV": str(tmp_path / "venv")}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "BASE_PYTHON": str(python),
+        "VENV": str(tmp_path / "venv"),
+    }
     ran = subprocess.run(
-        ["bash", "-c", code, "bash", ROOT], env=environment, capture_output=True, text=True, check=True
+        ["bash", "-c", code, "bash", ROOT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stdout == f"1 {os.environ['PATH']}\n"
     assert not (tmp_path / "venv/.beambert-installed").exists()
@@ -138,7 +175,9 @@ def test_a_failed_installation_is_not_taken_for_one_that_succeeded(tmp_path):
 def test_doctor_can_stand_in_the_place_of_pretrain(monkeypatch):
     monkeypatch.chdir(ROOT)
     found = [command.partition(" --module trainer pretrain ")[2] for command in commands()]
-    parsed = [parse_settings("doctor", COMMANDS["doctor"], shlex.split(words)) for words in found if words]
+    parsed = [
+        parse_settings("doctor", COMMANDS["doctor"], shlex.split(words)) for words in found if words
+    ]
     assert [(settings.data, settings.output) for settings in parsed] == [
         (["data"], "run"), (["s3://bucket/data"], "/shared/run"),
     ]  # fmt: skip

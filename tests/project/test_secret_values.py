@@ -30,7 +30,15 @@ OPTIONS = {
     "anon": False,
     "mark": "x",
 }
-SECRETS = (KEY, SECRET, TOKEN, "12345678", json.dumps(SECRET)[1:-1], json.dumps(TOKEN)[1:-1], "open%22sesame%2F47%2B11")
+SECRETS = (
+    KEY,
+    SECRET,
+    TOKEN,
+    "12345678",
+    json.dumps(SECRET)[1:-1],
+    json.dumps(TOKEN)[1:-1],
+    "open%22sesame%2F47%2B11",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +84,10 @@ def test_what_is_no_secret_stays():
 )
 def test_passwords_in_urls_are_hidden(url, shown):
     assert hide(url) == shown
-    assert hide_in({"data": [url, 3, None], url: (url,)}) == {"data": [shown, 3, None], shown: [shown]}
+    assert hide_in({"data": [url, 3, None], url: (url,)}) == {
+        "data": [shown, 3, None],
+        shown: [shown],
+    }
 
 
 @pytest.mark.parametrize(
@@ -145,7 +156,9 @@ thread = threading.Thread(target=fail)
 thread.start(), thread.join()
 fail()
 """
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 1
     assert ran.stderr.count("RuntimeError: signed with (hidden)") == 2
     assert ran.stderr.count("in fail") == 2
@@ -154,7 +167,9 @@ fail()
 
 @pytest.mark.processes
 @pytest.mark.parametrize("program", ["pipeline", "trainer"])
-@pytest.mark.parametrize("way", ["unknown flag", "another quoting", "a mapping in the file", "JSON in the file"])
+@pytest.mark.parametrize(
+    "way", ["unknown flag", "another quoting", "a mapping in the file", "JSON in the file"]
+)
 def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump({"storage_options": {"secret": "sesame-4711"}}))
@@ -164,9 +179,15 @@ def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):
         "a mapping in the file": ["--config", str(config)],
         "JSON in the file": ["--config", str(config), "--storage_options", "secret=sesame-4711"],
     }[way]
-    command = {"pipeline": ["verify", "/nowhere"], "trainer": ["stream", "--data", "/nowhere"]}[program]
+    command = {"pipeline": ["verify", "/nowhere"], "trainer": ["stream", "--data", "/nowhere"]}[
+        program
+    ]
     ran = subprocess.run(
-        [sys.executable, "-m", program, *command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", program, *command, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 2
     assert "sesame" not in ran.stdout + ran.stderr
@@ -175,7 +196,10 @@ def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):
 
 def test_other_braces_of_a_refusal_stay():
     assert hide_unparsed("phases: found {a: 1}") == "phases: found {a: 1}"
-    assert hide_unparsed("storage_options: found {a: {b: 1}}, no") == "storage_options: found {(hidden)}, no"
+    assert (
+        hide_unparsed("storage_options: found {a: {b: 1}}, no")
+        == "storage_options: found {(hidden)}, no"
+    )
 
 
 def test_a_run_is_written_without_secrets_and_goes_on(make_dataset, tmp_path, monkeypatch):
@@ -183,12 +207,18 @@ def test_a_run_is_written_without_secrets_and_goes_on(make_dataset, tmp_path, mo
     mixture = one_dataset(open_dataset(str(data)))
     config = preset("tiny", vocab_size=mixture[0].dataset.manifest.vocab_size)
     parse_storage_options(json.dumps(OPTIONS))
-    monkeypatch.setattr(sys, "argv", ["trainer", "--data", str(data), "--storage_opt", json.dumps(OPTIONS), KEY])
-    settings = PretrainSettings([f"s3://{KEY}:{SECRET}@b/c"], str(tmp_path / "run"), [Phase(8192, 8, 2, 1e-4)])
+    monkeypatch.setattr(
+        sys, "argv", ["trainer", "--data", str(data), "--storage_opt", json.dumps(OPTIONS), KEY]
+    )
+    settings = PretrainSettings(
+        [f"s3://{KEY}:{SECRET}@b/c"], str(tmp_path / "run"), [Phase(8192, 8, 2, 1e-4)]
+    )
     url = replace(settings.checkpoint, url=f"s3://b/{TOKEN}")
     for _ in range(2):  # the second continues the first
         prepare_run(replace(settings, checkpoint=url), mixture, config, 1)
-    files = {path.name: path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    files = {
+        path.name: path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    }
     assert {"config.yaml", "run.json"} <= set(files)
     for text in files.values():
         assert_hidden(text)

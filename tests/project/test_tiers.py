@@ -1,6 +1,7 @@
 """Every test is in one of three tiers, and what a test reaches says which is the least that it needs.
 
-Names are followed through the functions and fixtures of a test's own file, and through those of the folders above it.
+Names are followed through the functions and fixtures of a test's own file, and through those of the
+folders above it.
 """
 
 import ast
@@ -33,7 +34,9 @@ def definitions(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = node
         elif isinstance(node, ast.Assign):
-            found.update({target.id: node for target in node.targets if isinstance(target, ast.Name)})
+            found.update(
+                {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+            )
     return found
 
 
@@ -50,7 +53,9 @@ def reached_tier(name, known, seen):
 
 def marked_tier(node, tree):
     """The tier that a test's marks or its file's name; the first where none does."""
-    file_marks = [each.value for each in tree.body if isinstance(each, ast.Assign) and is_pytestmark(each)]
+    file_marks = [
+        each.value for each in tree.body if isinstance(each, ast.Assign) and is_pytestmark(each)
+    ]
     text = " ".join(ast.unparse(each) for each in [*node.decorator_list, *file_marks])
     return max((TIERS.index(tier) for tier in TIERS if f"pytest.mark.{tier}" in text), default=0)
 
@@ -68,7 +73,11 @@ def each_test():
                 known.update(definitions(folder / "conftest.py"))
         tree = ast.parse(path.read_text())
         known.update(definitions(path))
-        always = [name for name, node in known.items() if node and "autouse=True" in ast.unparse(node)[:200]]
+        always = [
+            name
+            for name, node in known.items()
+            if node and "autouse=True" in ast.unparse(node)[:200]
+        ]
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 needed = max(reached_tier(name, known, set()) for name in [node.name, *always])
@@ -77,7 +86,9 @@ def each_test():
 
 def test_every_test_is_in_the_tier_that_it_needs():
     too_low = [
-        f"{path}::{name}: mark it {TIERS[needed]}" for path, name, marked, needed in each_test() if marked < needed
+        f"{path}::{name}: mark it {TIERS[needed]}"
+        for path, name, marked, needed in each_test()
+        if marked < needed
     ]
     assert too_low == []
 
@@ -89,4 +100,8 @@ def test_what_a_test_reaches_is_followed_through_helpers_and_fixtures(tmp_path):
         "def test_a(ready): pass\ndef test_b(): 'subprocess'\ndef test_c(): start_ranks()\n"
     )
     known = definitions(path)
-    assert [reached_tier(name, known, set()) for name in ("test_a", "test_b", "test_c")] == [1, 0, 2]
+    assert [reached_tier(name, known, set()) for name in ("test_a", "test_b", "test_c")] == [
+        1,
+        0,
+        2,
+    ]

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 SMALL, REAL = PAGE.split("\n# The real form\n")
 
-# What makes the small form smaller: these words of the page and what stands in their place. All of them must be there.
+# What makes the small form smaller: these words of the page and what stands in their place. All of
+# them must be there.
 SMALLER = {
     "--max_bytes 8000000": "--max_bytes 300000",
     "--config configs/data/demo.yaml": "--config configs/data/demo.yaml --vocab_size 1000",
@@ -54,7 +55,11 @@ def write_squad(shared_data, path):
     for article in content["data"]:
         first, second, *_ = article["paragraphs"]
         beginning = first["context"][:CUT]
-        answered = [each for each in first["qas"] if all(answer["text"] in beginning for answer in each["answers"])]
+        answered = [
+            each
+            for each in first["qas"]
+            if all(answer["text"] in beginning for answer in each["answers"])
+        ]
         short = {"context": beginning, "qas": [mend(each, beginning) for each in answered[:4]]}
         article["paragraphs"] = [short, {**second, "qas": second["qas"][:1]}]
     path.write_text(json.dumps(content))
@@ -62,7 +67,10 @@ def write_squad(shared_data, path):
 
 def mend(question, context):
     """Answers where they first stand."""
-    answers = [{"text": each["text"], "answer_start": context.index(each["text"])} for each in question["answers"]]
+    answers = [
+        {"text": each["text"], "answer_start": context.index(each["text"])}
+        for each in question["answers"]
+    ]
     return {**question, "answers": answers}
 
 
@@ -79,7 +87,9 @@ def printed(shared_data, tmp_path_factory):
     for block in blocks(smaller(SMALL)):
         command = ["bash", "-euo", "pipefail", "-c", block]
         environment["FREE_PORT"] = str(free_port())
-        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        ran = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
         outputs.append(ran.stdout)
     return folder / "tutorial", "\n".join(outputs), outputs
@@ -89,7 +99,12 @@ def printed(shared_data, tmp_path_factory):
 def test_the_small_form_from_text_to_answers(printed):
     folder, text, outputs = printed
     questions = read_questions(folder / "dev.json")
-    for words in ("sound, ", "step 5: validation MLM loss", "This model has seen", f"2 articles, {len(questions)} qu"):
+    for words in (
+        "sound, ",
+        "step 5: validation MLM loss",
+        "This model has seen",
+        f"2 articles, {len(questions)} qu",
+    ):
         assert words in text
     results = json.loads((folder / "answers/results.json").read_text())
     metrics = results["best"]["metrics"]["dev"]
@@ -97,7 +112,10 @@ def test_the_small_form_from_text_to_answers(printed):
     assert results["data"]["validation"][0]["examples"] == len(questions)
     assert results["data"]["validation"][0]["questions_in_windows"] >= 1
     for name in ("predictions.json", "nbest_predictions.json"):
-        assert json.loads((folder / "answers/predictions/dev" / name).read_text()).keys() == questions.keys()
+        assert (
+            json.loads((folder / "answers/predictions/dev" / name).read_text()).keys()
+            == questions.keys()
+        )
     answer = outputs[-1].strip()
     assert answer
     assert answer in SNIPPET_TEXT
@@ -127,8 +145,16 @@ def test_transformers_gives_the_logits_that_the_command_wrote(printed):
 
 def read_questions(path):
     """Question and context by id."""
-    paragraphs = [paragraph for article in json.loads(path.read_text())["data"] for paragraph in article["paragraphs"]]
-    return {each["id"]: (each["question"], where["context"]) for where in paragraphs for each in where["qas"]}
+    paragraphs = [
+        paragraph
+        for article in json.loads(path.read_text())["data"]
+        for paragraph in article["paragraphs"]
+    ]
+    return {
+        each["id"]: (each["question"], where["context"])
+        for where in paragraphs
+        for each in where["qas"]
+    }
 
 
 def test_the_commands_of_the_real_form_are_understood(tmp_path, monkeypatch):

@@ -25,17 +25,27 @@ from tests.datasets import write_vocab
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["river", "mountain", "engine", "letter", "window", "garden", "silver", "winter", "market", "captain"]
+WORDS = [
+    "river",
+    "mountain",
+    "engine",
+    "letter",
+    "window",
+    "garden",
+    "silver",
+    "winter",
+    "market",
+    "captain",
+]
 KEY, SECRET = "test:builder", "open-sesame-4711"
 START_SECONDS = 300
-# Else gcsfs asks of every bucket what kind it is, for a minute. It looks when it is imported, which tests of S3 do too.
+# Else gcsfs asks of every bucket what kind it is, for a minute. It looks when it is imported, which
+# tests of S3 do too.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
 def missing_server(name):
-    message = (
-        f"{name} is not installed: scripts/test-servers installs it, BEAMBERT_TEST_SERVERS=FOLDER says where it is"
-    )
+    message = f"{name} is not installed: scripts/test-servers installs it, BEAMBERT_TEST_SERVERS=FOLDER says where it is"
     if os.environ.get("BEAMBERT_REQUIRE_SERVERS"):
         pytest.fail(message)
     pytest.skip(message)
@@ -51,12 +61,16 @@ def server_program(name):
 def running(command, port, log):
     """A server until the block is left; stopped by its process id."""
     with log.open("wb") as file:
-        process = subprocess.Popen([str(word) for word in command], stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [str(word) for word in command], stdout=file, stderr=subprocess.STDOUT
+        )
     try:
         began = time.monotonic()
         while not answers(port):
             assert process.poll() is None, f"{command[0]} ended:\n{log.read_text()}"
-            assert time.monotonic() - began < START_SECONDS, f"{command[0]} does not answer:\n{log.read_text()}"
+            assert time.monotonic() - began < START_SECONDS, (
+                f"{command[0]} does not answer:\n{log.read_text()}"
+            )
             time.sleep(0.1)
         yield
     finally:
@@ -86,7 +100,9 @@ def swift_port(tmp_path_factory):
     """Port of a Swift with its S3 API."""
     python, folder, port = server_program("python"), tmp_path_factory.mktemp("swift"), free_port()
     server_program("swift-proxy-server")
-    with running([python, ROOT / "tests/stores/swift_server.py", folder, port], port, folder / "log.txt"):
+    with running(
+        [python, ROOT / "tests/stores/swift_server.py", folder, port], port, folder / "log.txt"
+    ):
         fsspec.filesystem("s3", **s3_options(port)).mkdir("corpus")
         yield port
 
@@ -101,14 +117,30 @@ def s3(swift_port):
 def gcs(tmp_path_factory):
     """An emulator of Google's store with the bucket `corpus`, named by the environment; its driver hardly pauses.
 
-    A request of a test that has ended may go on pausing, and must not draw numbers for that where others draw theirs.
+    A request of a test that has ended may go on pausing, and must not draw numbers for that where
+    others draw theirs.
     """
     import gcsfs.retry
 
     gcsfs.retry.random = random.Random()
     gcsfs.retry.asyncio = SimpleNamespace(sleep=lambda _: asyncio.sleep(0.01))
-    program, folder, port = server_program("gcp-storage-emulator"), tmp_path_factory.mktemp("gcs"), free_port()
-    command = [program, "start", "--host", "127.0.0.1", "--port", port, "-q", "-M", "--default-bucket", "corpus"]
+    program, folder, port = (
+        server_program("gcp-storage-emulator"),
+        tmp_path_factory.mktemp("gcs"),
+        free_port(),
+    )
+    command = [
+        program,
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        "-q",
+        "-M",
+        "--default-bucket",
+        "corpus",
+    ]
     with running(command, port, folder / "log.txt"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         yield {"token": "anon"}
@@ -118,7 +150,8 @@ def gcs(tmp_path_factory):
 def texts():
     draws = random.Random(0)
     return [
-        " ".join(f"{' '.join(draws.choices(WORDS, k=9)).capitalize()} {row}." for _ in range(12)) for row in range(80)
+        " ".join(f"{' '.join(draws.choices(WORDS, k=9)).capitalize()} {row}." for _ in range(12))
+        for row in range(80)
     ]
 
 
@@ -149,7 +182,9 @@ def pipeline(build_arguments):
 
     def run(command, *arguments):
         given = [*build_arguments, "--workers", 1] if command == "build" else []
-        return run_program("python -m pipeline", "Tests.", COMMANDS, [command, *map(str, [*arguments, *given])])
+        return run_program(
+            "python -m pipeline", "Tests.", COMMANDS, [command, *map(str, [*arguments, *given])]
+        )
 
     return run
 
@@ -186,7 +221,9 @@ class FaultyHandler(BaseHTTPRequestHandler):
         if self.server.fails(self.command, self.path):
             self.server.refused += 1
             text = b"<Error><Code>ServiceUnavailable</Code><Message>storm</Message></Error>"
-            self.reply(503, {"Content-Type": "application/xml"}, b"" if self.command == "HEAD" else text)
+            self.reply(
+                503, {"Content-Type": "application/xml"}, b"" if self.command == "HEAD" else text
+            )
             return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port)
         headers = {name: value for name, value in self.headers.items() if name != "Expect"}
@@ -198,7 +235,9 @@ class FaultyHandler(BaseHTTPRequestHandler):
     def reply(self, status, headers, body):
         self.send_response_only(status)
         kept = {
-            name: value for name, value in headers.items() if name.lower() not in ("connection", "transfer-encoding")
+            name: value
+            for name, value in headers.items()
+            if name.lower() not in ("connection", "transfer-encoding")
         }
         if "content-length" not in map(str.lower, kept):
             kept["Content-Length"] = str(len(body))

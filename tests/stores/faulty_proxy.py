@@ -1,6 +1,7 @@
 """A proxy before an object store that spoils answers as stores, networks and caches between them were seen to.
 
-A fault takes the handler and the store's whole answer to a ranged GET of a shard, and sends what it likes instead.
+A fault takes the handler and the store's whole answer to a ranged GET of a shard, and sends what it
+likes instead.
 """
 
 import contextlib
@@ -56,7 +57,9 @@ class _Handler(BaseHTTPRequestHandler):
         data, headers = response.read(), dict(response.getheaders())
         connection.close()
         time.sleep(self.server.latency_seconds)
-        is_read = self.command == "GET" and self.server.files in self.path and "Range" in self.headers
+        is_read = (
+            self.command == "GET" and self.server.files in self.path and "Range" in self.headers
+        )
         if is_read and self.server.takes_fault():
             self.server.fault(self, response.status, headers, data)
         else:
@@ -98,7 +101,9 @@ def unavailable(handler, status, headers, data):
 
 
 def throttled(handler, status, headers, data):
-    handler.send(503, {"Content-Type": "application/xml", "Retry-After": "1"}, error_body("SlowDown"))
+    handler.send(
+        503, {"Content-Type": "application/xml", "Retry-After": "1"}, error_body("SlowDown")
+    )
 
 
 def refused(handler, status, headers, data):

@@ -1,7 +1,8 @@
 """A stand-in for the HTTP interface of the Hugging Face Hub: one dataset repository a name, one branch, no passwords.
 
-Written from what huggingface_hub asks: repository, tree by pages, paths, files by range behind a redirection,
-uploads through git-lfs, commits. Files of SMALL_BYTES and more go through git-lfs, as on the Hub.
+Written from what huggingface_hub asks: repository, tree by pages, paths, files by range behind a
+redirection, uploads through git-lfs, commits. Files of SMALL_BYTES and more go through git-lfs, as
+on the Hub.
 """
 
 import base64
@@ -22,7 +23,8 @@ class Hub(ThreadingHTTPServer):
 
     Attributes:
         files: Bytes by repository and path.
-        answers: Status codes that the next requests get in place of an answer, by the method and a part of the path.
+        answers: Status codes that the next requests get in place of an answer, by the method and a
+            part of the path.
         commits: How many there were.
     """
 
@@ -51,7 +53,9 @@ class Hub(ThreadingHTTPServer):
             for depth in range(1, len(parts)):
                 above = prefix + "/".join(parts[:depth])
                 if recursive or depth == 1:
-                    found.setdefault(above, {"type": "directory", "oid": SHA, "size": 0, "path": above})
+                    found.setdefault(
+                        above, {"type": "directory", "oid": SHA, "size": 0, "path": above}
+                    )
             if recursive or len(parts) == 1:
                 found[path] = describe(path, data)
         return list(found.values()) if found or not folder else None
@@ -60,7 +64,11 @@ class Hub(ThreadingHTTPServer):
 def describe(path, data):
     entry = {"type": "file", "oid": hashlib.sha1(data).hexdigest(), "size": len(data), "path": path}
     if len(data) >= SMALL_BYTES:
-        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+        entry["lfs"] = {
+            "oid": hashlib.sha256(data).hexdigest(),
+            "size": len(data),
+            "pointerSize": 130,
+        }
     return entry
 
 
@@ -85,7 +93,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self):
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = urlsplit(self.path)
-        path, self.query = unquote(parts.path), {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        path, self.query = (
+            unquote(parts.path),
+            {name: values[-1] for name, values in parse_qs(parts.query).items()},
+        )
         for (method, part), codes in self.server.answers.items():
             if codes and method == self.command and part in path:
                 self._answer(codes.pop(0), b'{"error": "not now"}')
@@ -108,16 +119,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _json(self, value, headers=None):
-        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+        self._answer(
+            200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})}
+        )
 
     def _info(self, repository):
-        self._json({"_id": SHA, "id": repository, "sha": SHA, "private": False, "tags": [], "siblings": []})
+        self._json(
+            {"_id": SHA, "id": repository, "sha": SHA, "private": False, "tags": [], "siblings": []}
+        )
 
     def _create(self):
         asked = json.loads(self.body)
         repository = f"{asked.get('organization') or 'who'}/{asked['name']}"
         self.server.files.setdefault(repository, {})
-        self._json({"url": f"{self.server.url}/datasets/{repository}", "name": repository, "id": repository})
+        self._json(
+            {
+                "url": f"{self.server.url}/datasets/{repository}",
+                "name": repository,
+                "id": repository,
+            }
+        )
 
     def _tree(self, repository, folder=None):
         entries = self.server.entries(
@@ -129,13 +150,21 @@ class _Handler(BaseHTTPRequestHandler):
         first = int(self.query.get("cursor", 0))
         headers = {}
         if first + PAGE_ENTRIES < len(entries):
-            rest = "&".join(f"{name}={value}" for name, value in self.query.items() if name != "cursor")
-            address = f"{self.server.url}{urlsplit(self.path).path}?{rest}&cursor={first + PAGE_ENTRIES}"
+            rest = "&".join(
+                f"{name}={value}" for name, value in self.query.items() if name != "cursor"
+            )
+            address = (
+                f"{self.server.url}{urlsplit(self.path).path}?{rest}&cursor={first + PAGE_ENTRIES}"
+            )
             headers["Link"] = f'<{address}>; rel="next"'
         self._json(entries[first : first + PAGE_ENTRIES], headers)
 
     def _paths(self, repository):
-        asked = json.loads(self.body)["paths"] if self.body.startswith(b"{") else parse_qs(self.body.decode())["paths"]
+        asked = (
+            json.loads(self.body)["paths"]
+            if self.body.startswith(b"{")
+            else parse_qs(self.body.decode())["paths"]
+        )
         files, found = self.server.files[repository], []
         for path in asked:
             if path in files:
@@ -156,7 +185,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self.server.files[repository][path])
 
     def _send(self, data):
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"}
+        headers = {
+            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X-Repo-Commit": SHA,
+            "Accept-Ranges": "bytes",
+        }
         if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, stop = int(found[1]), min(int(found[2] or len(data) - 1) + 1, len(data))
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
@@ -166,15 +199,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _preupload(self, _repository):
         files = json.loads(self.body)["files"]
-        modes = [(each["path"], "lfs" if each["size"] >= SMALL_BYTES else "regular") for each in files]
-        self._json({"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes]})
+        modes = [
+            (each["path"], "lfs" if each["size"] >= SMALL_BYTES else "regular") for each in files
+        ]
+        self._json(
+            {
+                "files": [
+                    {"path": path, "uploadMode": mode, "shouldIgnore": False}
+                    for path, mode in modes
+                ]
+            }
+        )
 
     def _lfs_batch(self, repository):
         objects = []
         for each in json.loads(self.body)["objects"]:
             address = f"{self.server.url}/lfs/{repository}/{each['oid']}"
             known = each["oid"] in self.server.blobs
-            objects.append({**each} if known else {**each, "actions": {"upload": {"href": address, "header": {}}}})
+            objects.append(
+                {**each}
+                if known
+                else {**each, "actions": {"upload": {"href": address, "header": {}}}}
+            )
         self._json({"transfer": "basic", "objects": objects})
 
     def _lfs_put(self, _repository, oid):
@@ -195,7 +241,11 @@ class _Handler(BaseHTTPRequestHandler):
                 elif line["key"] == "deletedFile":
                     del files[path]
                 elif line["key"] == "deletedFolder":
-                    files = {name: data for name, data in files.items() if not name.startswith(path.rstrip("/") + "/")}
+                    files = {
+                        name: data
+                        for name, data in files.items()
+                        if not name.startswith(path.rstrip("/") + "/")
+                    }
             self.server.files[repository] = files
             self.server.commits += 1
         self._json({"success": True, "commitUrl": f"{self.server.url}/datasets/{repository}/commit/{SHA}",

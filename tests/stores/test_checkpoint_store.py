@@ -21,7 +21,10 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
     trained.store = trained.saver._store = CheckpointStore(URL, s3)
     trained.save(1, 2, 3)
     expected = trained.weights()
-    names = {path.split("/")[3] for path in fsspec.filesystem("s3", **s3).find("corpus/checkpointed/checkpoints")}
+    names = {
+        path.split("/")[3]
+        for path in fsspec.filesystem("s3", **s3).find("corpus/checkpointed/checkpoints")
+    }
     assert names == {"step-00000002", "step-00000003"}
     shutil.rmtree(tmp_path / "run")
     again = Trained(ranks, tmp_path / "run", url=None)
@@ -34,5 +37,7 @@ def test_a_run_comes_back_from_s3(ranks, s3, tmp_path):
 def test_a_store_that_refuses_is_named(ranks, s3, tmp_path):
     trained = Trained(ranks, tmp_path / "run", url=None)
     trained.saver._store = CheckpointStore(URL, {**s3, "secret": "wrong"})
-    with pytest.raises(PermissionError, match=r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"):
+    with pytest.raises(
+        PermissionError, match=r"s3://corpus/checkpointed/checkpoints/step-00000001/.*credentials"
+    ):
         trained.save(1)

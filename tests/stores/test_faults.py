@@ -68,7 +68,14 @@ BUSY = OSError(errno.EBUSY, "SlowDown")
 
 
 @pytest.mark.parametrize(
-    "faults", [[BUSY], [TimeoutError()], [HttpError(503), ConnectionResetError()], [3], [BUSY, 0, 5, HttpError("429")]]
+    "faults",
+    [
+        [BUSY],
+        [TimeoutError()],
+        [HttpError(503), ConnectionResetError()],
+        [3],
+        [BUSY, 0, 5, HttpError("429")],
+    ],
 )
 def test_an_upload_that_fails_for_a_while_ends_whole(faults):
     store = FaultyMemory(faults)
@@ -79,33 +86,51 @@ def test_an_upload_that_fails_for_a_while_ends_whole(faults):
 
 @pytest.mark.parametrize(
     ("fault", "cause"),
-    [(BUSY, "SlowDown"), (HttpError(503), "answered 503"), (4, "10 bytes were uploaded, the store held 4")],
+    [
+        (BUSY, "SlowDown"),
+        (HttpError(503), "answered 503"),
+        (4, "10 bytes were uploaded, the store held 4"),
+    ],
 )
 def test_an_upload_that_fails_for_good_publishes_nothing(fault, cause):
     store = FaultyMemory([fault] * 100)
-    with pytest.raises(StorageError, match=rf"memory:///bucket/a.tar: gave up after 6 attempt\(s\) in .* s: .*{cause}"):
+    with pytest.raises(
+        StorageError,
+        match=rf"memory:///bucket/a.tar: gave up after 6 attempt\(s\) in .* s: .*{cause}",
+    ):
         Folder.on(store, "/bucket").write("a.tar", b"0123456789")
     assert store.calls == faults.ATTEMPTS == 6
     assert store.find("/") == []
 
 
-@pytest.mark.parametrize("fault", [HttpError(400), OSError("Forbidden: bucket"), RuntimeError("a bug")])
+@pytest.mark.parametrize(
+    "fault", [HttpError(400), OSError("Forbidden: bucket"), RuntimeError("a bug")]
+)
 def test_what_time_does_not_mend_is_tried_once(fault):
     store = FaultyMemory([fault] * 100)
-    with pytest.raises(StorageError, match=rf"/bucket/a.tar: gave up after 1 attempt\(s\).*{fault}"):
+    with pytest.raises(
+        StorageError, match=rf"/bucket/a.tar: gave up after 1 attempt\(s\).*{fault}"
+    ):
         Folder.on(store, "/bucket").write("a.tar", b"0123456789")
     assert store.calls == 1
 
 
 def test_refusals_and_missing_files_keep_their_kind():
-    with pytest.raises(PermissionError, match="memory:///b/a: Access Denied; check the credentials"):
+    with pytest.raises(
+        PermissionError, match="memory:///b/a: Access Denied; check the credentials"
+    ):
         Folder.on(FaultyMemory([PermissionError("Access Denied")]), "/b").write("a", b"0")
     with pytest.raises(FileNotFoundError):
         Folder.on(FaultyMemory([]), "/b").read_range("missing", 0, 5)
 
 
 @pytest.mark.parametrize(
-    "error", [NoCredentialsError(), PartialCredentialsError(provider="env", cred_var="secret"), RefreshError("expired")]
+    "error",
+    [
+        NoCredentialsError(),
+        PartialCredentialsError(provider="env", cred_var="secret"),
+        RefreshError("expired"),
+    ],
 )
 def test_a_machine_without_a_key_is_told_so(error):
     with pytest.raises(PermissionError, match=rf"memory:///b/a: {error}; check the credentials"):
@@ -125,7 +150,9 @@ def clock(monkeypatch):
     return lambda: passed[0]
 
 
-@pytest.mark.parametrize("refusal", [PermissionError("Access Denied"), HttpError(403), HttpError(401)], ids=repr)
+@pytest.mark.parametrize(
+    "refusal", [PermissionError("Access Denied"), HttpError(403), HttpError(401)], ids=repr
+)
 def test_a_store_that_answered_and_now_refuses_is_asked_again_for_half_a_minute(clock, refusal):
     store = FaultyMemory([])
     Folder.on(store, "/b").write("a", b"0123456789")
@@ -134,7 +161,9 @@ def test_a_store_that_answered_and_now_refuses_is_asked_again_for_half_a_minute(
     assert 5 < clock() < 16
     began = clock()
     store.faults = [refusal] * 100
-    with pytest.raises(PermissionError, match=rf"memory:///b/a, bytes 0-10: {refusal}; check the credentials"):
+    with pytest.raises(
+        PermissionError, match=rf"memory:///b/a, bytes 0-10: {refusal}; check the credentials"
+    ):
         Folder.on(store, "/b").read_range("a", 0, 10)
     assert clock() - began == pytest.approx(30.0)
 
@@ -159,7 +188,9 @@ def test_a_store_that_refuses_the_first_question_is_believed(clock):
 
 @pytest.mark.parametrize("name", ["manifest.json", "shards.parquet"])
 @pytest.mark.parametrize("fault", ["damage", "cut", "foreign"])
-def test_a_dataset_whose_tables_come_damaged_is_opened_all_the_same(make_dataset, tmp_path, monkeypatch, name, fault):
+def test_a_dataset_whose_tables_come_damaged_is_opened_all_the_same(
+    make_dataset, tmp_path, monkeypatch, name, fault
+):
     """As with blocks: what the wire damaged is asked for again, three times in all."""
     folder = make_dataset(tmp_path / "data", ((20, 9), (13, 17)))
     whole = open_dataset(str(folder))
@@ -174,7 +205,11 @@ def test_a_dataset_whose_tables_come_damaged_is_opened_all_the_same(make_dataset
             Store.asked += 1
             Store.left -= 1
             spoil = {
-                "damage": data[:5] + bytes([data[5] ^ 1]) + data[6:-5] + bytes([data[-5] ^ 4]) + data[-4:],
+                "damage": data[:5]
+                + bytes([data[5] ^ 1])
+                + data[6:-5]
+                + bytes([data[-5] ^ 4])
+                + data[-4:],
                 "cut": data[:-1],
                 "foreign": b"<html>".ljust(len(data)),
             }
@@ -198,7 +233,9 @@ def test_a_short_body_is_read_again_unless_the_caller_does_so_itself():
     store.faults = [3]
     with pytest.raises(OSError, match="asked for bytes 2-8, got 3 of 6") as caught:
         Folder.on(store, "/bucket").read_once("a", 2, 8)
-    assert not isinstance(caught.value, ValueError)  # the trainer tries again on an OSError, and not on a ValueError
+    assert not isinstance(
+        caught.value, ValueError
+    )  # the trainer tries again on an OSError, and not on a ValueError
 
 
 @pytest.mark.parametrize(
@@ -244,8 +281,21 @@ def test_pauses_grow_and_stay_within_their_bounds(monkeypatch):
 
 
 def test_which_errors_pass():
-    passing = (BUSY, TimeoutError(), ConnectionResetError(), HttpError(500), HttpError("429"), OSError(errno.EIO, ""))
-    lasting = (PermissionError(), HttpError(404), OSError("Forbidden"), OSError(errno.EINVAL, ""), KeyError("a"))
+    passing = (
+        BUSY,
+        TimeoutError(),
+        ConnectionResetError(),
+        HttpError(500),
+        HttpError("429"),
+        OSError(errno.EIO, ""),
+    )
+    lasting = (
+        PermissionError(),
+        HttpError(404),
+        OSError("Forbidden"),
+        OSError(errno.EINVAL, ""),
+        KeyError("a"),
+    )
     assert [is_transient(error) for error in (*passing, *lasting)] == [True] * 6 + [False] * 5
 
 
@@ -283,10 +333,15 @@ def test_a_passing_storm_of_errors_changes_nothing(faulty_s3, corpus, local, pip
     folders = ("--input", corpus, "--output", "s3://corpus/storm")
     assert pipeline("build", *folders, "--storage_options", json.dumps(options)) == 0
     assert proxy.refused > 20
-    assert open_dataset("s3://corpus/storm", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset("s3://corpus/storm", s3).manifest.root_hash
+        == open_dataset(str(local)).manifest.root_hash
+    )
 
 
-def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corpus, local, pipeline, s3, capfd):
+def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(
+    faulty_s3, corpus, local, pipeline, s3, capfd
+):
     proxy, options = faulty_s3(lambda method, path: method == "PUT" and path.endswith(".tar"))
     folders = ("--input", corpus, "--output", "s3://corpus/broken")
     assert pipeline("build", *folders, "--storage_options", json.dumps(options)) == 2
@@ -300,7 +355,10 @@ def test_a_lasting_storm_publishes_nothing_and_a_rerun_completes(faulty_s3, corp
     assert "tokens.json" in names
     assert not [name for name in names if name.endswith(".tar") or name == "manifest.json"]
     assert pipeline("build", *folders, "--storage_options", json.dumps(s3)) == 0
-    assert open_dataset("s3://corpus/broken", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset("s3://corpus/broken", s3).manifest.root_hash
+        == open_dataset(str(local)).manifest.root_hash
+    )
 
 
 def test_a_store_that_is_not_there_is_one_message(pipeline, tmp_path, capsys):
@@ -309,7 +367,18 @@ def test_a_store_that_is_not_there_is_one_message(pipeline, tmp_path, capsys):
         | {"config_kwargs": {"retries": {"max_attempts": 0}}}
     )
     input_url = "s3://corpus/text/*.jsonl"
-    assert pipeline("build", "--input", input_url, "--output", tmp_path / "data", "--storage_options", options) == 2
+    assert (
+        pipeline(
+            "build",
+            "--input",
+            input_url,
+            "--output",
+            tmp_path / "data",
+            "--storage_options",
+            options,
+        )
+        == 2
+    )
     said = capsys.readouterr().err
     assert f"{input_url}: gave up after 6 attempt(s)" in said
     assert "Could not connect to the endpoint URL" in said
@@ -317,9 +386,13 @@ def test_a_store_that_is_not_there_is_one_message(pipeline, tmp_path, capsys):
 
 
 def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipeline, tmp_path, capfd):
-    output, shards = tmp_path / "data", [path.stat().st_size for path in local.rglob("train/**/*.tar")]
+    output, shards = (
+        tmp_path / "data",
+        [path.stat().st_size for path in local.rglob("train/**/*.tar")],
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A write past the largest file size fails as on a full disk: part of the shard is written, then an error comes.
+    # A write past the largest file size fails as on a full disk: part of the shard is written, then
+    # an error comes.
     resource.setrlimit(resource.RLIMIT_FSIZE, (min(shards) // 2, hard))
     try:
         assert pipeline("build", "--input", corpus, "--output", output) == 2
@@ -331,7 +404,9 @@ def test_a_full_disk_is_one_message_and_a_rerun_completes(corpus, local, pipelin
     left = [path.name for path in output.rglob("*") if path.is_file()]
     assert not [name for name in left if name == "manifest.json" or ".partial-" in name]
     assert pipeline("build", "--input", corpus, "--output", output) == 0
-    assert open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    )
     assert pipeline("verify", output) == 0
 
 
@@ -361,7 +436,13 @@ def test_a_disk_that_fills_up_is_one_message_and_a_rerun_completes(
     said = capfd.readouterr().err
     assert "free some space and run the same command again" in said
     assert "Traceback" not in said
-    assert not [path for path in output.rglob("*") if path.name == "manifest.json" or ".partial-" in path.name]
+    assert not [
+        path
+        for path in output.rglob("*")
+        if path.name == "manifest.json" or ".partial-" in path.name
+    ]
     small_disk(20_000)
     assert pipeline("build", "--input", corpus, "--output", output) == 0
-    assert open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset(str(output)).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    )

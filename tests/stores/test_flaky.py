@@ -52,7 +52,9 @@ def refuse_once(name):
         if depth == 0 and (key := (name, str(args[0]))) not in FlakyMemory.refused:
             FlakyMemory.refused.add(key)
             raise OSError(errno.EBUSY, f"SlowDown: {name}")
-        DEPTH.depth = depth + 1  # a request that the filesystem makes of itself is part of the one from outside
+        DEPTH.depth = (
+            depth + 1
+        )  # a request that the filesystem makes of itself is part of the one from outside
         try:
             return answer(self, *args, **kwargs)
         finally:
@@ -88,7 +90,10 @@ def test_a_build_on_a_flaky_store_ends_with_the_same_root_hash(flaky, corpus, lo
     for command in ("verify", "inspect", "report"):
         FlakyMemory.refused.clear()
         assert pipeline(command, "flaky:///data") == 0
-    assert open_dataset("flaky:///data").manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset("flaky:///data").manifest.root_hash
+        == open_dataset(str(local)).manifest.root_hash
+    )
 
 
 def test_a_file_is_read_piece_by_piece_through_a_flaky_store(flaky):
@@ -118,6 +123,8 @@ def test_small_files_are_read_together_or_the_missing_one_is_named(flaky):
 
 
 def test_a_store_that_stays_away_is_one_message_also_for_a_question(flaky, monkeypatch):
-    monkeypatch.setattr(FlakyMemory, "isfile", lambda *_: (_ for _ in ()).throw(TimeoutError("away")))
+    monkeypatch.setattr(
+        FlakyMemory, "isfile", lambda *_: (_ for _ in ()).throw(TimeoutError("away"))
+    )
     with pytest.raises(StorageError, match=r"/a/b: gave up after 6 attempt\(s\) in .* s: away"):
         Folder.on(flaky, "/a").is_file("b")

@@ -25,7 +25,9 @@ def built(gcs, corpus, pipeline):
 
 
 def test_a_build_on_gcs_equals_a_local_one(built, local, gcs, pipeline):
-    assert open_dataset(built, gcs).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset(built, gcs).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    )
     assert pipeline("verify", built, "--storage_options", OPTIONS) == 0
 
 

@@ -20,7 +20,9 @@ from trainer.stream.step import StepLoader
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),  # huggingface_hub's own call
+    pytest.mark.filterwarnings(
+        "ignore:Use 'content=<...>' to upload:DeprecationWarning"
+    ),  # huggingface_hub's own call
 ]
 
 
@@ -43,36 +45,62 @@ def put_corpus(hub, texts):
     for number, rows in enumerate((texts[:50], texts[50:])):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"text": rows}), sink)
-        hub.files["who/corpus"][f"data/train-{number:05d}-of-00002.parquet"] = sink.getvalue().to_pybytes()
+        hub.files["who/corpus"][f"data/train-{number:05d}-of-00002.parquet"] = (
+            sink.getvalue().to_pybytes()
+        )
 
 
 def run(hub, *command):
     environment = os.environ | {
         "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in", "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def test_a_build_from_and_to_the_hub_equals_a_local_one(hub, options, texts, local, build_arguments):
+def test_a_build_from_and_to_the_hub_equals_a_local_one(
+    hub, options, texts, local, build_arguments
+):
     hub.files |= {"who/corpus": {"README.md": b"# About\n"}, "who/data": {}}
     put_corpus(hub, texts)
-    hub.answers = {("POST", "/commit/"): [412, 503], ("PUT", "/lfs/"): [500] * 6, ("GET", "/resolve/"): [502]}
-    paths = ("--input", "hf://datasets/who/corpus/data/*.parquet", "--output", "hf://datasets/who/data")
-    said = run(hub, sys.executable, "-m", "pipeline", "build", *paths, *build_arguments, "--workers", 1)
+    hub.answers = {
+        ("POST", "/commit/"): [412, 503],
+        ("PUT", "/lfs/"): [500] * 6,
+        ("GET", "/resolve/"): [502],
+    }
+    paths = (
+        "--input",
+        "hf://datasets/who/corpus/data/*.parquet",
+        "--output",
+        "hf://datasets/who/data",
+    )
+    said = run(
+        hub, sys.executable, "-m", "pipeline", "build", *paths, *build_arguments, "--workers", 1
+    )
     assert "every file becomes a commit, and the Hub takes 128 an hour" in said
     assert "hffs-" not in said  # a bar a file
     assert not any(hub.answers.values())
-    there, here = (open_dataset(*place) for place in (("hf://datasets/who/data", options), (str(local),)))
+    there, here = (
+        open_dataset(*place) for place in (("hf://datasets/who/data", options), (str(local),))
+    )
     assert there.manifest.root_hash == here.manifest.root_hash
 
 
 def test_a_dataset_that_was_published_in_one_commit_is_streamed(hub, options, local):
-    run(hub, Path(sys.prefix, "bin/hf"), *f"upload who/data {local} . --repo-type dataset --exclude tokens/*".split())
+    run(
+        hub,
+        Path(sys.prefix, "bin/hf"),
+        *f"upload who/data {local} . --repo-type dataset --exclude tokens/*".split(),
+    )
     assert hub.commits == 1
     assert not any(name.startswith("tokens/") for name in hub.files["who/data"])
-    there, here = first_ids(open_dataset("hf://datasets/who/data", options)), first_ids(open_dataset(str(local)))
+    there, here = (
+        first_ids(open_dataset("hf://datasets/who/data", options)),
+        first_ids(open_dataset(str(local))),
+    )
     assert len(there) == len(here) > 3
     assert all(torch.equal(one, other) for one, other in zip(there, here, strict=True))
 
@@ -80,13 +108,21 @@ def test_a_dataset_that_was_published_in_one_commit_is_streamed(hub, options, lo
 def first_ids(dataset):
     sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": 512, "seed": 3}
     with StepLoader(dataset, "train", 64, **sizes) as loader:
-        return [micro.input_ids for step, _ in zip(loader, range(3), strict=False) for micro in step.micro_batches]
+        return [
+            micro.input_ids
+            for step, _ in zip(loader, range(3), strict=False)
+            for micro in step.micro_batches
+        ]
 
 
 def test_a_folder_lists_reads_writes_and_removes(hub, options):
     hub.files["who/data"] = {}
     folder = Folder("hf://datasets/who/data/part", options)
-    contents = {f"{name}/{size}": bytes(range(256)) * size for name in ("a", "b") for size in (1, 2, 40, 41, 42)}
+    contents = {
+        f"{name}/{size}": bytes(range(256)) * size
+        for name in ("a", "b")
+        for size in (1, 2, 40, 41, 42)
+    }
     for name, data in contents.items():
         folder.write(name, data)
     assert folder.list() == {name: len(data) for name, data in contents.items()}
@@ -103,7 +139,9 @@ def test_a_hub_that_goes_on_failing_is_named(hub, options, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
     hub.files["who/data"] = {}
     hub.answers = {("POST", "/commit/"): [503] * 50}
-    with pytest.raises(StorageError, match=r"(?s)hf://datasets/who/data/x: gave up after 6 attempt.*run the same"):
+    with pytest.raises(
+        StorageError, match=r"(?s)hf://datasets/who/data/x: gave up after 6 attempt.*run the same"
+    ):
         Folder("hf://datasets/who/data", options).write("x", b"y")
     assert "x" not in hub.files["who/data"]
 

@@ -31,11 +31,29 @@ def test_killed_builds_end_like_undisturbed_ones(tmp_path):
     assert len(outcome.kills) >= 1, "a busy machine may be late, not three times"
 
 
-def test_a_build_on_s3_killed_between_shards_goes_on(corpus, local, pipeline, build_arguments, s3, tmp_path):
+def test_a_build_on_s3_killed_between_shards_goes_on(
+    corpus, local, pipeline, build_arguments, s3, tmp_path
+):
     store, options = fsspec.filesystem("s3", **s3), tmp_path / "s3.json"
     options.write_text(json.dumps(s3))
-    folders = ["--input", corpus, "--output", "s3://corpus/killed", "--storage_options", f"@{options}"]
-    command = [sys.executable, "-m", "pipeline", "build", *folders, "--workers", "2", *build_arguments]
+    folders = [
+        "--input",
+        corpus,
+        "--output",
+        "s3://corpus/killed",
+        "--storage_options",
+        f"@{options}",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "build",
+        *folders,
+        "--workers",
+        "2",
+        *build_arguments,
+    ]
     process = subprocess.Popen(
         [str(word) for word in command], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -52,7 +70,10 @@ def test_a_build_on_s3_killed_between_shards_goes_on(corpus, local, pipeline, bu
     assert pipeline("build", *folders) == 0
     store.invalidate_cache()
     assert {name: store.info(name)["LastModified"] for name in finished} == before
-    assert open_dataset("s3://corpus/killed", s3).manifest.root_hash == open_dataset(str(local)).manifest.root_hash
+    assert (
+        open_dataset("s3://corpus/killed", s3).manifest.root_hash
+        == open_dataset(str(local)).manifest.root_hash
+    )
     assert {name.removeprefix("corpus/killed/") for name in store.find("corpus/killed")} == {
         str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()
     }
@@ -62,7 +83,11 @@ def records_of(store):
     """The shards whose tasks are recorded as finished."""
     store.invalidate_cache()
     names = store.find("corpus/killed/_tasks")
-    return [name.replace("/_tasks", "").removesuffix(".json") for name in names if name.endswith(".tar.json")]
+    return [
+        name.replace("/_tasks", "").removesuffix(".json")
+        for name in names
+        if name.endswith(".tar.json")
+    ]
 
 
 def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipeline, tmp_path):
@@ -71,7 +96,8 @@ def test_a_finished_build_has_no_leftovers_of_killed_writers(local, corpus, pipe
         output / "train/L64/pass-00" / f".shard-00000.tar{TEMPORARY_MARK}4711-0123abcd",
         output / f".manifest.json{TEMPORARY_MARK}4711-0123abcd",
         output / "tokens" / f".tokens.json{TEMPORARY_MARK}4711-0123abcd",
-        output / "_tasks/train/L64/pass-00/shard-00000.tar.json",  # killed after the manifest, before the clean-up
+        output
+        / "_tasks/train/L64/pass-00/shard-00000.tar.json",  # killed after the manifest, before the clean-up
     ]
     for path in left:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +115,11 @@ def test_the_soak_notices_what_is_left_missing_and_redone(tmp_path):
     """The check of the kill tests itself can fail."""
     soak = object.__new__(Soak)
     soak.root_hash, soak.files = "1234", {"manifest.json", "a.tar", "b.tar"}
-    for name, text in (("manifest.json", '{"root_hash": "1234"}'), ("a.tar", "a"), (".b.tar.partial-1-0", "half")):
+    for name, text in (
+        ("manifest.json", '{"root_hash": "1234"}'),
+        ("a.tar", "a"),
+        (".b.tar.partial-1-0", "half"),
+    ):
         (tmp_path / name).write_text(text)
     kept = {"a.tar": identity(tmp_path / "a.tar")}
     assert soak._compare(tmp_path, kept) == ["left behind: .b.tar.partial-1-0", "missing: b.tar"]

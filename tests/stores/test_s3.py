@@ -54,7 +54,9 @@ def built(uploaded, pipeline, options_file):
 def test_a_build_on_s3_equals_a_local_one(built, local, s3, store):
     there, here = open_dataset(built, s3), open_dataset(str(local))
     assert there.manifest.root_hash == here.manifest.root_hash
-    assert [shard.sha256 for shard in there.all_shards] == [shard.sha256 for shard in here.all_shards]
+    assert [shard.sha256 for shard in there.all_shards] == [
+        shard.sha256 for shard in here.all_shards
+    ]
     names = {name.removeprefix("corpus/data/") for name in store.find("corpus/data")}
     local_names = {str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()}
     assert names == {name for name in local_names if not name.startswith("tokens/")}
@@ -66,12 +68,18 @@ def test_verify_inspect_and_report_read_from_s3(built, pipeline, options_file, c
         assert said in capsys.readouterr().out, command
 
 
-def test_an_export_from_s3_to_s3_equals_a_local_one(built, local, pipeline, options_file, store, tmp_path):
+def test_an_export_from_s3_to_s3_equals_a_local_one(
+    built, local, pipeline, options_file, store, tmp_path
+):
     words = ("--format", "mds", "--seq_len", "64", "--output")
-    assert pipeline("export", built, *words, "s3://corpus/mds", "--storage_options", options_file) == 0
+    assert (
+        pipeline("export", built, *words, "s3://corpus/mds", "--storage_options", options_file) == 0
+    )
     assert pipeline("export", local, *words, tmp_path) == 0
     store.invalidate_cache()
-    there = {name.removeprefix("corpus/mds/"): store.cat_file(name) for name in store.find("corpus/mds")}
+    there = {
+        name.removeprefix("corpus/mds/"): store.cat_file(name) for name in store.find("corpus/mds")
+    }
     assert there == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
@@ -84,19 +92,30 @@ def test_documents_are_found_on_s3(built, pipeline, options_file, capsys):
     assert f"{start}" in capsys.readouterr().out.split("\n")[0]
 
 
-def test_a_deleted_shard_is_built_again_and_the_others_stay(built, uploaded, pipeline, options_file, store, s3):
+def test_a_deleted_shard_is_built_again_and_the_others_stay(
+    built, uploaded, pipeline, options_file, store, s3
+):
     root_hash = open_dataset(built, s3).manifest.root_hash
     lost = "corpus/data/train/L64/pass-01/shard-00001.tar"
     before = store.find("corpus/data/train", detail=True)
     store.rm_file(lost)
-    folders = ("--input", f"{uploaded}/*.jsonl*", "--output", built, "--tokens", "s3://corpus/tokens")
+    folders = (
+        "--input",
+        f"{uploaded}/*.jsonl*",
+        "--output",
+        built,
+        "--tokens",
+        "s3://corpus/tokens",
+    )
     assert pipeline("build", *folders, "--storage_options", options_file) == 0
     store.invalidate_cache()
     after = store.find("corpus/data/train", detail=True)
     assert after.keys() == before.keys()
     assert after[lost]["ETag"] == before[lost]["ETag"]
     others = [name for name in before if name.endswith(".tar") and name != lost]
-    assert [after[name]["LastModified"] for name in others] == [before[name]["LastModified"] for name in others]
+    assert [after[name]["LastModified"] for name in others] == [
+        before[name]["LastModified"] for name in others
+    ]
     assert open_dataset(built, s3).manifest.root_hash == root_hash
     assert not store.find("corpus/data/_tasks")
 
@@ -114,13 +133,34 @@ def test_the_trainer_streams_the_same_batches_from_s3(built, local, s3):
         assert torch.equal(one.masked_labels, other.masked_labels)
 
 
-def test_worker_processes_take_credentials_from_the_environment(uploaded, local, swift_port, build_arguments, s3):
-    variables = {"AWS_ACCESS_KEY_ID": s3["key"], "AWS_SECRET_ACCESS_KEY": s3["secret"], "AWS_REGION": "us-east-1"}
+def test_worker_processes_take_credentials_from_the_environment(
+    uploaded, local, swift_port, build_arguments, s3
+):
+    variables = {
+        "AWS_ACCESS_KEY_ID": s3["key"],
+        "AWS_SECRET_ACCESS_KEY": s3["secret"],
+        "AWS_REGION": "us-east-1",
+    }
     variables |= {"AWS_ENDPOINT_URL": s3["endpoint_url"], "AWS_DEFAULT_REGION": "us-east-1"}
-    command = [sys.executable, "-m", "pipeline", "build", "--input", uploaded, "--output", "s3://corpus/workers"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "build",
+        "--input",
+        uploaded,
+        "--output",
+        "s3://corpus/workers",
+    ]
     command += ["--workers", "2", *map(str, build_arguments)]
     ran = subprocess.run(
-        command, env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+        command,
+        env=os.environ | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
     )
     assert ran.returncode == 0, ran.stderr
     root_hash = open_dataset(str(local)).manifest.root_hash
@@ -130,14 +170,27 @@ def test_worker_processes_take_credentials_from_the_environment(uploaded, local,
 
 def test_a_run_reads_its_data_from_s3_and_keeps_the_secret(built, s3, tmp_path):
     phases = "[{seq_len: 64, global_batch: 8, steps: 2, peak_lr: 1e-4}]"
-    command = [sys.executable, "-m", "trainer", "pretrain", "--data", built, "--output", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "pretrain",
+        "--data",
+        built,
+        "--output",
+        str(tmp_path / "run"),
+    ]
     command += ["--phases", phases, "--model.preset", "tiny", "--storage_options", json.dumps(s3)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
+    ran = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+    )
     assert ran.returncode == 0, ran.stderr
     assert SECRET not in ran.stdout + ran.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {"config.yaml", "run.json", "metrics.jsonl", "model.safetensors"} <= {path.name for path in files}
+    assert {"config.yaml", "run.json", "metrics.jsonl", "model.safetensors"} <= {
+        path.name for path in files
+    }
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
@@ -154,7 +207,12 @@ def test_wrong_credentials_end_in_one_message_without_them(uploaded, built, s3, 
     assert "s3://corpus/data/manifest.json" in said.err
     assert "check the credentials" in said.err
     assert "not-the-secret-0815" not in said.out + said.err
-    assert pipeline("build", "--input", uploaded, "--output", "s3://corpus/no", "--storage_options", wrong) == 2
+    assert (
+        pipeline(
+            "build", "--input", uploaded, "--output", "s3://corpus/no", "--storage_options", wrong
+        )
+        == 2
+    )
     said = capfd.readouterr()
     assert "not-the-secret-0815" not in said.out + said.err
 
@@ -171,9 +229,13 @@ def test_no_secret_is_written_with_a_run(built, s3, tmp_path, monkeypatch):
 
     text = json.dumps(s3)
     monkeypatch.setattr(sys, "argv", ["trainer", "pretrain", "--storage_options", text])
-    settings = PretrainSettings([built], str(tmp_path / "run"), [Phase(64, 8, 2, 1e-4)], storage_options=text)
+    settings = PretrainSettings(
+        [built], str(tmp_path / "run"), [Phase(64, 8, 2, 1e-4)], storage_options=text
+    )
     mixture = one_dataset(open_dataset(built, s3))
-    prepare_run(settings, mixture, preset("tiny", vocab_size=mixture[0].dataset.manifest.vocab_size), 1)
+    prepare_run(
+        settings, mixture, preset("tiny", vocab_size=mixture[0].dataset.manifest.vocab_size), 1
+    )
     # Another way in to the same data is no other run.
     prepare_run(replace(settings, storage_options=None), mixture, preset("tiny", vocab_size=36), 1)
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

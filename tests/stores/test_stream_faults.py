@@ -66,7 +66,9 @@ def through(store):
         proxy = FaultyProxy(port, fault, count, files=files)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         proxies.append(proxy)
-        return proxy, open_dataset(url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"})
+        return proxy, open_dataset(
+            url, options | {"endpoint_url": f"http://127.0.0.1:{proxy.server_address[1]}"}
+        )
 
     yield start
     for proxy in proxies:
@@ -75,7 +77,14 @@ def through(store):
 
 
 def batches(dataset, settings):
-    sizes = {"rank": 0, "world_size": 1, "global_batch": 16, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+    sizes = {
+        "rank": 0,
+        "world_size": 1,
+        "global_batch": 16,
+        "micro_tokens": SEQ_LEN,
+        "seed": 3,
+        "num_lanes": 4,
+    }
     with StepLoader(dataset, "train", SEQ_LEN, **sizes, reading=settings) as loader:
         return [micro for step in islice(loader, NUM_STEPS) for micro in step.micro_batches]
 
@@ -88,7 +97,13 @@ def clean(folder):
 def assert_same(found, expected):
     assert len(found) == len(expected) >= NUM_STEPS
     for one, other in zip(found, expected, strict=True):
-        for name in ("input_ids", "cu_seqlens", "masked_positions", "masked_labels", "is_random_next"):
+        for name in (
+            "input_ids",
+            "cu_seqlens",
+            "masked_positions",
+            "masked_labels",
+            "is_random_next",
+        ):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
@@ -117,7 +132,9 @@ def test_a_passing_fault_changes_nothing(through, clean, tmp_path, fault, cached
 def test_a_lasting_fault_is_one_error_that_names_the_place(through, store, tmp_path, fault):
     proxy, dataset = through(fault, LASTING)
     with pytest.raises(ShardReadError) as caught:
-        batches(dataset, settings_for(fault, tmp_path, False, 6.0))  # sound answers come in time on a busy machine
+        batches(
+            dataset, settings_for(fault, tmp_path, False, 6.0)
+        )  # sound answers come in time on a busy machine
     said = str(caught.value)
     assert said.startswith(f"{store[0]}/train/L8192/pass-0")
     assert ".tar, blocks " in said
@@ -132,7 +149,9 @@ def wrong_byte_of_a_page(handler, status, headers, data):
     handler.send(status, headers, data[:30] + bytes([data[30] ^ 16]) + data[31:])
 
 
-TABLE_FAULTS = [wrong_byte_of_a_page if fault is faulty_proxy.wrong_byte else fault for fault in FAULTS]
+TABLE_FAULTS = [
+    wrong_byte_of_a_page if fault is faulty_proxy.wrong_byte else fault for fault in FAULTS
+]
 
 
 @pytest.mark.parametrize("fault", TABLE_FAULTS, ids=lambda fault: fault.__name__)
@@ -143,7 +162,9 @@ def test_a_passing_fault_with_the_block_table_changes_nothing(through, clean, tm
 
 
 @pytest.mark.parametrize("fault", TABLE_FAULTS, ids=lambda fault: fault.__name__)
-def test_a_lasting_fault_with_the_block_table_is_one_error_that_names_it(through, store, tmp_path, fault):
+def test_a_lasting_fault_with_the_block_table_is_one_error_that_names_it(
+    through, store, tmp_path, fault
+):
     _, dataset = through(fault, LASTING, BLOCKS_TABLE)
     with pytest.raises(ShardReadError) as caught:
         batches(dataset, settings_for(fault, tmp_path, False, 2.5))

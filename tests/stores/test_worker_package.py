@@ -1,8 +1,8 @@
 """The package that Dataflow's workers install, made as Beam makes it and tried in an environment with nothing else.
 
-It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow runs it. The steps of
-scripts/docker/beam-worker.Dockerfile are run in that environment last; tests/project/test_containers.py runs them in an
-empty one, where it is asked to.
+It needs what `pip install -e '.[dataflow]'` brings and is skipped without; scripts/test-dataflow
+runs it. The steps of scripts/docker/beam-worker.Dockerfile are run in that environment last;
+tests/project/test_containers.py runs them in an empty one, where it is asked to.
 """
 
 import hashlib
@@ -24,7 +24,9 @@ from tests.dockerfiles import Container
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
-WARC = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: 31\r\n\r\n"
+WARC = (
+    b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: 31\r\n\r\n"
+)
 DUMP = "<mediawiki><siteinfo><sitename>W</sitename><dbname>w</dbname></siteinfo>{pages}</mediawiki>"
 PAGE = "<page><title>{0}</title><ns>0</ns><id>{0}</id><revision><text>The '''river''' of {0}.</text></revision></page>"
 
@@ -36,16 +38,22 @@ def worker(tmp_path_factory):
         pytest.skip("needs pip install -e '.[dataflow]'")
     from apache_beam.runners.portability.stager import Stager
 
-    sdist = Stager._build_setup_package(str(ROOT / "pyproject.toml"), str(tmp_path_factory.mktemp("sdist")))
+    sdist = Stager._build_setup_package(
+        str(ROOT / "pyproject.toml"), str(tmp_path_factory.mktemp("sdist"))
+    )
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    wanted = hashlib.sha256(json.dumps([packages, (ROOT / "constraints.txt").read_text()]).encode()).hexdigest()
+    wanted = hashlib.sha256(
+        json.dumps([packages, (ROOT / "constraints.txt").read_text()]).encode()
+    ).hexdigest()
     folder = Path(f"{sys.prefix}-worker")
     python, made = folder / "bin/python", folder / "made"
     if not made.exists() or made.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = ["--constraint", ROOT / "constraints.txt"]
-    subprocess.run([*install, *constraints, sdist, f"apache-beam=={apache_beam.__version__}"], check=True)
+    subprocess.run(
+        [*install, *constraints, sdist, f"apache-beam=={apache_beam.__version__}"], check=True
+    )
     subprocess.run([*install, "--no-deps", "--force-reinstall", sdist], check=True)
     made.write_text(wanted)
     return python
@@ -79,11 +87,28 @@ def test_a_worker_reads_and_writes_stores_and_every_format(
     filesystem = fsspec.filesystem(protocol, **options)
     for path in files.iterdir():
         filesystem.pipe_file(f"corpus/worker/{path.name}", path.read_bytes())
-    url, given = f"{protocol}://corpus", ["--storage_options", json.dumps(options), "--language", "en", "--workers", 1]
-    command = ["build", "--input", f"{url}/worker", "--output", f"{url}/worker-data", *build_arguments, *given]
-    environment = {name: value for name, value in os.environ.items() if not re.match("PYTHON|VIRTUAL|BEAMBERT", name)}
+    url, given = (
+        f"{protocol}://corpus",
+        ["--storage_options", json.dumps(options), "--language", "en", "--workers", 1],
+    )
+    command = [
+        "build",
+        "--input",
+        f"{url}/worker",
+        "--output",
+        f"{url}/worker-data",
+        *build_arguments,
+        *given,
+    ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match("PYTHON|VIRTUAL|BEAMBERT", name)
+    }
     words = [worker, "-m", "pipeline", *map(str, command)]
-    ran = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert open_dataset(f"{url}/worker-data", options).manifest.root_hash == expected
     assert "documents have no text" not in ran.stdout
@@ -92,8 +117,14 @@ def test_a_worker_reads_and_writes_stores_and_every_format(
 def installed_files(python):
     """Paths and hashes of what our package has there, but for compiled modules."""
     listing = "from importlib.metadata import files; [print(each, each.hash) for each in files('beambert')]"
-    printed = subprocess.run([python, "-c", listing], capture_output=True, text=True, check=True, cwd="/").stdout
-    ours = [line for line in printed.splitlines() if line.startswith(("pipeline/", "tokenizer/", "trainer/"))]
+    printed = subprocess.run(
+        [python, "-c", listing], capture_output=True, text=True, check=True, cwd="/"
+    ).stdout
+    ours = [
+        line
+        for line in printed.splitlines()
+        if line.startswith(("pipeline/", "tokenizer/", "trainer/"))
+    ]
     return {line for line in ours if ".so " not in line and "__pycache__" not in line}
 
 

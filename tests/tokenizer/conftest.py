@@ -8,7 +8,24 @@ import pytest
 
 from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary, parse_vocab
 
-WORDS = ["the", "cat", "sat", "on", "mat", "un", "affable", "a", "b", "c", ".", ",", "!", "[", "]", "#"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "un",
+    "affable",
+    "a",
+    "b",
+    "c",
+    ".",
+    ",",
+    "!",
+    "[",
+    "]",
+    "#",
+]
 PIECES = ["##aff", "##able", "##s", "##a", "##b", "##c"]
 
 
@@ -22,7 +39,9 @@ def small_vocab() -> Vocabulary:
 def character_vocab() -> Vocabulary:
     """Two-letter words and every assigned character, so that hardly anything hides in an [UNK]."""
     others = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
-    characters = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) not in others]
+    characters = [
+        c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) not in others
+    ]
     return Vocabulary((*SPECIAL_TOKENS, "ab", "##ab", *characters, *(f"##{c}" for c in characters)))
 
 

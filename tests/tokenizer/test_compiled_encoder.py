@@ -18,7 +18,9 @@ from tokenizer.vocab import SPECIAL_TOKENS, Vocabulary
 
 @pytest.fixture(scope="module")
 def module():
-    return load("tokenizer._matcher") or pytest.skip("the compiled matcher is not built, or BEAMBERT_COMPILED=0")
+    return load("tokenizer._matcher") or pytest.skip(
+        "the compiled matcher is not built, or BEAMBERT_COMPILED=0"
+    )
 
 
 def make(module, vocab):
@@ -28,7 +30,9 @@ def make(module, vocab):
 def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, character_vocab):
     encoder = make(module, character_vocab)
     ranges = range(0x80, 0x300), range(0x370, 0x530), range(0x4E00, 0x9FFD), range(0xAC00, 0xD7A4)
-    common = "".join(c for c in map(chr, itertools.chain(*ranges)) if unicodedata.category(c) != "Cn")
+    common = "".join(
+        c for c in map(chr, itertools.chain(*ranges)) if unicodedata.category(c) != "Cn"
+    )
     assert None not in encoder._find_forms(common)
     assert encoder._find_forms("éΣ中ﬁ“\u00a0\u0301\u302e") == [
         b"e", "σ".encode(), " 中 ".encode(), "ﬁ".encode(), " “ ".encode(), b" ", b"", None,
@@ -37,19 +41,32 @@ def test_only_marks_that_are_put_in_order_are_left_to_the_library(module, charac
 
 def test_many_new_characters_at_once(module, character_vocab):
     """Met in one call, in which the table of forms grows from nothing to much of Unicode."""
-    texts = [" ".join(character_vocab.tokens[start : start + 4096]) for start in range(0, len(character_vocab), 65_536)]
+    texts = [
+        " ".join(character_vocab.tokens[start : start + 4096])
+        for start in range(0, len(character_vocab), 65_536)
+    ]
     encoder, expected = make(module, character_vocab), LibraryEncoder(character_vocab, True)
     for _ in range(2):
-        for found, wanted in zip(encoder.encode_sentences(texts), expected.encode_sentences(texts), strict=True):
+        for found, wanted in zip(
+            encoder.encode_sentences(texts), expected.encode_sentences(texts), strict=True
+        ):
             np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_vocabulary_too_large_as_a_trie_is_left_to_the_library(module):
     """Behind each of 18,000 different beginnings stand 190 pieces that its failure would name."""
     letters = string.ascii_lowercase
-    pieces = ["a" * 190 + "".join(ending) for ending in itertools.product(letters, letters, letters, "z")]
+    pieces = [
+        "a" * 190 + "".join(ending) for ending in itertools.product(letters, letters, letters, "z")
+    ]
     vocab = Vocabulary(
-        (*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *pieces, *(f"##{piece}" for piece in pieces))
+        (
+            *SPECIAL_TOKENS,
+            *letters,
+            *(f"##{c}" for c in letters),
+            *pieces,
+            *(f"##{piece}" for piece in pieces),
+        )
     )
     with pytest.raises(OverflowError, match="too large"):
         make(module, vocab)
@@ -67,7 +84,14 @@ def test_threads_may_share_an_encoder(module, character_vocab):
 
 
 def test_words_and_chunks_without_end(module, small_vocab):
-    texts = ["a" * 3_000_000, "é" * 1_000_000, "é\u302e" * 300_000, "\u3000" * 300_000, "\1" * 300_000, "." * 300_000]
+    texts = [
+        "a" * 3_000_000,
+        "é" * 1_000_000,
+        "é\u302e" * 300_000,
+        "\u3000" * 300_000,
+        "\1" * 300_000,
+        "." * 300_000,
+    ]
     encoder, expected = make(module, small_vocab), LibraryEncoder(small_vocab, True)
     assert encoded(encoder, texts) == encoded(expected, texts)
 

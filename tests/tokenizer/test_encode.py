@@ -42,7 +42,9 @@ def bert_pair(path, bert_vocab):
 
 
 def test_ids_and_lengths(small_vocab):
-    values, lengths = Encoder(small_vocab, lower_case=True).encode_sentences(["The cats", "", "unaffable, [MASK]!"])
+    values, lengths = Encoder(small_vocab, lower_case=True).encode_sentences(
+        ["The cats", "", "unaffable, [MASK]!"]
+    )
     tokens = [small_vocab.tokens[index] for index in values]
     assert tokens == ["the", "cat", "##s", "un", "##aff", "##able", ",", "[", "[UNK]", "]", "!"]
     assert lengths.tolist() == [3, 0, 8]
@@ -84,10 +86,13 @@ def test_any_text(character_pair, texts):
 @given(text=st.text(st.characters(codec="ascii")), lower_case=st.booleans())
 def test_the_reference_on_ascii(small_vocab, text, lower_case):
     ids = Encoder(small_vocab, lower_case).encode(text)
-    assert [small_vocab.tokens[index] for index in ids] == reference_tokenize(text, small_vocab, lower_case)
+    assert [small_vocab.tokens[index] for index in ids] == reference_tokenize(
+        text, small_vocab, lower_case
+    )
 
 
-# Planes 4 to 13 are unassigned as a whole, and 15 and 16 private but for their last two: of them each 61st is enough.
+# Planes 4 to 13 are unassigned as a whole, and 15 and 16 private but for their last two: of them
+# each 61st is enough.
 PLANES = {plane: 1 if plane in (0, 1, 2, 3, 14) else 61 for plane in range(17)}
 
 
@@ -99,15 +104,22 @@ def test_every_code_point_of_the_planes_in_use(character_pair):
         step, stop = PLANES[start >> 16], start + (1 << 14)
         chosen = {*range(start, stop, step), *range(start, start + 64), *range(stop - 64, stop)}
         characters = [chr(c) for c in sorted(chosen) if not 0xD800 <= c < 0xE000]
-        texts = ["".join(f"a{c}b {c} " for c in characters[i : i + 64]) for i in range(0, len(characters), 64)]
-        expected = [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
+        texts = [
+            "".join(f"a{c}b {c} " for c in characters[i : i + 64])
+            for i in range(0, len(characters), 64)
+        ]
+        expected = [
+            encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)
+        ]
         assert encoded(encoder, texts) == expected, f"between {start:#x} and {start + (1 << 14):#x}"
 
 
 @compiled_path
 def test_human_rights_in_all_languages(bert_pair, shared_data):
     with zipfile.ZipFile(shared_data / "data/udhr2/udhr2.zip") as archive:
-        texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".txt")]
+        texts = [
+            archive.read(name).decode() for name in archive.namelist() if name.endswith(".txt")
+        ]
     assert len(texts) > 380
     encoder, library = bert_pair
     lines = [line for text in texts for line in text.splitlines()]
@@ -117,7 +129,11 @@ def test_human_rights_in_all_languages(bert_pair, shared_data):
 @compiled_path
 @pytest.mark.parametrize("name", ["wiki_zh/wiki_zh_00.txt.zst", "wiki_en/wiki_en_00.txt.zst"])
 def test_wikipedia(bert_pair, shared_data, name):
-    data = zstandard.ZstdDecompressor().stream_reader((shared_data / "data" / name).read_bytes()).read(1 << 20)
+    data = (
+        zstandard.ZstdDecompressor()
+        .stream_reader((shared_data / "data" / name).read_bytes())
+        .read(1 << 20)
+    )
     lines = io.StringIO(data.decode(errors="ignore")).readlines()
     encoder, library = bert_pair
     assert encoded(encoder, lines) == library_ids(library, lines)
@@ -126,7 +142,12 @@ def test_wikipedia(bert_pair, shared_data, name):
 @pytest.mark.parametrize("length", [7, 8, 9, 15, 16, 17, 18, 31, 64, 65])
 def test_chunks_of_every_length(character_pair, length):
     encoder, library = character_pair
-    texts = ["ab" * (length // 2) + "c" * (length % 2), "a" * length, "a" * (length - 1) + "b", "é" * length]
+    texts = [
+        "ab" * (length // 2) + "c" * (length % 2),
+        "a" * length,
+        "a" * (length - 1) + "b",
+        "é" * length,
+    ]
     assert encoded(encoder, texts * 2) == library_ids(library, texts * 2)
 
 
@@ -138,7 +159,9 @@ def test_chunks_of_every_length(character_pair, length):
 )
 def test_the_reference_on_words_of_few_letters(pieces, others, words):
     """Where pieces overlap in every way, and greedy matching often ends where it finds none."""
-    vocab = Vocabulary((*SPECIAL_TOKENS, *sorted(pieces), *(f"##{piece}" for piece in sorted(others))))
+    vocab = Vocabulary(
+        (*SPECIAL_TOKENS, *sorted(pieces), *(f"##{piece}" for piece in sorted(others)))
+    )
     expected = [[vocab.ids[piece] for piece in split_word(word, vocab)] for word in words]
     assert encoded(Encoder(vocab, lower_case=False), words) == expected
 

@@ -13,7 +13,9 @@ from tokenizer.wordpiece import split_piece
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CONTINUING = [f"##{letter}" for letter in LETTERS]
 UNUSED = ["[unused0]", "[unused1]", "[unused2]"]
-OLD = Vocabulary(("[PAD]", *UNUSED, *SPECIAL_TOKENS[1:], *LETTERS, *CONTINUING, "he", "##pat", "##it", "##is"))
+OLD = Vocabulary(
+    ("[PAD]", *UNUSED, *SPECIAL_TOKENS[1:], *LETTERS, *CONTINUING, "he", "##pat", "##it", "##is")
+)
 
 
 def extend(counts, vocab_size=0, num_unused=0, old=OLD):
@@ -56,14 +58,21 @@ def test_nothing_is_added_without_words_or_room_and_long_words_are_left_out():
 
 @pytest.mark.parametrize(
     ("piece", "pieces"),
-    [("hepat", ["he", "##pat"]), ("##hepat", ["##h", "##e", "##pat"]), ("##", ["[UNK]"]), ("β", ["[UNK]"])],
+    [
+        ("hepat", ["he", "##pat"]),
+        ("##hepat", ["##h", "##e", "##pat"]),
+        ("##", ["[UNK]"]),
+        ("β", ["[UNK]"]),
+    ],
 )
 def test_a_piece_is_cut_where_it_stands(piece, pieces):
     assert split_piece(piece, OLD) == pieces
 
 
 @given(
-    st.dictionaries(st.text("abcжβ", min_size=1, max_size=9), st.integers(1, 9), min_size=1, max_size=60),
+    st.dictionaries(
+        st.text("abcжβ", min_size=1, max_size=9), st.integers(1, 9), min_size=1, max_size=60
+    ),
     st.integers(0, 30),
     st.randoms(use_true_random=False),
 )
@@ -71,7 +80,10 @@ def test_old_pieces_stay_and_the_order_of_words_does_not_matter(counts, more, ra
     new = extend(counts, vocab_size=len(OLD) + more)
     assert len(new) <= len(OLD) + more
     assert len({*new.tokens}) == len(new)
-    assert all(before == after or is_unused(before) for before, after in zip(OLD.tokens, new.tokens, strict=False))
+    assert all(
+        before == after or is_unused(before)
+        for before, after in zip(OLD.tokens, new.tokens, strict=False)
+    )
     added = {*new.tokens} - {*OLD.tokens}
     assert all(piece.removeprefix(CONTINUATION) in "\n".join(counts) for piece in added)
     shuffled = list(counts.items())
@@ -80,7 +92,10 @@ def test_old_pieces_stay_and_the_order_of_words_does_not_matter(counts, more, ra
     known = [word for word in counts if OLD.unk_id not in Encoder(OLD, True).encode(word)]
     if known:
         weights = [counts[word] for word in known]
-        assert tokens_a_word(new, known, weights, True) <= tokens_a_word(OLD, known, weights, True) + 1e-9
+        assert (
+            tokens_a_word(new, known, weights, True)
+            <= tokens_a_word(OLD, known, weights, True) + 1e-9
+        )
 
 
 def test_counts_weigh_the_mean():

@@ -17,7 +17,11 @@ from tokenizer.learn import learn_vocabulary
 from tokenizer.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocabulary
 from tokenizer.words import count_words
 
-TEXTS = ["The cat sat on the mat. [MASK] cats [SEP] sat!", "Ünïcode 中国 and the mats of cats\n", ""] * 20
+TEXTS = [
+    "The cat sat on the mat. [MASK] cats [SEP] sat!",
+    "Ünïcode 中国 and the mats of cats\n",
+    "",
+] * 20
 LOW_PIECES = "d e i l n o r s t w ##d ##e ##i ##o ##r ##s ##t ##w"
 LOW_MERGES = "##er ##ow low ##ew ##ewer newer ##der ##ider wider ##es ##est lowest"
 LOW = {"low": 5, "lowest": 2, "newer": 6, "wider": 3}
@@ -61,23 +65,40 @@ def merge_pair(pieces, pair, merged):
 
 
 def test_an_example_worked_by_hand():
-    # Counts: ##e ##r 9; then l ##o and ##o ##w 7 each, "#" is before "l"; l ##ow 7; then ##e ##w, n ##e, ##w ##er 6 ...
+    # Counts: ##e ##r 9; then l ##o and ##o ##w 7 each, "#" is before "l"; l ##ow 7; then ##e ##w, n
+    # ##e, ##w ##er 6 ...
     pieces, merges = LOW_PIECES.split(), LOW_MERGES.split()
     for num_merges in (0, 3, len(merges)):
         vocab = learn_vocabulary(list(LOW), list(LOW.values()), 5 + len(pieces) + num_merges)
         assert vocab.tokens == (*SPECIAL_TOKENS, *pieces, *merges[:num_merges])
-    assert learn_vocabulary(list(LOW), list(LOW.values()), 1000).tokens == (*SPECIAL_TOKENS, *pieces, *merges)
+    assert learn_vocabulary(list(LOW), list(LOW.values()), 1000).tokens == (
+        *SPECIAL_TOKENS,
+        *pieces,
+        *merges,
+    )
 
 
 def test_overlapping_pairs_are_merged_from_the_left():
-    # Of three ##a in a row the first two become ##aa; then two pairs occur once, and "##" is before "x".
-    assert learn_vocabulary(["xaaa"], [1], 100).tokens[5:] == ("a", "x", "##a", "##aa", "##aaa", "xaaa")
+    # Of three ##a in a row the first two become ##aa; then two pairs occur once, and "##" is before
+    # "x".
+    assert learn_vocabulary(["xaaa"], [1], 100).tokens[5:] == (
+        "a",
+        "x",
+        "##a",
+        "##aa",
+        "##aaa",
+        "xaaa",
+    )
 
 
 @given(
     st.one_of(
-        st.dictionaries(st.text("ab", min_size=1, max_size=12), st.integers(1, 9), min_size=1, max_size=30),
-        st.dictionaries(st.text("abcé中", min_size=1, max_size=7), st.integers(1, 3), min_size=1, max_size=60),
+        st.dictionaries(
+            st.text("ab", min_size=1, max_size=12), st.integers(1, 9), min_size=1, max_size=30
+        ),
+        st.dictionaries(
+            st.text("abcé中", min_size=1, max_size=7), st.integers(1, 3), min_size=1, max_size=60
+        ),
     ),
     st.integers(15, 120),
     st.randoms(use_true_random=False),
@@ -92,7 +113,9 @@ def test_the_fast_learner_is_the_readable_one(word_counts, vocab_size, rng):
 def test_the_fast_learner_is_the_readable_one_on_many_words():
     rng = random.Random(7)
     halves = ["".join(rng.choices("etaoinshr", k=rng.randint(1, 4))) for _ in range(60)]
-    word_counts = {rng.choice(halves) + rng.choice(halves): int(rng.paretovariate(0.8)) for _ in range(1500)}
+    word_counts = {
+        rng.choice(halves) + rng.choice(halves): int(rng.paretovariate(0.8)) for _ in range(1500)
+    }
     found = learn_vocabulary(list(word_counts), list(word_counts.values()), 250)
     assert found.tokens == learn_slowly(word_counts, 250)
 
@@ -100,7 +123,15 @@ def test_the_fast_learner_is_the_readable_one_on_many_words():
 def test_the_layout_is_berts():
     vocab = learn_from(TEXTS, vocab_size=60, lower_case=True, num_unused=2)
     assert len(vocab) == 60
-    assert vocab.tokens[:7] == ("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert vocab.tokens[:7] == (
+        "[PAD]",
+        "[unused0]",
+        "[unused1]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    )
     assert "cat" in vocab.ids
     assert len(set(vocab.tokens)) == 60
 
@@ -112,7 +143,8 @@ def test_case_is_kept_or_dropped():
 
 def test_the_alphabet_is_limited_by_frequency_then_code_point():
     words, counts = ["aab", "c", "dd", "da", "中"], [2, 3, 1, 1, 9]
-    # 中 9, a 5, then c and d 3: c. With d and b go aab, dd and da, and so does every continuing piece.
+    # 中 9, a 5, then c and d 3: c. With d and b go aab, dd and da, and so does every continuing
+    # piece.
     assert learn_vocabulary(words, counts, 50, alphabet_size=3).tokens[5:] == ("a", "c", "中")
 
 
@@ -138,7 +170,9 @@ def test_nothing_but_specials_from_nothing():
 
 
 def test_a_size_below_the_alphabet_is_refused():
-    with pytest.raises(ValueError, match=r"vocab_size=20 is too small: 7 special and unused tokens .* make \d+"):
+    with pytest.raises(
+        ValueError, match=r"vocab_size=20 is too small: 7 special and unused tokens .* make \d+"
+    ):
         learn_from(TEXTS, vocab_size=20, lower_case=True, num_unused=2)
 
 
@@ -147,7 +181,10 @@ def learn_with_library(texts, vocab_size):
     tokenizer = Tokenizer(WordPiece(unk_token=UNK))
     tokenizer.normalizer, tokenizer.pre_tokenizer = build_normalizer(True), build_pre_tokenizer()
     trainer = WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), limit_alphabet=1000, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        limit_alphabet=1000,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     ids = tokenizer.get_vocab(with_added_tokens=False)
@@ -160,14 +197,19 @@ def test_as_few_tokens_a_word_as_with_the_librarys_trainer(shared_data):
     lines = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
     training, held_out = lines[0] + lines[1], lines[2] + lines[3]
     ours, peer = learn_from(training, 8000, lower_case=True), learn_with_library(training, 8000)
-    num_ours, num_peer = (len(Encoder(vocab, True).encode_sentences(held_out)[0]) for vocab in (ours, peer))
+    num_ours, num_peer = (
+        len(Encoder(vocab, True).encode_sentences(held_out)[0]) for vocab in (ours, peer)
+    )
     assert num_ours == pytest.approx(num_peer, rel=0.005)
     assert len(set(ours.tokens) & set(peer.tokens)) > 0.98 * 8000  # the rest are ties
 
 
 @pytest.mark.processes
 def test_more_than_65_536_pieces_of_two_scripts(shared_data):
-    paths = [shared_data / f"data/wiki_{name}.txt.zst" for name in ("en/wiki_en_00", "en/wiki_en_01", "zh/wiki_zh_00")]
+    paths = [
+        shared_data / f"data/wiki_{name}.txt.zst"
+        for name in ("en/wiki_en_00", "en/wiki_en_01", "zh/wiki_zh_00")
+    ]
     texts = [zstandard.decompress(path.read_bytes(), 2**26).decode().splitlines() for path in paths]
     counts = count_words([line for lines in texts for line in lines], lower_case=False)
     vocab = learn_vocabulary(list(counts), list(counts.values()), 70_000, alphabet_size=8000)

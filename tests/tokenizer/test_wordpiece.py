@@ -7,7 +7,13 @@ import pytest
 
 from tokenizer.export import build_normalizer, build_pre_tokenizer
 from tokenizer.vocab import Vocabulary
-from tokenizer.wordpiece import is_dropped, is_punctuation, is_space, reference_tokenize, split_words
+from tokenizer.wordpiece import (
+    is_dropped,
+    is_punctuation,
+    is_space,
+    reference_tokenize,
+    split_words,
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,23 +82,35 @@ def test_wordpieces(text, tokens, small_vocab):
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_the_library_makes_the_same_words_of_characters_classified_alike_since_unicode_3_2(lower_case):
+def test_the_library_makes_the_same_words_of_characters_classified_alike_since_unicode_3_2(
+    lower_case,
+):
     classify, classify_then = unicodedata.category, unicodedata.ucd_3_2_0.category
     characters = [c for c in map(chr, range(sys.maxunicode + 1)) if classify(c) == classify_then(c)]
     settled = [c for c in characters if classify(c) not in ("Cs", "Co", "Cn")]
     assert len(settled) > 90_000
     texts = [f"a{c}b {c}" for c in settled]
-    assert [text for text in texts if split_words(text, lower_case) != library_words(text, lower_case)] == []
+    assert [
+        text for text in texts if split_words(text, lower_case) != library_words(text, lower_case)
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("text", "ours", "librarys"),
     [
         pytest.param("a\ue000b", ["a\ue000b"], ["ab"], id="private use is dropped"),
-        pytest.param("a\U0010fffdb", ["a\U0010fffdb"], ["ab"], id="private use is dropped in all planes"),
-        pytest.param("a\U0002b820b", ["a", "\U0002b820", "b"], ["a\U0002b820b"], id="CJK from U+2B820"),
-        pytest.param("a\U0002b91fb", ["a", "\U0002b91f", "b"], ["a\U0002b91fb"], id="CJK to U+2B91F"),
-        pytest.param("a\u2e52b", ["a", "\u2e52", "b"], ["a\u2e52b"], id="punctuation of Unicode 13"),
+        pytest.param(
+            "a\U0010fffdb", ["a\U0010fffdb"], ["ab"], id="private use is dropped in all planes"
+        ),
+        pytest.param(
+            "a\U0002b820b", ["a", "\U0002b820", "b"], ["a\U0002b820b"], id="CJK from U+2B820"
+        ),
+        pytest.param(
+            "a\U0002b91fb", ["a", "\U0002b91f", "b"], ["a\U0002b91fb"], id="CJK to U+2B91F"
+        ),
+        pytest.param(
+            "a\u2e52b", ["a", "\u2e52", "b"], ["a\u2e52b"], id="punctuation of Unicode 13"
+        ),
         pytest.param("a\u08e0b", ["ab"], ["a\u08e0b"], id="a mark of Unicode 9"),
         pytest.param("ΟΔΟΣ", ["οδος"], ["οδοσ"], id="final sigma"),
     ],

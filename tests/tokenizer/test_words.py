@@ -10,7 +10,11 @@ from tokenizer.words import count_words
 
 TEXT = st.one_of(
     st.text(),
-    st.text(st.sampled_from("abcé σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\x1c\u0085\ue000“–")),
+    st.text(
+        st.sampled_from(
+            "abcé σςΣAÉ中国，.,![]#'\u0301\u0323\u2003\u200b\0\n\t\r\x0b\x1c\u0085\ue000“–"
+        )
+    ),
 )
 
 
@@ -18,12 +22,20 @@ def test_words_and_punctuation_are_counted():
     assert count_words(["The cat's [MASK]\nthe CAT", "中国 café"], lower_case=True) == {
         "the": 2, "cat": 2, "'": 1, "s": 1, "[": 1, "mask": 1, "]": 1, "中": 1, "国": 1, "cafe": 1
     }  # fmt: skip
-    assert count_words(["The cat the café"], lower_case=False) == {"The": 1, "cat": 1, "the": 1, "café": 1}
+    assert count_words(["The cat the café"], lower_case=False) == {
+        "The": 1,
+        "cat": 1,
+        "the": 1,
+        "café": 1,
+    }
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
 @given(texts=st.lists(TEXT, max_size=4))
 def test_words_are_those_of_the_library_on_the_whole_text(lower_case, texts):
-    normalize, split = build_normalizer(lower_case).normalize_str, build_pre_tokenizer().pre_tokenize_str
+    normalize, split = (
+        build_normalizer(lower_case).normalize_str,
+        build_pre_tokenizer().pre_tokenize_str,
+    )
     expected = Counter(word for text in texts for word, _ in split(normalize(text)))
     assert count_words(texts, lower_case) == expected

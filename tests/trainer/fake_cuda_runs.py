@@ -2,7 +2,8 @@
 
     scripts/fake-cuda python tests/trainer/fake_cuda_runs.py DATASET FOLDER
 
-A run is a fork that has torch loaded: a process can start DeepSpeed only once, and its import starts CUDA.
+A run is a fork that has torch loaded: a process can start DeepSpeed only once, and its import
+starts CUDA.
 """
 
 import json
@@ -20,8 +21,8 @@ from trainer.pretrain import loop
 from trainer.settings import Phase, PretrainSettings
 
 STEPS = 4
-# Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens), compiled, and an
-# override of the model.
+# Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens),
+# compiled, and an override of the model.
 RUNS = [
     ("adamw", "bf16", 1, 1_000, False, ""),
     ("adamw", "bf16", 1, 64, False, ""),
@@ -65,7 +66,9 @@ def train(
     override: str,
 ):
     """`pretrain`, with the counters read after each step."""
-    if precision == "fp32":  # padded attention asks the device for the rows' layout, and here gets none
+    if (
+        precision == "fp32"
+    ):  # padded attention asks the device for the rows' layout, and here gets none
         attention.PackedSequences.padded = None
         attention._padded_attention = lambda q, k, v, *_: q + k + v
     seen, log_step = [counts()], loop._log_step
@@ -90,9 +93,20 @@ def train(
     before, after = seen[-2:]
     step = {name: after[name] - before[name] for name in after}
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if is_compiled else 0
-    found = {"optimizer": optimizer, "precision": precision, "stage": stage, "micro_tokens": micro_tokens}
+    found = {
+        "optimizer": optimizer,
+        "precision": precision,
+        "stage": stage,
+        "micro_tokens": micro_tokens,
+    }
     found["override"] = override
-    os.write(1, (json.dumps({**found, "code": code, "steps": len(seen) - 1, "graphs": graphs, **step}) + "\n").encode())
+    os.write(
+        1,
+        (
+            json.dumps({**found, "code": code, "steps": len(seen) - 1, "graphs": graphs, **step})
+            + "\n"
+        ).encode(),
+    )
 
 
 if __name__ == "__main__":

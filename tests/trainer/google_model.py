@@ -1,7 +1,8 @@
 """google-checkpoint/, and what its tensors are of.
 
-It was written by TensorFlow 2.21's tf.compat.v1.train.Saver: the variables of google-research/bert's model, a slot of
-its optimizer and the step, each element 0.3 sin(its number + crc32(name) mod 1000) in float32.
+It was written by TensorFlow 2.21's tf.compat.v1.train.Saver: the variables of
+google-research/bert's model, a slot of its optimizer and the step, each element 0.3 sin(its number
++ crc32(name) mod 1000) in float32.
 """
 
 from pathlib import Path
@@ -10,6 +11,14 @@ from trainer.model.config import BertConfig
 
 GOOGLE = Path(__file__).with_name("google-checkpoint")
 CONFIG = BertConfig(
-    vocab_size=30, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_position_embeddings=16
+    vocab_size=30,
+    hidden_size=8,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=12,
+    max_position_embeddings=16,
 )
-VOCAB = "".join(f"{token}\n" for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"])
+VOCAB = "".join(
+    f"{token}\n"
+    for token in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"]
+)

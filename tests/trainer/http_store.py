@@ -13,7 +13,8 @@ class HttpStore(ThreadingHTTPServer):
     """Serves a folder with ranges; the first `busy` requests for shards are answered by 503.
 
     Attributes:
-        per_second: Of requests for ranges in one second, those above this number are answered by 503.
+        per_second: Of requests for ranges in one second, those above this number are answered by
+            503.
         ranges: How often each (name, range) was answered.
         refused: How many were not.
         asked: Requests for ranges by second since the first.
@@ -39,7 +40,9 @@ class HttpStore(ThreadingHTTPServer):
             second = int(time.monotonic() - self._began)
             self.asked[second] += wanted is not None
             is_over = self.per_second is not None and self.asked[second] > self.per_second
-            if wanted is not None and (is_over or (name.endswith(".tar") and self.refused < self.busy)):
+            if wanted is not None and (
+                is_over or (name.endswith(".tar") and self.refused < self.busy)
+            ):
                 self.refused += 1
                 return False
             self.ranges[name, wanted] += wanted is not None

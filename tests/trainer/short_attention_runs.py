@@ -13,8 +13,8 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.short_attention import ShortAttention
 
-# Lengths, bound of lengths, dropout, causality, whether the three are views of one product, which is then also taken
-# whole.
+# Lengths, bound of lengths, dropout, causality, whether the three are views of one product, which
+# is then also taken whole.
 CASES = [
     ([5, 0, 16, 1], 16, 0.0, False, False),
     ([5, 0, 16, 1], 16, 0.25, False, True),
@@ -50,13 +50,17 @@ def compare(lengths, bound, dropout_p, is_causal, is_fused):
     expected_gradients = torch.autograd.grad((expected * weights).sum(), inputs)
     context_of_whole = run([whole], borders, bound, dropout_p, is_causal)
     (gradient_of_whole,) = torch.autograd.grad((context_of_whole * weights).sum(), whole)
-    is_same = torch.equal(context_of_whole, context) and torch.equal(gradient_of_whole, torch.stack(gradients, 1))
+    is_same = torch.equal(context_of_whole, context) and torch.equal(
+        gradient_of_whole, torch.stack(gradients, 1)
+    )
     kept = torch.cat([each.flatten() for each in masks])
     return {
         "lengths": lengths,
         "whole_is_same": is_same,
         "context": float((context - expected).detach().abs().max()),
-        "gradients": [float((a - b).abs().max()) for a, b in zip(gradients, expected_gradients, strict=True)],
+        "gradients": [
+            float((a - b).abs().max()) for a, b in zip(gradients, expected_gradients, strict=True)
+        ],
         "dropout_p": dropout_p,
         "kept": float(kept.mean()),
         "num_draws": len(kept),
@@ -84,18 +88,28 @@ def compare_layers():
     """Largest differences of a layer's gradients from those with three products, and what backward stacked."""
     attention._has_flash_kernel = lambda *_: True  # the interpreter runs on the CPU
     sequences = attention.PackedSequences(torch.tensor([0, 20, 50], dtype=torch.int32), 30)
-    sizes = {"hidden_size": 64, "intermediate_size": 80, "num_heads": 2, "num_layers": 1, "vocab_size": 8}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_heads": 2,
+        "num_layers": 1,
+        "vocab_size": 8,
+    }
     generator = torch.Generator().manual_seed(0)
     hidden, weights = torch.randn(2, 50, 64, generator=generator).unbind(0)
     results = []
     for fused_qkv in (False, True):
-        config = BertConfig(**sizes, hidden_dropout=0.0, attention_backend="triton", fused_qkv=fused_qkv)
+        config = BertConfig(
+            **sizes, hidden_dropout=0.0, attention_backend="triton", fused_qkv=fused_qkv
+        )
         layer = build_model(config, seed=0).bert.layers[0].train()
         inputs = hidden.clone().requires_grad_()
         torch.manual_seed(7)
         states = layer(inputs, sequences)
         with Stackings() as stackings:
-            results.append(torch.autograd.grad((states * weights).sum(), [inputs, *layer.parameters()]))
+            results.append(
+                torch.autograd.grad((states * weights).sum(), [inputs, *layer.parameters()])
+            )
     return {
         "layers": [float((a - b).abs().max()) for a, b in zip(*results, strict=True)],
         "stackings": stackings.count,
@@ -108,7 +122,12 @@ def read_masks(lengths, borders, bound, dropout_p):
     place = torch.cat([torch.arange(each) for each in lengths])
     parts = []
     for first in range(0, max(lengths), HEAD_SIZE):
-        values = (place[:, None] == first + torch.arange(HEAD_SIZE)).float()[:, None].expand_as(zeros).contiguous()
+        values = (
+            (place[:, None] == first + torch.arange(HEAD_SIZE))
+            .float()[:, None]
+            .expand_as(zeros)
+            .contiguous()
+        )
         parts.append(run([zeros, zeros, values], borders, bound, dropout_p, False))
     whole = torch.cat(parts, -1).split(lengths)
     return [
@@ -120,11 +139,15 @@ def read_masks(lengths, borders, bound, dropout_p):
 def written_out(q, k, v, lengths, masks, dropout_p, is_causal):
     """Softmax attention, one sequence at a time, with the masks given."""
     contexts = []
-    for one_q, one_k, one_v, mask in zip(*(each.split(lengths) for each in (q, k, v)), masks, strict=True):
+    for one_q, one_k, one_v, mask in zip(
+        *(each.split(lengths) for each in (q, k, v)), masks, strict=True
+    ):
         scores = torch.einsum("qad,kad->aqk", one_q, one_k) / HEAD_SIZE**0.5
         if is_causal:
             scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -torch.inf)
-        contexts.append(torch.einsum("aqk,kad->qad", scores.softmax(-1) * mask / (1 - dropout_p), one_v))
+        contexts.append(
+            torch.einsum("aqk,kad->qad", scores.softmax(-1) * mask / (1 - dropout_p), one_v)
+        )
     return torch.cat(contexts)
 
 

@@ -9,7 +9,10 @@ import pytest
 
 from trainer.process.allocator import ENVIRONMENT
 
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told"),
+]
 
 FAULTS = """
 import resource
@@ -28,7 +31,9 @@ print(done, faults() - before)
 def run(done, **variables):
     environment = {**os.environ, **variables}
     command = [sys.executable, "-c", FAULTS.format(done=done)]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    printed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
     return printed[0] == "True", int(printed[1])
 
 

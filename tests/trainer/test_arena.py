@@ -31,7 +31,10 @@ def assert_equal(found: Block, expected: Block) -> None:
 
 
 def widen(block: Block) -> Block:
-    ids = {name: getattr(block, name).astype(np.uint32) + 70_000 for name in ("input_ids", "masked_lm_ids")}
+    ids = {
+        name: getattr(block, name).astype(np.uint32) + 70_000
+        for name in ("input_ids", "masked_lm_ids")
+    }
     return dataclasses.replace(block, **ids)
 
 
@@ -52,9 +55,14 @@ def test_gathering_is_slicing_and_joining(make_block: Callable[..., Block], data
         runs = []
         for chosen in data.draw(st.lists(st.sampled_from(sorted(held)), min_size=1, max_size=6)):
             start = data.draw(st.integers(0, held[chosen].num_instances - 1))
-            runs.append((chosen, start, data.draw(st.integers(start + 1, held[chosen].num_instances))))
+            runs.append(
+                (chosen, start, data.draw(st.integers(start + 1, held[chosen].num_instances)))
+            )
         found = rows.gather(*np.array(runs).T)
-        assert_equal(found, concatenate_blocks([held[chosen].slice(start, stop) for chosen, start, stop in runs]))
+        assert_equal(
+            found,
+            concatenate_blocks([held[chosen].slice(start, stop) for chosen, start, stop in runs]),
+        )
 
 
 def many_masked(num_tokens: int, num_masked: int) -> Block:
@@ -75,7 +83,9 @@ def test_a_block_with_every_token_masked_makes_room_and_moves_nothing():
     rows, small, large = Arena(8), many_masked(50, 0), many_masked(65_536, 65_536)
     slots = [rows.put(block) for block in (small, large, small)]
     ones = np.ones(3, np.int64)
-    assert_equal(rows.gather(np.array(slots), 0 * ones, ones), concatenate_blocks([small, large, small]))
+    assert_equal(
+        rows.gather(np.array(slots), 0 * ones, ones), concatenate_blocks([small, large, small])
+    )
     assert_equal(rows.gather(np.array(slots[:1]), 0 * ones[:1], ones[:1]), small)
 
 
@@ -106,11 +116,15 @@ def grown(block: Block) -> Arena:
     return found
 
 
-def stored_in(rows: Arena, block: Block, data: bytes, seq_len: int = 8192, vocab_size: int = 2**32) -> int | None:
+def stored_in(
+    rows: Arena, block: Block, data: bytes, seq_len: int = 8192, vocab_size: int = 2**32
+) -> int | None:
     return one_stored(rows, data, (block.num_instances, block.num_tokens), seq_len, vocab_size)
 
 
-def one_stored(rows: Arena, data: bytes, counts: tuple[int, int], seq_len: int = 8192, vocab_size: int = 2**16):
+def one_stored(
+    rows: Arena, data: bytes, counts: tuple[int, int], seq_len: int = 8192, vocab_size: int = 2**16
+):
     slots = rows.put_stored([memoryview(data)], np.array([counts]), seq_len, vocab_size)
     return slots[0] if slots else None
 
@@ -126,17 +140,23 @@ def test_the_compiled_path_holds_what_the_other_does(make_block: Callable[..., B
         encoded = encode_block(block)
         slot = stored_in(found, block, encoded)
         assert slot is not None
-        blocks.append((slot, block, found.put(decode_block(encoded, "here")) if number < 1 else slot))
+        blocks.append(
+            (slot, block, found.put(decode_block(encoded, "here")) if number < 1 else slot)
+        )
     for slot, block, other in blocks:
         run = (np.array([0]), np.array([block.num_instances]))
         assert_equal(found.gather(np.array([slot]), *run), block)
         assert_equal(found.gather(np.array([other]), *run), block)
 
 
-def spoiled(batch: RecordBatch, number: int, change: Callable[[np.ndarray], object], dtype=np.int32) -> RecordBatch:
+def spoiled(
+    batch: RecordBatch, number: int, change: Callable[[np.ndarray], object], dtype=np.int32
+) -> RecordBatch:
     values = np.frombuffer(batch.buffers[number], dtype).copy()
     change(values)
-    buffers = [values.tobytes() if n == number else buffer for n, buffer in enumerate(batch.buffers)]
+    buffers = [
+        values.tobytes() if n == number else buffer for n, buffer in enumerate(batch.buffers)
+    ]
     return dataclasses.replace(batch, buffers=buffers)
 
 
@@ -159,7 +179,9 @@ def test_the_compiled_path_leaves_what_is_wrong_to_the_other(make_block: Callabl
         spoiled(batch, 2, lambda values: values.__setitem__(3, 60_000), np.uint16),
         spoiled(batch, 3, swap),
         spoiled(batch, 5, swap),
-        dataclasses.replace(batch, buffers=[b"" if n == 8 else each for n, each in enumerate(batch.buffers)]),
+        dataclasses.replace(
+            batch, buffers=[b"" if n == 8 else each for n, each in enumerate(batch.buffers)]
+        ),
         dataclasses.replace(batch, lengths=[9, *batch.lengths[1:]]),
         dataclasses.replace(batch, lengths=[*batch.lengths[:-1], 7]),
     ]
@@ -188,15 +210,21 @@ def wrong_blocks(block: Block, vocab_size: int) -> list[tuple[Block, str]]:
              for value in (length, 65_535)]  # fmt: skip
     for value in (vocab_size, np.iinfo(block.input_ids.dtype).max):
         said = f"{value} should be below {vocab_size};"
-        cases += [("input_ids", place, value, f"instance {n}: token id {said}") for place, n in ((0, 0), (-1, 7))]
         cases += [
-            ("masked_lm_ids", place, value, f"instance {n}: masked_lm_id {said}") for place, n in ((0, 0), (-1, 7))
+            ("input_ids", place, value, f"instance {n}: token id {said}")
+            for place, n in ((0, 0), (-1, 7))
+        ]
+        cases += [
+            ("masked_lm_ids", place, value, f"instance {n}: masked_lm_id {said}")
+            for place, n in ((0, 0), (-1, 7))
         ]
     return [(changed(block, *case), said) for *case, said in cases]
 
 
 @pytest.mark.parametrize("change", [lambda block: block, widen])
-def test_both_paths_refuse_what_points_outside_its_instance_or_the_vocabulary(make_block: Callable[..., Block], change):
+def test_both_paths_refuse_what_points_outside_its_instance_or_the_vocabulary(
+    make_block: Callable[..., Block], change
+):
     block = change(make_block(8))
     vocab_size = VOCAB_SIZE if change is widen else 100
     found = grown(block)
@@ -206,8 +234,12 @@ def test_both_paths_refuse_what_points_outside_its_instance_or_the_vocabulary(ma
         with pytest.raises(ValueError, match=f"^there, block 5, {re.escape(said)}"):
             check_block(read_record_batch(stored), SHARD, vocab_size, "there, block 5")
     inside = changed(block, "masked_lm_positions", 0, int(block.offsets[1]) - 1)
-    inside = changed(changed(inside, "input_ids", -1, vocab_size - 1), "masked_lm_ids", -1, vocab_size - 1)
-    assert_equal(check_block(read_record_batch(encode_block(inside)), SHARD, vocab_size, "there"), inside)
+    inside = changed(
+        changed(inside, "input_ids", -1, vocab_size - 1), "masked_lm_ids", -1, vocab_size - 1
+    )
+    assert_equal(
+        check_block(read_record_batch(encode_block(inside)), SHARD, vocab_size, "there"), inside
+    )
     if arena.IS_USABLE:
         slot = stored_in(found, inside, encode_block(inside), vocab_size=vocab_size)
         assert slot is not None
@@ -221,7 +253,9 @@ def test_the_compiled_path_takes_no_bytes_that_the_other_refuses(make_block: Cal
     at = find_messages(encoded)
     places = struct.unpack_from("<40q", encoded, at.places)
     frames = [
-        at.body + start + 8 + n for start, size in zip(places[2::4], places[3::4], strict=True) for n in range(size - 8)
+        at.body + start + 8 + n
+        for start, size in zip(places[2::4], places[3::4], strict=True)
+        for n in range(size - 8)
     ]
     taken = 0
     for place in sorted({*range(len(encoded))} - {*frames}):  # in those a flip is crc32's to notice
@@ -233,9 +267,23 @@ def test_the_compiled_path_takes_no_bytes_that_the_other_refuses(make_block: Cal
                 decoded = decode_block(bytes(changed), "here")
                 assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), decoded)
                 found.free(slot)
-    assert taken < 2000  # the padding between buffers, and places of validity, which there is none of
+    assert (
+        taken < 2000
+    )  # the padding between buffers, and places of validity, which there is none of
     for number, start in enumerate(places[2::4]):  # what the buffer says it becomes
-        for length in (-(2**63), -(2**40), -600_000, -5000, -2, 0, 3, 5000, 600_000, 2**40, 2**63 - 1):
+        for length in (
+            -(2**63),
+            -(2**40),
+            -600_000,
+            -5000,
+            -2,
+            0,
+            3,
+            5000,
+            600_000,
+            2**40,
+            2**63 - 1,
+        ):
             changed = bytearray(encoded)
             struct.pack_into("<q", changed, at.body + start, length)
             assert stored_in(found, block, bytes(changed)) is None, number
@@ -254,24 +302,40 @@ def with_frame(data: bytes, number: int, frame: bytes, length: int) -> bytes:
     """A stored block with another frame for one of its buffers, put behind the others."""
     at, changed = find_messages(data), bytearray(data[:-8])
     stored = struct.pack("<q", length) + frame
-    struct.pack_into("<2q", changed, at.places + 32 * number + 16, len(changed) - at.body, len(stored))
+    struct.pack_into(
+        "<2q", changed, at.places + 32 * number + 16, len(changed) - at.body, len(stored)
+    )
     changed += stored + bytes(-len(stored) % 8)
     struct.pack_into("<q", changed, at.body_bytes, len(changed) - at.body)
     return bytes(changed) + data[-8:]
 
 
 @needs_zstd
-def test_the_compiled_path_asks_zstd_about_frames_of_its_own_format_alone(make_block: Callable[..., Block]):
+def test_the_compiled_path_asks_zstd_about_frames_of_its_own_format_alone(
+    make_block: Callable[..., Block],
+):
     block = make_block(8)
     encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
     raw = struct.pack("<IBI", 0xFD2FB528, 0xA0, 64) + (64 << 3 | 1).to_bytes(3, "little") + values
-    zstd_7 = struct.pack("<IBI", 0xFD2FB527, 0xA0, 64) + (1 << 22 | 64).to_bytes(3) + values + b"\xc0\0\0"
+    zstd_7 = (
+        struct.pack("<IBI", 0xFD2FB527, 0xA0, 64)
+        + (1 << 22 | 64).to_bytes(3)
+        + values
+        + b"\xc0\0\0"
+    )
     slot = stored_in(found, block, with_frame(encoded, 8, raw, 64))
     assert slot is not None
     assert_equal(found.gather(np.array([slot]), np.array([0]), np.array([8])), block)
     found.free(slot)
     skippable = struct.pack("<II", 0x184D2A50, 64) + values
-    for frame, length in ((zstd_7, 64), (skippable, 0), (skippable, 64), (raw[:3], 64), (b"", 64), (b"", 0)):
+    for frame, length in (
+        (zstd_7, 64),
+        (skippable, 0),
+        (skippable, 64),
+        (raw[:3], 64),
+        (b"", 64),
+        (b"", 0),
+    ):
         stored = with_frame(encoded, 8, frame, length)
         assert stored_in(found, block, stored) is None
         with pytest.raises(ValueError, match="here: "):
@@ -295,7 +359,9 @@ def test_the_compiled_path_takes_no_bytes_behind_a_frame(make_block: Callable[..
 
 
 @needs_zstd
-def test_the_compiled_path_takes_no_frame_that_does_not_say_how_long_it_becomes(make_block: Callable[..., Block]):
+def test_the_compiled_path_takes_no_frame_that_does_not_say_how_long_it_becomes(
+    make_block: Callable[..., Block],
+):
     block = make_block(8)
     encoded, found, values = encode_block(block), grown(block), block.document_a.tobytes()
     unsaid = struct.pack("<IBB", 0xFD2FB528, 0, 0) + (64 << 3 | 1).to_bytes(3, "little") + values
@@ -313,7 +379,12 @@ def put_stored(make_block: Callable[..., Block]) -> tuple[Callable[..., int], di
     found, encoded = grown(block), encode_block(block)
     assert stored_in(found, block, encoded) is not None
     template, places, lists, flat = found._targets
-    given = {"blocks": [encoded], "template": template, "places": places, "sizes": (4, 2, 8192, 2**16, 9)}
+    given = {
+        "blocks": [encoded],
+        "template": template,
+        "places": places,
+        "sizes": (4, 2, 8192, 2**16, 9),
+    }
     given |= {"counts": np.array([[found._free[-1], block.num_instances, block.num_tokens]])}
     given |= {"lists": lists, "flat": flat}
     return lambda **changes: arena.COMPILED.put_stored(*(given | changes).values()), given
@@ -330,7 +401,9 @@ def test_the_compiled_path_takes_no_places_past_its_messages(put_stored):
 
 
 @needs_zstd
-def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(make_block: Callable[..., Block]):
+def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(
+    make_block: Callable[..., Block],
+):
     blocks = [make_block(8, first_id=100 * n) for n in range(5)]
     bodies = [memoryview(encode_block(block)) for block in blocks]
     counts = [(each.num_instances, each.num_tokens) for each in blocks]
@@ -345,7 +418,9 @@ def test_blocks_are_put_up_to_the_first_that_is_wrong_or_has_no_room(make_block:
     counts[2] = (8, 1)
     put = found.put_stored(bodies[:4], np.array(counts[:4]), 8192, 2**16)
     assert len(put) == 2
-    assert_equal(found.gather(np.array(put), *(each[:2] for each in run)), concatenate_blocks(blocks[:2]))
+    assert_equal(
+        found.gather(np.array(put), *(each[:2] for each in run)), concatenate_blocks(blocks[:2])
+    )
     rest = [found.put(block) for block in blocks[2:4]]
     assert len({*put, *rest}) == 4
     assert found.put_stored([], np.zeros((0, 2), int), 8192, 2**16) == []
@@ -365,7 +440,9 @@ def test_the_compiled_path_refuses_arrays_that_do_not_fit(put_stored):
         put(lists=given["lists"][:5])
 
 
-def test_without_room_or_compiled_module_the_other_path_is_taken(make_block: Callable[..., Block], monkeypatch):
+def test_without_room_or_compiled_module_the_other_path_is_taken(
+    make_block: Callable[..., Block], monkeypatch
+):
     block = make_block(8)
     assert stored_in(Arena(8), block, encode_block(block)) is None
     monkeypatch.setattr(arena, "IS_USABLE", False)

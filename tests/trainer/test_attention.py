@@ -20,7 +20,9 @@ def random_qkv(num_tokens, *, heads=2, size=8, seed=0, dtype=torch.float32, devi
 def oracle(q_TAD, k_TAD, v_TAD, lengths, is_causal=False):
     """Softmax attention written out, one sequence at a time."""
     contexts = []
-    for q, k, v in zip(q_TAD.split(lengths), k_TAD.split(lengths), v_TAD.split(lengths), strict=True):
+    for q, k, v in zip(
+        q_TAD.split(lengths), k_TAD.split(lengths), v_TAD.split(lengths), strict=True
+    ):
         scores = torch.einsum("qad,kad->aqk", q, k) / q.shape[-1] ** 0.5
         if is_causal:
             scores = scores.masked_fill(torch.ones(len(q), len(q)).triu(1).bool(), -torch.inf)
@@ -58,7 +60,10 @@ def test_no_tokens_stay_connected():
 
 def test_layout_groups_rows_by_length():
     layout = padded_layout(cu_seqlens_of([30, 3, 64, 31]), row_step=32)
-    assert [(group.start, group.num_rows, group.row_length) for group in layout.groups] == [(0, 3, 32), (96, 1, 64)]
+    assert [(group.start, group.num_rows, group.row_length) for group in layout.groups] == [
+        (0, 3, 32),
+        (96, 1, 64),
+    ]
     assert layout.num_positions == 160
     expected = [*range(30), *range(32, 35), *range(96, 160), *range(64, 95)]
     assert layout.positions.tolist() == expected
@@ -78,7 +83,9 @@ def test_layout_is_made_once():
 def dropout_draws(q, k, v, backend, num_draws=400):
     """Context of one sequence [T, A, D] without dropout, and with dropout 0.5 [num_draws, T, A, D]."""
     length = len(q)
-    exact = attention(q, k, v, PackedSequences(cu_seqlens_of([length]).to(q.device), length), 0.0, backend)
+    exact = attention(
+        q, k, v, PackedSequences(cu_seqlens_of([length]).to(q.device), length), 0.0, backend
+    )
     copies = [x.detach().repeat(num_draws, 1, 1) for x in (q, k, v)]
     sequences = PackedSequences(cu_seqlens_of([length] * num_draws).to(q.device), length)
     torch.manual_seed(0)
@@ -95,9 +102,27 @@ def test_dropout_drops_probabilities_and_keeps_their_mean():
 @pytest.mark.parametrize(
     ("backend", "device", "dtype", "dropout_p", "message"),
     [
-        ("quick", CPU, torch.float32, 0.0, "'quick' is unknown; choose one of auto, padded, varlen, flash, triton"),
-        ("varlen", CPU, torch.float32, 0.0, "varlen needs fp16 or bf16 on a CUDA device .* found torch.float32 on cpu"),
-        ("flash", CPU, torch.bfloat16, 0.1, "flash needs .* choose attention_backend padded or auto"),
+        (
+            "quick",
+            CPU,
+            torch.float32,
+            0.0,
+            "'quick' is unknown; choose one of auto, padded, varlen, flash, triton",
+        ),
+        (
+            "varlen",
+            CPU,
+            torch.float32,
+            0.0,
+            "varlen needs fp16 or bf16 on a CUDA device .* found torch.float32 on cpu",
+        ),
+        (
+            "flash",
+            CPU,
+            torch.bfloat16,
+            0.1,
+            "flash needs .* choose attention_backend padded or auto",
+        ),
         ("flash", CUDA, torch.float32, 0.0, "found torch.float32 on cuda"),
     ],
 )
@@ -115,7 +140,10 @@ def test_on_a_gpu_auto_follows_dropout(monkeypatch):
     assert choose_backend("auto", CUDA, torch.bfloat16, 0.0) == "varlen"
     assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "flash"
     assert choose_backend("auto", CUDA, torch.float32, 0.1) == "padded"
-    with pytest.raises(ValueError, match=r"varlen cannot drop out, attention_dropout is 0\.1; choose .* flash or auto"):
+    with pytest.raises(
+        ValueError,
+        match=r"varlen cannot drop out, attention_dropout is 0\.1; choose .* flash or auto",
+    ):
         choose_backend("varlen", CUDA, torch.bfloat16, 0.1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     assert choose_backend("auto", CUDA, torch.bfloat16, 0.1) == "padded"
@@ -126,7 +154,10 @@ def test_on_a_gpu_auto_follows_dropout(monkeypatch):
 def test_kernels_are_called_as_this_torch_declares_them(backend, is_causal, monkeypatch):
     """On meta tensors: shapes and a backward, without a GPU."""
     monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
-    q, k, v = (torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for _ in range(3)
+    )
     sequences = PackedSequences(torch.empty(4, dtype=torch.int32, device="meta"), 5)
     context = attention(q, k, v, sequences, 0.0 if backend == "varlen" else 0.1, backend, is_causal)
     assert context.shape == q.shape
@@ -141,7 +172,9 @@ def test_kernels_equal_padded_on_a_gpu(backend, is_causal):
     lengths = [5, 130, 64, 1, 512]
     sequences = PackedSequences(cu_seqlens_of(lengths).cuda(), max(lengths))
     q, k, v = random_qkv(sum(lengths), size=64, dtype=torch.bfloat16, device=CUDA)
-    context, expected = (attention(q, k, v, sequences, 0.0, name, is_causal) for name in (backend, "padded"))
+    context, expected = (
+        attention(q, k, v, sequences, 0.0, name, is_causal) for name in (backend, "padded")
+    )
     torch.testing.assert_close(context, expected, rtol=0, atol=2e-2)
     gradients = torch.autograd.grad(context.float().square().sum(), (q, k, v))
     expected_gradients = torch.autograd.grad(expected.float().square().sum(), (q, k, v))
@@ -150,6 +183,8 @@ def test_kernels_equal_padded_on_a_gpu(backend, is_causal):
 
 @needs_gpu
 def test_flash_drops_out_on_a_gpu():
-    exact, draws = dropout_draws(*random_qkv(32, size=64, seed=1, dtype=torch.bfloat16, device=CUDA), "flash")
+    exact, draws = dropout_draws(
+        *random_qkv(32, size=64, seed=1, dtype=torch.bfloat16, device=CUDA), "flash"
+    )
     assert (draws[0] - exact).abs().max() > 0.1
     assert (draws.mean(0) - exact).abs().max() < 0.12  # 4 standard errors and bfloat16's rounding

@@ -41,7 +41,9 @@ def dataset(tmp_path: Path, make_dataset, monkeypatch) -> Dataset:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> ReadSettings:
-    return ReadSettings(num_threads=2, cache_dir=str(tmp_path / "cache"), cache_bytes=MIN_CACHE_BYTES)
+    return ReadSettings(
+        num_threads=2, cache_dir=str(tmp_path / "cache"), cache_bytes=MIN_CACHE_BYTES
+    )
 
 
 def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
@@ -58,7 +60,11 @@ def count_reads(dataset: Dataset) -> list[tuple[str, int, int]]:
 
 
 def read_all(dataset: Dataset, settings: ReadSettings) -> list[int]:
-    rows = [[s, b, 0, min(8, size - 8 * b)] for s, size in enumerate(SIZES) for b in range(-(-size // 8))]
+    rows = [
+        [s, b, 0, min(8, size - 8 * b)]
+        for s, size in enumerate(SIZES)
+        for b in range(-(-size // 8))
+    ]
     plan = iter([Steps(*np.array(rows).T, np.arange(len(rows) + 1))])
     window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, settings)
     found = [n for step in window for n in step.document_a.tolist()]
@@ -73,7 +79,9 @@ def stretches(settings: ReadSettings) -> list[Path]:
     return sorted(Path(settings.cache_dir, "stretches").iterdir())
 
 
-def read_as_bytes(cache: ShardCache, key: str, fetch: Callable[[], bytes], seconds: float = 300) -> bytes:
+def read_as_bytes(
+    cache: ShardCache, key: str, fetch: Callable[[], bytes], seconds: float = 300
+) -> bytes:
     """Through a check that finds everything right."""
     return cache.read(key, bytes, lambda: (data := fetch(), data), Event(), seconds)
 
@@ -113,7 +121,9 @@ def test_other_ranges_find_the_same_stretches(dataset, settings):
     assert not reads
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda _: b"", lambda data: data[:-9] + b"x" + data[-8:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda _: b"", lambda data: data[:-9] + b"x" + data[-8:]]
+)
 def test_a_damaged_stretch_is_fetched_again_once(dataset, settings, damage):
     assert read_all(dataset, settings) == EVERYTHING
     path = stretches(settings)[2]
@@ -163,7 +173,10 @@ def test_threads_fetch_a_stretch_once(tmp_path):
         time.sleep(0.1)
         return b"data"
 
-    readers = [threading.Thread(target=lambda: found.append(read_as_bytes(cache, "key", fetch))) for _ in range(6)]
+    readers = [
+        threading.Thread(target=lambda: found.append(read_as_bytes(cache, "key", fetch)))
+        for _ in range(6)
+    ]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -188,16 +201,26 @@ def test_what_is_fetched_is_checked_by_who_fetches(tmp_path):
     checked = []
     cache = ShardCache(str(tmp_path), MIN_CACHE_BYTES)
     for _ in range(2):
-        assert cache.read("key", lambda data: checked.append(data) or 1, lambda: (b"data", 1), Event(), 5) == 1
+        assert (
+            cache.read(
+                "key", lambda data: checked.append(data) or 1, lambda: (b"data", 1), Event(), 5
+            )
+            == 1
+        )
     assert checked == [b"data"], "read from the folder"
 
 
 def test_the_crc32_of_a_block_is_computed_once_a_reading(dataset, settings, monkeypatch):
     checksum, sizes = ranged_read.checksum, []
-    monkeypatch.setattr(ranged_read, "checksum", lambda data: (sizes.append(len(data)), checksum(data))[1])
+    monkeypatch.setattr(
+        ranged_read, "checksum", lambda data: (sizes.append(len(data)), checksum(data))[1]
+    )
     num_blocks = sum(len(dataset.blocks(shard)) for shard in dataset.all_shards)
     for reading in (1, 2):
-        whole = [BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8)) for shard in dataset.all_shards]
+        whole = [
+            BlockRange(shard, dataset.blocks(shard), 0, -(-shard.instances // 8))
+            for shard in dataset.all_shards
+        ]
         for blocks in whole:
             cache_module.read_blocks_cached(dataset, blocks, settings, Event())
         assert len(sizes) == reading * num_blocks
@@ -303,7 +326,9 @@ def test_a_damaged_stretch_that_cannot_be_removed_is_named(dataset, settings, mo
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(ShardReadError, match=r"shard-0000\d.tar, blocks .*cache_dir .*: Permission denied; free"):
+    with pytest.raises(
+        ShardReadError, match=r"shard-0000\d.tar, blocks .*cache_dir .*: Permission denied; free"
+    ):
         read_all(dataset, settings)
 
 
@@ -327,9 +352,13 @@ def test_a_range_has_one_budget_for_all_its_stretches(dataset, settings, monkeyp
 
     dataset.read_bytes = read_late
     assert len([*cache_module._stretches(blocks)]) >= 3
-    said = r"shard-00000.tar, blocks 0 to 7 \(bytes \d+-\d+\): gave up after \d attempts in \d+\.\d s"
+    said = (
+        r"shard-00000.tar, blocks 0 to 7 \(bytes \d+-\d+\): gave up after \d attempts in \d+\.\d s"
+    )
     with pytest.raises(ShardReadError, match=said):
-        cache_module.read_blocks_cached(dataset, blocks, replace(settings, budget_seconds=0.5), Event())
+        cache_module.read_blocks_cached(
+            dataset, blocks, replace(settings, budget_seconds=0.5), Event()
+        )
 
 
 def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, monkeypatch):
@@ -341,7 +370,9 @@ def test_a_range_waits_for_others_no_longer_than_its_budget(dataset, settings, m
         return read(self, key, check, fetch, stop, seconds)
 
     monkeypatch.setattr(ShardCache, "read", read_late)
-    cache_module.read_blocks_cached(dataset, whole_shard(dataset), replace(settings, budget_seconds=60), Event())
+    cache_module.read_blocks_cached(
+        dataset, whole_shard(dataset), replace(settings, budget_seconds=60), Event()
+    )
     assert len(patience) >= 3
     assert patience == sorted(patience, reverse=True)
     assert patience[0] <= 60
@@ -391,10 +422,20 @@ print([n for step in window for n in step.document_a.tolist()] == [*range(60), *
 def start_reader(
     dataset: Dataset, settings: ReadSettings, log: Path, pause: float, dies: str = "never"
 ) -> subprocess.Popen:
-    arguments = [dataset.url, settings.cache_dir, str(log), str(pause), str(settings.cache_bytes), dies]
+    arguments = [
+        dataset.url,
+        settings.cache_dir,
+        str(log),
+        str(pause),
+        str(settings.cache_bytes),
+        dies,
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-c", READER, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", READER, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
 
 
@@ -452,14 +493,17 @@ def test_a_process_killed_in_mid_fetch_is_taken_over_from(dataset, settings, tmp
 def test_a_folder_that_cannot_be_written_is_refused_at_once(dataset, settings):
     folder = Path(settings.cache_dir)
     folder.mkdir(mode=0o500)
-    with pytest.raises(CacheError, match=f"cache_dir {folder}: Permission denied; free some room there, lower"):
+    with pytest.raises(
+        CacheError, match=f"cache_dir {folder}: Permission denied; free some room there, lower"
+    ):
         read_all(dataset, settings)
 
 
 def test_a_folder_that_is_a_file_is_refused_at_once(dataset, settings):
     Path(settings.cache_dir).write_text("taken")
     with pytest.raises(
-        CacheError, match=f"cache_dir {settings.cache_dir}: .*give another folder, on a disk of this machine, or leave"
+        CacheError,
+        match=f"cache_dir {settings.cache_dir}: .*give another folder, on a disk of this machine, or leave",
     ):
         read_all(dataset, settings)
 
@@ -469,7 +513,10 @@ def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ShardReadError, match=r"shard-0000\d.tar, blocks .*cache_dir .*: No space left on device; free"):
+    with pytest.raises(
+        ShardReadError,
+        match=r"shard-0000\d.tar, blocks .*cache_dir .*: No space left on device; free",
+    ):
         read_all(dataset, settings)
 
 
@@ -481,5 +528,9 @@ def test_a_cache_too_small_to_hold_anything_is_refused(dataset, settings):
 def test_a_key_that_looks_like_a_path_names_a_file_of_the_cache(tmp_path):
     cache = ShardCache(str(tmp_path / "cache"), MIN_CACHE_BYTES)
     assert cache.read("../../up /etc/passwd", bytes, lambda: (b"1", b"1"), Event(), 1.0) == b"1"
-    found = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("usage", "pace")]
+    found = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name not in ("usage", "pace")
+    ]
     assert [path.parent for path in found] == [tmp_path / "cache" / "stretches"]

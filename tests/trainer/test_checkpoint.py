@@ -1,7 +1,7 @@
 """Checkpoints: bit for bit on the same ranks, to rounding on others, and never a damaged one.
 
-Run as a program, this file is one rank of three launches: two ranks save, one rank loads that and saves, three ranks
-load what it saved.
+Run as a program, this file is one rank of three launches: two ranks save, one rank loads that and
+saves, three ranks load what it saved.
 """
 
 import dataclasses
@@ -31,7 +31,14 @@ from trainer.checkpoints.write import HostCopies, remove_old, take_snapshot, wri
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import agree_on_step, deepspeed_config, grad_norm, seed_dropout, start_engine, train_step
+from trainer.optim.engine import (
+    agree_on_step,
+    deepspeed_config,
+    grad_norm,
+    seed_dropout,
+    start_engine,
+    train_step,
+)
 from trainer.pretrain.run import Position, read_position
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
@@ -40,7 +47,12 @@ from trainer.safety_settings import CheckpointSettings
 pytestmark = pytest.mark.engines
 
 CONFIG = BertConfig(
-    vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16
+    vocab_size=50,
+    hidden_size=24,
+    num_layers=2,
+    num_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=16,
 )
 WITHOUT_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
 GLOBAL_BATCH = [[7, 5], [9, 6], [12, 3], [8, 8], [11, 4], [6, 6]]
@@ -57,12 +69,19 @@ def train(engine, optimizer, ranks, first_step, num_steps):
     """Rows of MLM loss, NSP loss and gradient norm, each rank taking its share of every global batch."""
     rows = []
     for step in range(first_step, first_step + num_steps):
-        batches = [random_micro_batch(lengths, 50, 100 * step + i) for i, lengths in enumerate(GLOBAL_BATCH)]
-        mine = batches[ranks.rank * 6 // ranks.world_size : (ranks.rank + 1) * 6 // ranks.world_size]
+        batches = [
+            random_micro_batch(lengths, 50, 100 * step + i)
+            for i, lengths in enumerate(GLOBAL_BATCH)
+        ]
+        mine = batches[
+            ranks.rank * 6 // ranks.world_size : (ranks.rank + 1) * 6 // ranks.world_size
+        ]
         counts = agree_on_step(ranks, mine, 0.0, must_stop=False)
         optimizer.set_learning_rate(0.01)
         seed_dropout(5, 0, step, ranks.rank)
-        rows.append([*train_step(engine, ranks, mine, counts)[:2].tolist(), grad_norm(engine, optimizer)])
+        rows.append(
+            [*train_step(engine, ranks, mine, counts)[:2].tolist(), grad_norm(engine, optimizer)]
+        )
     return rows
 
 
@@ -74,7 +93,9 @@ def load_and_train(path, config, stage, precision, ranks):
 
 def save_checkpoint(checkpoints, position, engine, optimizer, ranks):
     """Writes a checkpoint while training waits; called by all ranks, which share the folder."""
-    return write_snapshot(checkpoints, take_snapshot(position, engine, optimizer, ranks, HostCopies()), ranks)
+    return write_snapshot(
+        checkpoints, take_snapshot(position, engine, optimizer, ranks, HostCopies()), ranks
+    )
 
 
 def main(launch, folder):
@@ -84,9 +105,14 @@ def main(launch, folder):
         for stage, precision in STAGES:
             engine, optimizer = make_engine(CONFIG, stage, precision, ranks)
             train(engine, optimizer, ranks, 0, 3)
-            path = save_checkpoint(folder / f"{stage}-{precision}", {"step": 3}, engine, optimizer, ranks)
+            path = save_checkpoint(
+                folder / f"{stage}-{precision}", {"step": 3}, engine, optimizer, ranks
+            )
             undisturbed = train(engine, optimizer, ranks, 3, 3)
-            results[f"{stage} {precision}"] = [undisturbed, load_and_train(path, CONFIG, stage, precision, ranks)]
+            results[f"{stage} {precision}"] = [
+                undisturbed,
+                load_and_train(path, CONFIG, stage, precision, ranks),
+            ]
         engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
         train(engine, optimizer, ranks, 0, 3)
         path = save_checkpoint(folder / "elastic", {"step": 3}, engine, optimizer, ranks)
@@ -95,7 +121,9 @@ def main(launch, folder):
     if launch == "load-on-one":
         path = folder / "elastic" / "step-00000003"
         for stage in (0, 1, 2, 3):
-            results[f"elastic {stage}"] = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
+            results[f"elastic {stage}"] = load_and_train(
+                path, WITHOUT_DROPOUT, stage, "fp32", ranks
+            )
         engine, optimizer = make_engine(WITHOUT_DROPOUT, 1, "fp32", ranks)
         load_checkpoint(path, engine, optimizer, ranks)
         save_checkpoint(folder / "alone", {"step": 3}, engine, optimizer, ranks)
@@ -103,7 +131,9 @@ def main(launch, folder):
     if launch == "load-on-three":
         path = folder / "alone" / "step-00000003"
         for stage in (2, 3):
-            results[f"elastic {stage}"] = load_and_train(path, WITHOUT_DROPOUT, stage, "fp32", ranks)
+            results[f"elastic {stage}"] = load_and_train(
+                path, WITHOUT_DROPOUT, stage, "fp32", ranks
+            )
         results["faults"] = [fault_of(folder / "damaged-0" / "step-00000003", ranks)]
     (folder / f"{launch}-{ranks.rank}.json").write_text(json.dumps(results))
     stop_ranks()
@@ -202,7 +232,9 @@ def test_files_say_what_they_are(launches, stage):
 
 def test_zero_0_writes_one_file_for_all_ranks(launches):
     path = launches / "0-fp32" / "step-00000003"
-    assert [file.name for file in path.glob("fragments*")] == ["fragments-00000-of-00001.safetensors"]
+    assert [file.name for file in path.glob("fragments*")] == [
+        "fragments-00000-of-00001.safetensors"
+    ]
 
 
 def test_an_unfinished_save_is_never_the_newest(launches, tmp_path):
@@ -211,7 +243,10 @@ def test_an_unfinished_save_is_never_the_newest(launches, tmp_path):
     (tmp_path / "step-00000006" / "COMMITTED").unlink()
     (tmp_path / "step-00000009.tmp").mkdir()
     assert newest_checkpoint(tmp_path) == tmp_path / "step-00000003"
-    assert [path.name for path in find_checkpoints(tmp_path)[1]] == ["step-00000006", "step-00000009.tmp"]
+    assert [path.name for path in find_checkpoints(tmp_path)[1]] == [
+        "step-00000006",
+        "step-00000009.tmp",
+    ]
     shutil.rmtree(tmp_path / "step-00000003")
     with pytest.raises(FileNotFoundError, match=r"unfinished: step-00000006, step-00000009\.tmp"):
         newest_checkpoint(tmp_path)
@@ -278,7 +313,9 @@ def test_a_checkpoint_that_lacks_parameters_is_refused(ranks, tmp_path, edit, la
     engine, optimizer, path = save_small(ranks, tmp_path)
     assert load_checkpoint(path, engine, optimizer, ranks)["step"] == 1
     edit_state(path, edit)
-    with pytest.raises(ValueError, match=rf"step-00000001 does not hold all of {lacking}; it is of another model"):
+    with pytest.raises(
+        ValueError, match=rf"step-00000001 does not hold all of {lacking}; it is of another model"
+    ):
         load_checkpoint(path, engine, optimizer, ranks)
 
 
@@ -287,7 +324,9 @@ def test_a_checkpoint_of_a_model_without_some_of_the_parameters_is_refused(ranks
     larger = Sequential(Linear(3, 2), Linear(2, 2))
     optimizer = AdamW([*larger[0].named_parameters(), ("more", larger[1].weight)])
     engine = SimpleNamespace(module=larger, zero_optimization_stage=lambda: 0)
-    with pytest.raises(ValueError, match="step-00000001 does not hold all of more; it is of another model"):
+    with pytest.raises(
+        ValueError, match="step-00000001 does not hold all of more; it is of another model"
+    ):
         load_checkpoint(path, engine, optimizer, ranks)
 
 
@@ -298,11 +337,16 @@ def test_a_state_that_says_too_little_is_named(ranks, tmp_path, name):
     edit_state(path, lambda state: state.update(dataclasses.asdict(position)))
     assert read_position(path) == position
     edit_state(path, lambda state: state.pop(name))
-    with pytest.raises(ValueError, match=rf"step-00000001/state.json lacks {name}; go back to the checkpoint before"):
+    with pytest.raises(
+        ValueError,
+        match=rf"step-00000001/state.json lacks {name}; go back to the checkpoint before",
+    ):
         read_position(path)
 
 
-@pytest.mark.parametrize(("content", "message"), [("[]", "expected an object"), ('{"step": 1}', "format is None")])
+@pytest.mark.parametrize(
+    ("content", "message"), [("[]", "expected an object"), ('{"step": 1}', "format is None")]
+)
 def test_a_state_of_another_kind_is_named(ranks, tmp_path, content, message):
     _, _, path = save_small(ranks, tmp_path)
     (path / "state.json").write_text(content)

@@ -24,7 +24,9 @@ def checkpoint(tmp_path):
     files, described = {}, {}
     for number, (start, stop) in enumerate([(0, 6), (6, 10)]):
         name = f"fragments-{number:05d}-of-00002.safetensors"
-        values = {f"{kind}/w": 100.0 * (1 + n) + torch.arange(start, stop) for n, kind in enumerate(KINDS)}
+        values = {
+            f"{kind}/w": 100.0 * (1 + n) + torch.arange(start, stop) for n, kind in enumerate(KINDS)
+        }
         save_file(values, tmp_path / name)
         files[name] = {"w": [start, stop - start]}
         content = (tmp_path / name).read_bytes()
@@ -33,7 +35,9 @@ def checkpoint(tmp_path):
     return tmp_path, files
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 10), (0, 6), (2, 5), (2, 8), (4, 10), (6, 10), (7, 9)])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 10), (0, 6), (2, 5), (2, 8), (4, 10), (6, 10), (7, 9)]
+)
 def test_a_rank_reads_its_elements_of_every_file(checkpoint, start, stop):
     path, files = checkpoint
     owned = {kind: [torch.zeros(3 + stop - start)] for kind in KINDS}
@@ -47,7 +51,9 @@ def test_a_rank_reads_its_elements_of_every_file(checkpoint, start, stop):
 def test_elements_that_no_file_holds_are_refused(checkpoint):
     path, files = checkpoint
     piece = Fragment("w", 0, 4, 8, 0, 0, decays=True)
-    optimizer = SimpleNamespace(fragments=[piece], state_names=(), tensors=lambda _: [torch.zeros(8)])
+    optimizer = SimpleNamespace(
+        fragments=[piece], state_names=(), tensors=lambda _: [torch.zeros(8)]
+    )
     with pytest.raises(ValueError, match="does not hold all of w; it is of another model"):
         _read_fragments(path, files, optimizer)
 

@@ -15,7 +15,9 @@ from trainer.optim.engine import forward_sums
 from trainer.stream.packing import empty_micro_batch
 
 # torch itself looks at it while it compiles, and hides the warning but where warnings are errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)
 
 CONFIG = BertConfig(
     vocab_size=60, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, max_position_embeddings=128,
@@ -45,7 +47,9 @@ def compile_for_tests(monkeypatch):
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compile_function = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_function(f, backend="aot_eager", **options))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: compile_function(f, backend="aot_eager", **options)
+    )
     yield
     torch.compiler.reset()
 
@@ -70,7 +74,9 @@ def test_60_steps_of_real_lengths_compile_at_most_5_graphs(compile_for_tests, pr
     assert plain.state_dict().keys() == build_model(CONFIG, seed=1).state_dict().keys()
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does, as it compiles
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch does, as it compiles
 @pytest.mark.parametrize("fp8", [False, True])
 def test_compiled_passes_equal_plain_ones(compile_for_tests, fp8):
     config = dataclasses.replace(CONFIG, fp8=fp8)
@@ -79,7 +85,9 @@ def test_compiled_passes_equal_plain_ones(compile_for_tests, fp8):
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     for seed in range(3):
         batch = random_micro_batch(lengths_of(seed), 60, seed)
-        torch.testing.assert_close(gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6
+        )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -93,7 +101,9 @@ def test_generated_code_equals_plain_passes():
     compile_model(compiled)
     for seed in range(3):
         batch = random_micro_batch(lengths_of(seed), 60, seed)
-        torch.testing.assert_close(gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            gradients_of(compiled, batch), gradients_of(plain, batch), rtol=1e-4, atol=1e-5
+        )
     torch.compiler.reset()
 
 
@@ -112,7 +122,9 @@ def test_the_compiled_loss_equals_the_plain_one_and_keeps_no_logits_in_fp32(dtyp
     labels = torch.randint(1_000, (70,), generator=generator)
     kept, results = [], []
     for sums in (partial(loss, head), head.sums):
-        with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda each: kept.append(each) or each, lambda each: each
+        ):
             nll, num_correct = sums(product[:, :1_000], labels)
         (gradient,) = torch.autograd.grad(nll / 70, product)
         results.append((nll.detach(), num_correct, gradient))
@@ -122,7 +134,9 @@ def test_the_compiled_loss_equals_the_plain_one_and_keeps_no_logits_in_fp32(dtyp
     (nll, num_correct, gradient), (expected_nll, expected_correct, expected) = results
     assert num_correct == expected_correct
     torch.testing.assert_close(nll, expected_nll, rtol=1e-6, atol=0)
-    torch.testing.assert_close(gradient, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=1e-8)
+    torch.testing.assert_close(
+        gradient, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=1e-8
+    )
     torch.compiler.reset()
 
 

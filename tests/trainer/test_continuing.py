@@ -20,8 +20,18 @@ class Recipe:
 
 
 def test_what_differs_is_named_with_both_values():
-    old = {"oven": "left", "grams": {"flour": 200, "salt": 1}, "steps": [{"minutes": 3}, {"minutes": 4}], "eggs": [2]}
-    new = {"oven": "right", "grams": {"flour": 250}, "steps": [{"minutes": 3}, {"minutes": 5}], "eggs": [2, 2]}
+    old = {
+        "oven": "left",
+        "grams": {"flour": 200, "salt": 1},
+        "steps": [{"minutes": 3}, {"minutes": 4}],
+        "eggs": [2],
+    }
+    new = {
+        "oven": "right",
+        "grams": {"flour": 250},
+        "steps": [{"minutes": 3}, {"minutes": 5}],
+        "eggs": [2, 2],
+    }
     CAKE.check_settings("here", old, old | {"oven": "right"})
     with pytest.raises(ValueError) as error:  # noqa: PT011
         CAKE.check_settings("here", old, new, ["the cook was A and is now B"])
@@ -58,7 +68,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     CAKE.refuse_foreign("there", names_in(tmp_path))
     for path in (tmp_path / "cake.json", tmp_path.parent):
         with pytest.raises(
-            FileExistsError, match=r"^there exists and is not a cake, it has no cake\.json; give another"
+            FileExistsError,
+            match=r"^there exists and is not a cake, it has no cake\.json; give another",
         ):
             CAKE.refuse_foreign("there", names_in(path))
 
@@ -66,5 +77,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source tree outside git has no commit")
 @pytest.mark.processes
 def test_a_launch_says_the_commit_of_its_source():
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert launch_facts(1)["git_commit"].removesuffix("+changes") == head.stdout.strip()

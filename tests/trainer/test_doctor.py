@@ -47,10 +47,16 @@ def test_well_nodes_are_well():
         ({"versions": {"torch": "2.13.0", "nccl": "2.1"}}, "nccl is 2.1; 7 of 8 ranks have none"),
         ({"device": "NVIDIA A100"}, "computes on NVIDIA A100; most ranks on NVIDIA H200"),
         ({"gpu_free_share": 0.4}, "only 40% of the GPU's memory is free"),
-        ({"data_fault": "/data: Permission denied"}, "cannot read the data: /data: Permission denied"),
+        (
+            {"data_fault": "/data: Permission denied"},
+            "cannot read the data: /data: Permission denied",
+        ),
         ({"root_hashes": ("cd",)}, "reads another dataset: root hash cd"),
         ({"data_mb_per_second": 40.0}, "reads the data at 40.0 MB/s, usual is 200.0"),
-        ({"output_fault": "/run: Read-only file system"}, "cannot write the output: /run: Read-only file system"),
+        (
+            {"output_fault": "/run: Read-only file system"},
+            "cannot write the output: /run: Read-only file system",
+        ),
         ({"disk_free_bytes": 5 * 10**9}, "5.0 GB are free for the output, 10 are wanted"),
         ({"shm_bytes": 64 * 2**20}, "/dev/shm holds 64 MiB, NCCL needs some 256"),
         ({"open_files": 256}, "may open 256 files, 8 ranks need some 544"),
@@ -67,7 +73,9 @@ def test_clocks_and_links_name_their_rank():
     assert findings(dataclasses.replace(SHARED, clock_offset_seconds=offsets)) == [
         (5, "node2", "its clock is 90.0 s behind rank 0's")
     ]
-    unsure = dataclasses.replace(SHARED, clock_offset_seconds=(0.0,) * 7 + (3.0,), clock_error_seconds=(2.5,) * 8)
+    unsure = dataclasses.replace(
+        SHARED, clock_offset_seconds=(0.0,) * 7 + (3.0,), clock_error_seconds=(2.5,) * 8
+    )
     assert findings(unsure) == []
     slow = tuple(9.0 if rank == 4 else 900.0 for rank in range(8))
     assert findings(dataclasses.replace(SHARED, link_mb_per_second=slow)) == [
@@ -81,20 +89,28 @@ def test_clocks_and_links_name_their_rank():
 
 
 def test_nodes_with_folders_of_their_own_are_well_where_checkpoints_meet_at_a_url():
-    hidden = dataclasses.replace(SHARED, sees_output=(True,) * 6 + (False,) * 2, url_faults=("",) * 8)
+    hidden = dataclasses.replace(
+        SHARED, sees_output=(True,) * 6 + (False,) * 2, url_faults=("",) * 8
+    )
     assert findings(hidden) == []
-    assert "run folders apart from rank 0's, which --checkpoint.url allows: node3" in format_table(RANKS, hidden)
+    assert "run folders apart from rank 0's, which --checkpoint.url allows: node3" in format_table(
+        RANKS, hidden
+    )
     without = [line for shared in (SHARED, dataclasses.replace(SHARED, url_faults=("",) * 8)) for line in
                format_table(RANKS, shared)]  # fmt: skip
     assert not any("apart" in line for line in without)
-    refused = dataclasses.replace(hidden, url_faults=("",) * 5 + ("s3://b/run: Access Denied",) + ("",) * 2)
+    refused = dataclasses.replace(
+        hidden, url_faults=("",) * 5 + ("s3://b/run: Access Denied",) + ("",) * 2
+    )
     assert findings(refused) == [(5, "node2", "--checkpoint.url: s3://b/run: Access Denied")]
 
 
 @pytest.mark.engines
 def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, monkeypatch):
     def faults(url, **options):
-        return find_shared_facts(ranks, DoctorSettings(checkpoint=CheckpointSettings(url=url), **options)).url_faults
+        return find_shared_facts(
+            ranks, DoctorSettings(checkpoint=CheckpointSettings(url=url), **options)
+        ).url_faults
 
     assert faults(None) is None
     assert faults("memory://bucket/run") == ("",)
@@ -108,7 +124,9 @@ def test_the_url_is_written_seen_and_left_as_it_was(ranks, bucket, tmp_path, mon
     assert "gone.json" in fault
     monkeypatch.setattr("trainer.preflight.shared.SEEN_SECONDS", 0.0)
     monkeypatch.setattr("trainer.preflight.shared.Folder.exists", lambda *_: False)
-    assert faults("memory://bucket/run") == ("memory://bucket/run does not show what rank 0 writes there",)
+    assert faults("memory://bucket/run") == (
+        "memory://bucket/run does not show what rank 0 writes there",
+    )
     assert not bucket.store
 
 
@@ -138,7 +156,17 @@ def test_two_ranks_that_are_well(data, tmp_path):
 def test_one_rank_made_unfit_is_named(data, tmp_path):
     """Rank 1 has another torch, a clock 100 seconds ahead, and no right to read the data or write the output."""
     launch = run_ranks(
-        [__file__, "doctor", "--data", str(data), "--output", str(tmp_path / "run"), "--min_free_gb", "0"], 2
+        [
+            __file__,
+            "doctor",
+            "--data",
+            str(data),
+            "--output",
+            str(tmp_path / "run"),
+            "--min_free_gb",
+            "0",
+        ],
+        2,
     )
     assert [process.returncode for process in launch] == [1, 1], launch[0].stderr
     printed = launch[0].stdout

@@ -17,7 +17,9 @@ def test_sentences_are_held_out_by_their_id_alone(tmp_path):
     train, validation = cut_sentences(source, tmp_path / "work")
     assert (train.name, validation.name) == ("all.train.iob2", "all.validation.iob2")
     kept = [path.read_text().strip().split("\n\n") for path in (train, validation)]
-    assert kept[1] == [sentence for sentence, name in zip(sentences, names, strict=True) if is_held_out(name)]
+    assert kept[1] == [
+        sentence for sentence, name in zip(sentences, names, strict=True) if is_held_out(name)
+    ]
     assert sorted(kept[0] + kept[1]) == sorted(sentences)
     assert 50 < len(kept[1]) < 110
 
@@ -25,15 +27,24 @@ def test_sentences_are_held_out_by_their_id_alone(tmp_path):
 def test_articles_are_held_out_by_title(tmp_path):
     source = tmp_path / "half.json.zst"
     articles = [{"title": title, "paragraphs": []} for title in "hbgacfed"]
-    source.write_bytes(zstandard.compress(json.dumps({"version": "v2.0", "data": articles}).encode()))
-    train, validation = (json.loads(path.read_text()) for path in cut_articles(source, tmp_path / "work"))
+    source.write_bytes(
+        zstandard.compress(json.dumps({"version": "v2.0", "data": articles}).encode())
+    )
+    train, validation = (
+        json.loads(path.read_text()) for path in cut_articles(source, tmp_path / "work")
+    )
     assert [article["title"] for article in validation["data"]] == ["a", "e"]
     assert [article["title"] for article in train["data"]] == list("hbgcfd")
     assert train["version"] == validation["version"] == "v2.0"
 
 
 def test_what_variants_begin_with():
-    names = ("bert.embeddings.word.weight", "bert.layers.0.query.weight", "bert.pooler.weight", "mlm_head.bias")
+    names = (
+        "bert.embeddings.word.weight",
+        "bert.layers.0.query.weight",
+        "bert.pooler.weight",
+        "mlm_head.bias",
+    )
     kept = {
         variant: [keeps(variant, name) for name in names]
         for variant in ("pretrained", "random", "random-layers", "frozen")

@@ -1,6 +1,7 @@
 """The order in which what is written becomes durable: a loss of power at any moment leaves nothing that looks whole.
 
-Every fsync, rename and removal is written down as it happens; that a kill happens to miss a gap proves nothing.
+Every fsync, rename and removal is written down as it happens; that a kill happens to miss a gap
+proves nothing.
 """
 
 import os
@@ -42,7 +43,9 @@ def events(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync, lambda fd: [os.readlink(f"/proc/self/fd/{fd}")]))
+    monkeypatch.setattr(
+        os, "fsync", noted("fsync", os.fsync, lambda fd: [os.readlink(f"/proc/self/fd/{fd}")])
+    )
     monkeypatch.setattr(Path, "rename", noted("rename", Path.rename))
     monkeypatch.setattr(Path, "replace", noted("rename", Path.replace))
     monkeypatch.setattr(Path, "unlink", noted("unlink", Path.unlink))
@@ -51,10 +54,16 @@ def events(tmp_path, monkeypatch):
 
 
 @pytest.mark.engines
-def test_a_checkpoint_is_on_the_disk_before_its_marker_and_its_name_comes_last(ranks, tmp_path, events, monkeypatch):
+def test_a_checkpoint_is_on_the_disk_before_its_marker_and_its_name_comes_last(
+    ranks, tmp_path, events, monkeypatch
+):
     trained = Trained(ranks, tmp_path / "run", url=None)
     write = Path.write_text
-    monkeypatch.setattr(Path, "write_text", lambda path, text: (events.append(("write", path.name)), write(path, text)))
+    monkeypatch.setattr(
+        Path,
+        "write_text",
+        lambda path, text: (events.append(("write", path.name)), write(path, text)),
+    )
     events.clear()
     trained.save(1)
     monkeypatch.undo()
@@ -111,7 +120,9 @@ def test_at_a_url_the_marker_is_removed_first(ranks, bucket, tmp_path, monkeypat
 
 
 @pytest.mark.engines
-def test_a_downloaded_checkpoint_is_on_the_disk_before_it_has_its_name(ranks, bucket, tmp_path, events):
+def test_a_downloaded_checkpoint_is_on_the_disk_before_it_has_its_name(
+    ranks, bucket, tmp_path, events
+):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     events.clear()

@@ -1,6 +1,7 @@
 """Two and three ranks under every ZeRO stage against one big batch in one process, and what surrounds a step.
 
-Run as a program, this file is one of the ranks: it writes what it measured, the tests below judge it.
+Run as a program, this file is one of the ranks: it writes what it measured, the tests below judge
+it.
 """
 
 import contextlib
@@ -57,7 +58,10 @@ OVERLAP = "configs/deepspeed/zero2-overlap.json"
 
 
 def micro_batches(rank, step):
-    return [random_micro_batch(lengths, 50, 100 * step + 10 * rank + i) for i, lengths in enumerate(LENGTHS[rank])]
+    return [
+        random_micro_batch(lengths, 50, 100 * step + 10 * rank + i)
+        for i, lengths in enumerate(LENGTHS[rank])
+    ]
 
 
 def make_optimizer(model, kind):
@@ -80,14 +84,27 @@ def train_alone(kind):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        rows.append([sum(s.mlm_nll.item() for s in sums), optimizer.grad_norm, *optimizer.metrics().values()])
-    return rows, norms_of(optimizer), {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        rows.append(
+            [
+                sum(s.mlm_nll.item() for s in sums),
+                optimizer.grad_norm,
+                *optimizer.metrics().values(),
+            ]
+        )
+    return (
+        rows,
+        norms_of(optimizer),
+        {name: weight.detach().clone() for name, weight in model.named_parameters()},
+    )
 
 
 def train_alone_in_bf16(kind):
     """The same in bf16 with gradients summed, and weights updated, in fp32: what ZeRO does in one process."""
     model = build_model(CONFIG, seed=3).bfloat16()
-    masters = {name: torch.nn.Parameter(weight.detach().float()) for name, weight in model.named_parameters()}
+    masters = {
+        name: torch.nn.Parameter(weight.detach().float())
+        for name, weight in model.named_parameters()
+    }
     optimizer = KINDS[kind](masters.items(), max_grad_norm=MAX_GRAD_NORMS[kind])
     optimizer.set_learning_rate(0.01)
     rows = []
@@ -115,7 +132,10 @@ def train_alone_in_bf16(kind):
 
 def norms_of(optimizer):
     """Squared norms of every parameter's gradient, weights and running mean."""
-    pieces = [[piece.of(optimizer.tensors(kind)) for piece in optimizer.fragments] for kind in ("fp32", "exp_avg")]
+    pieces = [
+        [piece.of(optimizer.tensors(kind)) for piece in optimizer.fragments]
+        for kind in ("fp32", "exp_avg")
+    ]
     return [optimizer.grad_squared_norms_P.tolist(), *optimizer.squared_norms(*pieces).tolist()]
 
 
@@ -128,13 +148,22 @@ def train_on_ranks(ranks, kind, stage, precision, chosen, change=None):
     rows, collectives = [], []
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
-        counts = agree_on_step(ranks, batches, wait_seconds=0.25 * ranks.rank, must_stop=ranks.rank == 1 and step == 3)
+        counts = agree_on_step(
+            ranks, batches, wait_seconds=0.25 * ranks.rank, must_stop=ranks.rank == 1 and step == 3
+        )
         with count_all_reduces() as callers:
             sums = train_step(engine, ranks, batches, counts)
         collectives.append(len(callers))
         rows.append([sums[0].item(), grad_norm(engine, optimizer), *optimizer.metrics().values()])
-    weights = {name: weight.detach().float().clone() for name, weight in iterate_weights(engine, ranks)}
-    found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts), "all_reduces": collectives}
+    weights = {
+        name: weight.detach().float().clone() for name, weight in iterate_weights(engine, ranks)
+    }
+    found = {
+        "rows": rows,
+        "norms": norms_of(optimizer),
+        "counts": vars(counts),
+        "all_reduces": collectives,
+    }
     return found | {"pieces": {piece.name: piece.numel for piece in optimizer.fragments}}, weights
 
 
@@ -192,7 +221,11 @@ def break_a_partition(ranks):
 
     def shifted():
         for number, piece in enumerate(find()):
-            yield dataclasses.replace(piece, owner_start=piece.owner_start + 1) if number == 3 else piece
+            yield (
+                dataclasses.replace(piece, owner_start=piece.owner_start + 1)
+                if number == 3
+                else piece
+            )
 
     optimizer._find_fragments = shifted
     try:
@@ -205,7 +238,9 @@ def main(folder):
     ranks = start_ranks()
     results = {"world_size": ranks.world_size}
     for kind, stage, precision in RUNS:
-        results[f"{kind} {stage} {precision}"], weights = train_on_ranks(ranks, kind, stage, precision, {})
+        results[f"{kind} {stage} {precision}"], weights = train_on_ranks(
+            ranks, kind, stage, precision, {}
+        )
         torch.save(weights, folder / f"{kind}-{stage}-{precision}-{ranks.rank}.pt")
     if ranks.world_size == 2:
         torch.save(accumulate_in_bf16(ranks, {}), folder / f"gradient-{ranks.rank}.pt")
@@ -259,19 +294,28 @@ def test_ranks_equal_one_big_batch(launches, alone, kind, stage, precision, worl
     """Loss, gradient norm and trust ratios of every step, and norms and weights after 20, with clipping."""
     rows, norms, weights = alone[kind]
     found = results_of(launches[world_size])[f"{kind} {stage} {precision}"]
-    torch.testing.assert_close(torch.tensor(found["rows"])[0], torch.tensor(rows)[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.tensor(found["rows"])[0], torch.tensor(rows)[0], rtol=1e-6, atol=0
+    )
     torch.testing.assert_close(torch.tensor(found["rows"]), torch.tensor(rows), rtol=1e-5, atol=0)
-    torch.testing.assert_close(torch.tensor(found["norms"]), torch.tensor(norms), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(
+        torch.tensor(found["norms"]), torch.tensor(norms), rtol=1e-4, atol=1e-9
+    )
     theirs = torch.load(launches[world_size] / f"{kind}-{stage}-{precision}-0.pt")
     for name, weight in weights.items():
-        torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            theirs[name], weight, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.engines
 def test_a_tensor_is_split_between_ranks(launches):
     """Else the test above would say nothing of LAMB's norms."""
     for world_size in WORLD_SIZES:
-        pieces = [results_of(launches[world_size], rank)["lamb 2 fp32"]["pieces"] for rank in range(world_size)]
+        pieces = [
+            results_of(launches[world_size], rank)["lamb 2 fp32"]["pieces"]
+            for rank in range(world_size)
+        ]
         assert any(sum(name in of_rank for of_rank in pieces) > 1 for name in pieces[0] | pieces[1])
 
 
@@ -292,7 +336,9 @@ def test_one_all_reduce_serves_clipping_norms_and_logging(launches, kind, stage,
         are_clipped = [row[1] > MAX_GRAD_NORMS[kind] for row in found["rows"]]
         assert 3 <= sum(are_clipped) <= STEPS - 3
         asks_twice = kind == "lamb" and stage > 0
-        assert found["all_reduces"] == [2 if asks_twice and is_clipped else 1 for is_clipped in are_clipped]
+        assert found["all_reduces"] == [
+            2 if asks_twice and is_clipped else 1 for is_clipped in are_clipped
+        ]
 
 
 @pytest.mark.engines
@@ -332,7 +378,10 @@ def gradient_error(folder, kind):
     masked = sum(len(batch.masked_labels) for batch in batches)
     instances = sum(len(batch.is_random_next) for batch in batches)
     exact = {name: torch.zeros(parameter.numel()) for name, parameter in model.named_parameters()}
-    summed = {name: torch.zeros(parameter.numel(), dtype=torch.float64) for name, parameter in model.named_parameters()}
+    summed = {
+        name: torch.zeros(parameter.numel(), dtype=torch.float64)
+        for name, parameter in model.named_parameters()
+    }
     half = build_model(CONFIG, seed=3).bfloat16()
     for batch in batches:
         for each in (model, half):
@@ -349,7 +398,8 @@ def gradient_error(folder, kind):
             found[name][start : start + len(piece)] = piece.float()
     whole = torch.cat(list(found.values())).double()
     return [
-        float((whole - torch.cat(list(other.values())).double()).norm() / whole.norm()) for other in (summed, exact)
+        float((whole - torch.cat(list(other.values())).double()).norm() / whole.norm())
+        for other in (summed, exact)
     ]
 
 
@@ -359,7 +409,9 @@ def test_bf16_gradients_are_accumulated_and_reduced_in_fp32(two_ranks):
         accumulation, whole = gradient_error(two_ranks, "gradient")
         default_accumulation, default_whole = gradient_error(two_ranks, "default-gradient")
     assert accumulation <= 1e-6 < 0.003 < default_accumulation  # bf16 sums: 0.96 %
-    assert whole <= 0.008 < default_whole  # the passes themselves are in bf16 and keep 3 digits: 0.68 % and 1.14 %
+    assert (
+        whole <= 0.008 < default_whole
+    )  # the passes themselves are in bf16 and keep 3 digits: 0.68 % and 1.14 %
 
 
 @pytest.mark.engines
@@ -377,15 +429,20 @@ def alone_in_bf16():
 @pytest.mark.engines
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("kind", "stage", "precision"), HALF)
-def test_ranks_in_bf16_equal_one_process_in_bf16(launches, alone_in_bf16, kind, stage, precision, world_size):
+def test_ranks_in_bf16_equal_one_process_in_bf16(
+    launches, alone_in_bf16, kind, stage, precision, world_size
+):
     """To fp32's rounding on 2 ranks under ZeRO-1 and 2.
 
-    A loss times 3 rounds otherwise in bf16's backward pass than the loss itself, and ZeRO-3 adds squares up in another
+    A loss times 3 rounds otherwise in bf16's backward pass than the loss itself, and ZeRO-3 adds
+    squares up in another
     order: a clipped weight's last bit in fp32 can turn its last bit in bf16, some 0.2 % of it.
     """
     found = torch.tensor(results_of(launches[world_size])[f"{kind} {stage} {precision}"]["rows"])
     expected = torch.tensor(alone_in_bf16[kind])
-    torch.testing.assert_close(found, expected, rtol=1e-5 if world_size == 2 and stage < 3 else 0.02, atol=0)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-5 if world_size == 2 and stage < 3 else 0.02, atol=0
+    )
 
 
 @pytest.mark.engines

@@ -35,7 +35,12 @@ def folder(tmp_path_factory):
 
 CAUSAL = {
     "preset": "tiny",
-    "overrides": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "max_position_embeddings": 32},
+    "overrides": {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "max_position_embeddings": 32,
+    },
 }
 
 
@@ -47,7 +52,9 @@ def last_validation(run):
 @pytest.mark.parametrize(("run", "has_nsp"), [("run", True), ("ltr", False)])
 def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp):
     expected = last_validation(folder / run)
-    found = evaluate(open_model(str(folder / run)), open_dataset(str(folder / "data")), "validation", 16).columns
+    found = evaluate(
+        open_model(str(folder / run)), open_dataset(str(folder / "data")), "validation", 16
+    ).columns
     assert ("nsp_accuracy" in found) == ("nsp_majority_share" in found) == has_nsp
     compared = {"mlm_loss", "mlm_accuracy", "unigram_entropy", "instances", "masked"}
     compared |= {"loss", "nsp_loss", "nsp_accuracy", "nsp_majority_share"} if has_nsp else set()
@@ -59,7 +66,9 @@ def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp
 
 def batches(folder, split="validation"):
     dataset = open_dataset(str(folder / "data"))
-    return list(iterate_validation(dataset, 16, rank=0, world_size=1, micro_tokens=512, split=split))
+    return list(
+        iterate_validation(dataset, 16, rank=0, world_size=1, micro_tokens=512, split=split)
+    )
 
 
 def test_an_export_on_training_instances_is_as_transformers_says(folder):
@@ -68,7 +77,9 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
     for batch in batches(folder, "train"):
         rows = pad_micro_batch(batch, 16)
         with torch.no_grad():
-            out = theirs(**{name: rows[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
+            out = theirs(
+                **{name: rows[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+            )
         chosen = rows["labels"] != -100
         losses += torch.nn.functional.cross_entropy(
             out.prediction_logits[chosen], rows["labels"][chosen], reduction="none"
@@ -76,7 +87,9 @@ def test_an_export_on_training_instances_is_as_transformers_says(folder):
         hits += (out.prediction_logits[chosen].argmax(-1) == rows["labels"][chosen]).tolist()
         random += rows["next_sentence_label"].tolist()
         judged += (out.seq_relationship_logits.argmax(-1) == rows["next_sentence_label"]).tolist()
-    found = evaluate(open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "train", 16).columns
+    found = evaluate(
+        open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "train", 16
+    ).columns
     assert found["mlm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found["mlm_accuracy"] == pytest.approx(np.mean(hits), abs=1e-9)
     assert found["nsp_accuracy"] == pytest.approx(np.mean(judged), abs=1e-9)
@@ -95,7 +108,9 @@ def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeyp
         rate = text[token] * 1e6 / text.total()
         names = ("fewer than 2,000", "2,000 to 10,000", "10,000 to 100,000", "100,000")
         expected[names[bisect.bisect_right((2_000, 10_000, 100_000), rate)]] += count
-    found = evaluate(open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "validation", 16)
+    found = evaluate(
+        open_model(str(folder / "hf")), open_dataset(str(folder / "data")), "validation", 16
+    )
     assert {band.name.split(" times")[0]: band.masked for band in found.bands} == expected
     assert len(expected) >= 3
     mean = sum(band.mlm_loss * band.masked for band in found.bands) / found.columns["masked"]
@@ -103,7 +118,15 @@ def test_bands_part_the_masked_tokens_by_their_count_in_the_text(folder, monkeyp
 
 
 def test_the_command_prints_a_table_and_writes_the_same_as_json(folder, capsys):
-    command = ["evaluate", "--model", str(folder / "run"), "--data", str(folder / "data"), "--num_instances", "20"]
+    command = [
+        "evaluate",
+        "--model",
+        str(folder / "run"),
+        "--data",
+        str(folder / "data"),
+        "--num_instances",
+        "20",
+    ]
     assert main([*command, "--output", str(folder / "found.json")]) == 0
     printed = capsys.readouterr().out
     found = json.loads((folder / "found.json").read_text())
@@ -128,6 +151,13 @@ def test_what_does_not_fit_is_refused(folder, tmp_path, monkeypatch, capsys, arg
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     write_tiny_dataset(tmp_path / "other", vocab_size=70)
     write_tiny_dataset(tmp_path / "long", seq_lens=(64,))
-    command = ["evaluate", "--model", str(folder / "run"), "--data", str(folder / "data"), *arguments]
+    command = [
+        "evaluate",
+        "--model",
+        str(folder / "run"),
+        "--data",
+        str(folder / "data"),
+        *arguments,
+    ]
     assert main(command) == 2
     assert message in capsys.readouterr().err

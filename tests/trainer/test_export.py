@@ -35,7 +35,9 @@ def ours(model, input_ids):
 
 def test_transformers_opens_the_model_whole_and_computes_the_same(model, tmp_path):
     folder = export(model, tmp_path / "out")
-    theirs, loading = transformers.BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    theirs, loading = transformers.BertForPreTraining.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     batch = tokenizer("The cats sat. a [MASK] sat", return_tensors="pt")
@@ -60,12 +62,16 @@ def test_variants_open_as_what_transformers_calls_them(changes, kind, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
-    export_hf(model.state_dict(), config, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={})
+    export_hf(
+        model.state_dict(), config, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={}
+    )
     theirs, loading = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     input_ids = [2, 5, 6, 4, 8, 9, 3, 7, 11]
     with torch.no_grad():
-        output = theirs.eval()(torch.tensor([input_ids]), token_type_ids=torch.zeros(1, 9, dtype=torch.long))
+        output = theirs.eval()(
+            torch.tensor([input_ids]), token_type_ids=torch.zeros(1, 9, dtype=torch.long)
+        )
         mlm_logits, nsp_logits = ours(model, input_ids)
     torch.testing.assert_close(output.prediction_logits[0], mlm_logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(output.seq_relationship_logits, nsp_logits, rtol=0, atol=1e-5)
@@ -76,7 +82,9 @@ def test_variants_open_as_what_transformers_calls_them(changes, kind, tmp_path):
 
 def test_auto_classes_open_it(model, tmp_path):
     folder = export(model, tmp_path / "out")
-    assert isinstance(transformers.AutoModelForMaskedLM.from_pretrained(folder), transformers.BertForMaskedLM)
+    assert isinstance(
+        transformers.AutoModelForMaskedLM.from_pretrained(folder), transformers.BertForMaskedLM
+    )
     config = transformers.AutoConfig.from_pretrained(folder)
     assert (config.num_hidden_layers, config.pad_token_id, config.beambert["steps"]) == (2, 0, 7)
 
@@ -89,14 +97,23 @@ def test_auto_tokenizer_equals_ours(model, tmp_path, lower_case, first):
     folder = export(model, tmp_path / "out", lower_case=lower_case)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     built = build_tokenizer(parse_vocab(VOCAB, "vocab.txt"), lower_case)
-    assert [theirs(text)["input_ids"] for text in TEXTS] == [built.encode(text).ids for text in TEXTS]
+    assert [theirs(text)["input_ids"] for text in TEXTS] == [
+        built.encode(text).ids for text in TEXTS
+    ]
     assert theirs.tokenize("The")[0] == first
     assert (theirs.mask_token, theirs.model_max_length) == ("[MASK]", 40)
 
 
 def test_files_and_provenance(model, tmp_path):
     folder = export(model, tmp_path / "deep" / "out")
-    names = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    names = [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / "vocab.txt").read_bytes() == VOCAB
     assert read_provenance(str(folder)) == {"tokens_seen": 12_345, "steps": 7}
@@ -114,7 +131,8 @@ def test_weights_that_share_memory_are_written_apart(model, tmp_path):
     flat = torch.cat([tensor.flatten() for tensor in model.state_dict().values()]).bfloat16()
     pieces = flat.split([tensor.numel() for tensor in model.state_dict().values()])
     views = {
-        name: piece.view_as(tensor) for (name, tensor), piece in zip(model.state_dict().items(), pieces, strict=True)
+        name: piece.view_as(tensor)
+        for (name, tensor), piece in zip(model.state_dict().items(), pieces, strict=True)
     }
     export_hf(views, CONFIG, VOCAB, str(tmp_path / "out"), lower_case=True, provenance={})
     _, state = load_hf(str(tmp_path / "out"))
@@ -130,7 +148,8 @@ def test_an_object_store_gets_the_same_files(model, tmp_path):
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_hf(str(folder))[1].items())
 
 
-# --- replacing and refusing -------------------------------------------------------------------------------------
+# --- replacing and refusing
+# -------------------------------------------------------------------------------------
 
 
 def test_an_earlier_export_is_replaced(model, tmp_path):
@@ -143,7 +162,9 @@ def test_an_earlier_export_is_replaced(model, tmp_path):
 def test_a_folder_with_other_files_is_refused_and_kept(model, tmp_path):
     folder = export(model, tmp_path / "out")
     (folder / "README.md").write_text("mine")
-    with pytest.raises(ValueError, match=r"out: holds README.md, which no export wrote; empty it or name another"):
+    with pytest.raises(
+        ValueError, match=r"out: holds README.md, which no export wrote; empty it or name another"
+    ):
         export(model, folder)
     assert (folder / "README.md").read_text() == "mine"
 
@@ -185,17 +206,24 @@ def test_a_failed_write_leaves_the_earlier_export(model, tmp_path, monkeypatch):
 
 
 def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
-    with pytest.raises(ValueError, match=rf"vocab.txt has {len(TOKENS) + 1} tokens, the model {len(TOKENS)}"):
+    with pytest.raises(
+        ValueError, match=rf"vocab.txt has {len(TOKENS) + 1} tokens, the model {len(TOKENS)}"
+    ):
         export(model, tmp_path / "out", vocab=VOCAB + b"dog\n")
     assert not (tmp_path / "out").exists()
 
 
-# --- folders that transformers saved ----------------------------------------------------------------------------
+# --- folders that transformers saved
+# ----------------------------------------------------------------------------
 
 
 def hf_config():
     return transformers.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=20,
     )
 
 
@@ -228,9 +256,16 @@ def test_load_old_names_and_a_tied_decoder_written_out(tmp_path):
     _, expected = load_hf(str(tmp_path))
 
     def age(tensors):
-        old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in tensors.items()}
-        old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()}
-        old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"].clone()
+        old = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor
+            for name, tensor in tensors.items()
+        }
+        old = {
+            name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()
+        }
+        old["cls.predictions.decoder.weight"] = old[
+            "bert.embeddings.word_embeddings.weight"
+        ].clone()
         old["cls.predictions.decoder.bias"] = old["cls.predictions.bias"].clone()
         old["bert.embeddings.position_ids"] = torch.arange(512)[None]
         return old
@@ -247,8 +282,16 @@ POOLER_AND_NSP = {"bert.pooler.bias", "bert.pooler.weight", "nsp_head.bias", "ns
 @pytest.mark.parametrize(
     ("kind", "absent", "present"),
     [
-        (transformers.BertForMaskedLM, POOLER_AND_NSP, {"mlm_head.bias", "mlm_head.transform.weight"}),
-        (transformers.BertModel, {"mlm_head.bias", "mlm_head.norm.weight", "nsp_head.bias"}, {"bert.pooler.weight"}),
+        (
+            transformers.BertForMaskedLM,
+            POOLER_AND_NSP,
+            {"mlm_head.bias", "mlm_head.transform.weight"},
+        ),
+        (
+            transformers.BertModel,
+            {"mlm_head.bias", "mlm_head.norm.weight", "nsp_head.bias"},
+            {"bert.pooler.weight"},
+        ),
     ],
 )
 def test_load_models_saved_without_a_head(tmp_path, kind, absent, present):
@@ -260,7 +303,9 @@ def test_load_models_saved_without_a_head(tmp_path, kind, absent, present):
 
 def test_load_refuses_a_decoder_of_its_own(tmp_path):
     saved(transformers.BertForPreTraining, tmp_path)
-    edit_weights(tmp_path, lambda tensors: tensors | {"cls.predictions.decoder.bias": torch.ones(30)})
+    edit_weights(
+        tmp_path, lambda tensors: tensors | {"cls.predictions.decoder.bias": torch.ones(30)}
+    )
     with pytest.raises(ValueError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
         load_hf(str(tmp_path))
 
@@ -275,7 +320,9 @@ def test_load_names_unknown_and_missing_weights(tmp_path):
 def test_load_refuses_weights_of_another_size(tmp_path):
     saved(transformers.BertForPreTraining, tmp_path)
     change_config(tmp_path, max_position_embeddings=100)
-    with pytest.raises(ValueError, match=r"position.weight has shape \(512, 16\), config.json says \(100, 16\)"):
+    with pytest.raises(
+        ValueError, match=r"position.weight has shape \(512, 16\), config.json says \(100, 16\)"
+    ):
         load_hf(str(tmp_path))
 
 
@@ -297,7 +344,9 @@ def test_load_names_what_a_folder_holds(tmp_path):
         load_hf(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors, found config\.json, pytorch_model\.bin"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no model\.safetensors, found config\.json, pytorch_model\.bin"
+    ):
         load_hf(str(tmp_path))
 
 

@@ -40,14 +40,25 @@ def run(ranks, bucket, tmp_path):
     """A run's folder with checkpoints of steps 1 and 2, both at the URL too; and the weights of the second."""
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    facts = {"id": "abc", "model": dataclasses.asdict(CONFIG), "launches": [], "datasets": [DATASET]}
+    facts = {
+        "id": "abc",
+        "model": dataclasses.asdict(CONFIG),
+        "launches": [],
+        "datasets": [DATASET],
+    }
     run.facts.write_text(json.dumps(facts))
-    for name, text in {"config.yaml": "objective: mlm+nsp", "vocab.txt": VOCAB, "tokenizer.json": TOKENIZER}.items():
+    for name, text in {
+        "config.yaml": "objective: mlm+nsp",
+        "vocab.txt": VOCAB,
+        "tokenizer.json": TOKENIZER,
+    }.items():
         (run.path / name).write_text(text)
     engine = SimpleNamespace(module=build_model(CONFIG, seed=1), zero_optimization_stage=lambda: 0)
     optimizer = AdamW(engine.module.named_parameters())
     optimizer.set_learning_rate(0.1)
-    saver = CheckpointSaver(run, CheckpointSettings(keep=5), ranks, CheckpointStore(URL), lambda _: None)
+    saver = CheckpointSaver(
+        run, CheckpointSettings(keep=5), ranks, CheckpointStore(URL), lambda _: None
+    )
     for step in (1, 2):
         for parameter in engine.module.parameters():
             parameter.grad = torch.full_like(parameter, 0.01 * step)
@@ -75,11 +86,16 @@ def assert_same(found, weights):
 def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys, form):
     assert export(run.path, tmp_path / "from-folder", "--output_format", form) == 0
     shutil.rmtree(run.path)
-    bucket.rm("/bucket/run/checkpoints/step-00000002/fragments-00000-of-00001.safetensors")  # not needed
+    bucket.rm(
+        "/bucket/run/checkpoints/step-00000002/fragments-00000-of-00001.safetensors"
+    )  # not needed
     capsys.readouterr()
     assert export(URL, tmp_path / "from-url", "--output_format", form) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["step"], said["checkpoint"]) == (2, "memory://bucket/run/checkpoints/step-00000002")
+    assert (said["step"], said["checkpoint"]) == (
+        2,
+        "memory://bucket/run/checkpoints/step-00000002",
+    )
     assert contents(tmp_path / "from-url") == contents(tmp_path / "from-folder")
     found = read_initial_weights(str(tmp_path / "from-url"))
     assert_same(found, run.weights)
@@ -88,7 +104,10 @@ def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path
 @pytest.mark.engines
 def test_a_url_without_a_run_or_a_checkpoint_is_named(run, bucket, tmp_path, capsys):
     assert export("memory://bucket/nothing", tmp_path / "out") == 2
-    assert "memory://bucket/nothing holds no run.json; give the --checkpoint.url" in capsys.readouterr().err
+    assert (
+        "memory://bucket/nothing holds no run.json; give the --checkpoint.url"
+        in capsys.readouterr().err
+    )
     for step in (1, 2):
         bucket.rm(f"/bucket/run/checkpoints/step-0000000{step}/COMMITTED")
     assert export(URL, tmp_path / "out") == 2
@@ -104,7 +123,9 @@ def test_a_damaged_checkpoint_at_a_url_is_named(run, bucket, tmp_path, capsys):
     bucket.pipe(path, bytes(data))
     assert export(URL, tmp_path / "out") == 2
     said = capsys.readouterr().err
-    assert re.search(r"memory://bucket/run/checkpoints/step-00000002/model\.safetensors: sha256 is", said)
+    assert re.search(
+        r"memory://bucket/run/checkpoints/step-00000002/model\.safetensors: sha256 is", said
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -140,7 +161,11 @@ def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
     assert theirs.names - ours.names == {"bert/pooler/dense/bias/adam_m", "global_step"}
     for name in ours.names:
         before, after = theirs.read(name), ours.read(name)
-        assert (before.shape, before.dtype, before.tobytes()) == (after.shape, after.dtype, after.tobytes())
+        assert (before.shape, before.dtype, before.tobytes()) == (
+            after.shape,
+            after.dtype,
+            after.tobytes(),
+        )
     settings = json.loads((tmp_path / "out" / "bert_config.json").read_text())
     assert settings.pop("beambert") == {"lower_case": False, "steps": 3}
     assert settings == json.loads((GOOGLE / "bert_config.json").read_text())
@@ -150,22 +175,34 @@ def test_googles_checkpoint_comes_out_of_an_export_as_it_went_in(tmp_path):
 
 
 @pytest.mark.engines
-def test_an_earlier_export_of_the_same_form_is_replaced_and_of_another_refused(run, tmp_path, capsys):
+def test_an_earlier_export_of_the_same_form_is_replaced_and_of_another_refused(
+    run, tmp_path, capsys
+):
     assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
     assert export(run.path, tmp_path / "out", "--output_format", "google") == 0
     assert export(run.path, tmp_path / "out") == 2
-    assert "out: holds bert_config.json, bert_model.ckpt.data-00000-of-00001" in capsys.readouterr().err
+    assert (
+        "out: holds bert_config.json, bert_model.ckpt.data-00000-of-00001"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
-    "change", [{"pre_norm": True}, {"is_causal": True}, {"layer_norm_eps": 1e-5}], ids=lambda change: next(iter(change))
+    "change",
+    [{"pre_norm": True}, {"is_causal": True}, {"layer_norm_eps": 1e-5}],
+    ids=lambda change: next(iter(change)),
 )
 def test_models_that_googles_program_does_not_have_are_refused(tmp_path, change):
     config = dataclasses.replace(CONFIG, **change)
     state = build_model(config, seed=1).state_dict()
     [(name, value)] = change.items()
-    with pytest.raises(ValueError, match=rf"the model has {name} {value}, in Google's program it is .* Hugging Face"):
-        export_google(state, config, VOCAB.encode(), str(tmp_path / "out"), lower_case=True, provenance={})
+    with pytest.raises(
+        ValueError,
+        match=rf"the model has {name} {value}, in Google's program it is .* Hugging Face",
+    ):
+        export_google(
+            state, config, VOCAB.encode(), str(tmp_path / "out"), lower_case=True, provenance={}
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -190,7 +227,9 @@ def test_models_that_googles_program_does_not_have_are_refused(tmp_path, change)
         ("config.yaml", None, "config.yaml is missing; restore it"),
     ],
 )  # fmt: skip
-def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(run, bucket, tmp_path, capsys, name, spoil, said):
+def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(
+    run, bucket, tmp_path, capsys, name, spoil, said
+):
     place = run.path / name
     data = place.read_bytes()
     place.write_bytes(spoil(data)) if spoil else place.unlink()
@@ -199,7 +238,9 @@ def test_what_is_changed_or_damaged_in_a_runs_folder_is_named(run, bucket, tmp_p
     assert f"{run.path}/{said}" in error
     assert not (tmp_path / "hf").exists()
     place.write_bytes(data)
-    bucket.pipe_file(f"/bucket/run/{name}", spoil(data)) if spoil else bucket.rm_file(f"/bucket/run/{name}")
+    bucket.pipe_file(f"/bucket/run/{name}", spoil(data)) if spoil else bucket.rm_file(
+        f"/bucket/run/{name}"
+    )
     assert export(URL, tmp_path / "hf") == 2
     assert name in capsys.readouterr().err
     assert not (tmp_path / "hf").exists()

@@ -40,7 +40,18 @@ def text_file(tmp_path):
 
 def features(hf, files, output, *flags):
     files = files if isinstance(files, list) else [files]
-    return main(["features", "--model", str(hf), "--input", *map(str, files), "--output", str(output), *flags])
+    return main(
+        [
+            "features",
+            "--model",
+            str(hf),
+            "--input",
+            *map(str, files),
+            "--output",
+            str(output),
+            *flags,
+        ]
+    )
 
 
 def rows_of(output, column=None):
@@ -65,13 +76,17 @@ def test_states_of_every_token_and_layer_are_those_of_transformers(hf, text_file
     for number, text in enumerate(TEXTS):
         mine = [row for row in rows if row["text"] == number]
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        assert [row["piece"] for row in mine] == tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+        assert [row["piece"] for row in mine] == tokenizer.convert_ids_to_tokens(
+            encoding["input_ids"]
+        )
         assert [(row["start"], row["end"]) for row in mine] == encoding["offset_mapping"]
         assert [row["token"] for row in mine] == list(range(len(mine)))
         assert {(row["source"], row["line"]) for row in mine} <= {(str(text_file), number + 1)}
         expected = theirs(hf, text)[0][:, 1:-1]
         for layer in range(3):
-            found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32).reshape(-1, 64)
+            found = np.array([row[f"layer_{layer}"] for row in mine], dtype=np.float32).reshape(
+                -1, 64
+            )
             np.testing.assert_allclose(found, expected[layer], atol=1e-5)
 
 
@@ -96,33 +111,66 @@ def test_layers_are_added_up_or_laid_side_by_side(hf, text_file, tmp_path):
     count = states.shape[1] - 2
     added, beside = rows_of(tmp_path / "sum", "sum_2_0"), rows_of(tmp_path / "concat", "concat_2_0")
     np.testing.assert_allclose(added[:count], states[2, 1:-1] + states[0, 1:-1], atol=1e-5)
-    np.testing.assert_allclose(beside[:count], np.concatenate([states[2], states[0]], axis=1)[1:-1], atol=1e-5)
+    np.testing.assert_allclose(
+        beside[:count], np.concatenate([states[2], states[0]], axis=1)[1:-1], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rows", ["cls", "mean", "pooler"])
 def test_a_vector_a_text(hf, text_file, tmp_path, rows):
-    assert features(hf, text_file, tmp_path / "out", "--layers", "-1", "--rows", rows, "--micro_tokens", "40") == 0
+    assert (
+        features(
+            hf,
+            text_file,
+            tmp_path / "out",
+            "--layers",
+            "-1",
+            "--rows",
+            rows,
+            "--micro_tokens",
+            "40",
+        )
+        == 0
+    )
     found = rows_of(tmp_path / "out", "pooler" if rows == "pooler" else "layer_2")
     assert [row["text"] for row in rows_of(tmp_path / "out")] == list(range(len(TEXTS)))
     for text, vector in zip(TEXTS, found, strict=True):
         states, out = theirs(hf, text)
         inner = states[-1, 1:-1]
         mean = inner.mean(axis=0) if len(inner) else np.zeros(64)
-        expected = {"cls": states[-1, 0], "mean": mean, "pooler": out.pooler_output[0].numpy()}[rows]
+        expected = {"cls": states[-1, 0], "mean": mean, "pooler": out.pooler_output[0].numpy()}[
+            rows
+        ]
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("flags", "shape"), [(["--layers", "-1"], (64,)), (["--layers", "-1,-2"], (2, 64))])
+@pytest.mark.parametrize(
+    ("flags", "shape"), [(["--layers", "-1"], (64,)), (["--layers", "-1,-2"], (2, 64))]
+)
 def test_arrays_hold_what_parquet_holds(hf, text_file, tmp_path, flags, shape):
     assert features(hf, text_file, tmp_path / "parquet", *flags, "--texts_per_part", "2") == 0
-    assert features(hf, text_file, tmp_path / "npy", *flags, "--texts_per_part", "2", "--output_format", "npy") == 0
+    assert (
+        features(
+            hf,
+            text_file,
+            tmp_path / "npy",
+            *flags,
+            "--texts_per_part",
+            "2",
+            "--output_format",
+            "npy",
+        )
+        == 0
+    )
     parts = sorted((tmp_path / "npy").glob("*.npy"))
     assert [path.name for path in parts] == ["part-00000.npy", "part-00001.npy", "part-00002.npy"]
     arrays = np.concatenate([np.load(path) for path in parts])
     assert arrays.shape[1:] == shape
     rows = rows_of(tmp_path / "parquet")
     first = arrays if len(shape) == 1 else arrays[:, 0]
-    np.testing.assert_array_equal(first, np.array([row["layer_2"] for row in rows], dtype=np.float32))
+    np.testing.assert_array_equal(
+        first, np.array([row["layer_2"] for row in rows], dtype=np.float32)
+    )
     kept = [{name: row[name] for name in ("text", "line", "token", "piece")} for row in rows]
     assert [{name: row[name] for name in kept[0]} for row in rows_of(tmp_path / "npy")] == kept
 
@@ -136,7 +184,8 @@ def test_half_precision(hf, text_file, tmp_path):
     np.testing.assert_allclose(found, states[-1, 1:-1], atol=5e-3)
 
 
-# --- long texts -----------------------------------------------------------------------------------------------------
+# --- long texts
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -144,7 +193,9 @@ def test_every_token_is_in_one_window_and_in_the_one_with_most_context(size):
     for num_tokens in range(40):
         for stride in range(1, size + 1):
             windows = cut_windows(num_tokens, size, stride)
-            kept = [token for window in windows for token in range(window.keep_start, window.keep_stop)]
+            kept = [
+                token for window in windows for token in range(window.keep_start, window.keep_stop)
+            ]
             assert kept == list(range(num_tokens))
             for chosen in windows:
                 assert chosen.stop - chosen.start == min(size, num_tokens)
@@ -167,14 +218,19 @@ def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     for window in windows:
         states, _ = theirs(hf, " ".join(words[window.start : window.stop]))
         inside = slice(window.keep_start - window.start + 1, window.keep_stop - window.start + 1)
-        np.testing.assert_allclose(found[window.keep_start : window.keep_stop], states[-1, inside], atol=1e-5)
+        np.testing.assert_allclose(
+            found[window.keep_start : window.keep_stop], states[-1, inside], atol=1e-5
+        )
     counts = json.loads((tmp_path / "out" / "features.json").read_text())
     assert (counts["long_texts"], counts["windows"], counts["texts"]) == (1, len(windows) + 1, 2)
     assert features(hf, tmp_path / "long.txt", tmp_path / "mean", *flags, "--rows", "mean") == 0
-    np.testing.assert_allclose(rows_of(tmp_path / "mean", "layer_2")[0], found[:95].mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(
+        rows_of(tmp_path / "mean", "layer_2")[0], found[:95].mean(axis=0), atol=1e-5
+    )
 
 
-# --- inputs ---------------------------------------------------------------------------------------------------------
+# --- inputs
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_fields_names_and_compressed_files(hf, tmp_path):
@@ -188,7 +244,9 @@ def test_fields_names_and_compressed_files(hf, tmp_path):
     assert features(hf, [tmp_path / "*.jsonl*"], tmp_path / "out", *flags) == 0
     rows = rows_of(tmp_path / "out")
     assert [row["name"] for row in rows] == ["k0", "k1"] * 3
-    assert [Path(row["source"]).name for row in rows] == ["a.jsonl"] * 2 + ["b.jsonl.gz"] * 2 + ["c.jsonl.zst"] * 2
+    assert [Path(row["source"]).name for row in rows] == ["a.jsonl"] * 2 + ["b.jsonl.gz"] * 2 + [
+        "c.jsonl.zst"
+    ] * 2
     assert rows[0]["layer_2"] == rows[2]["layer_2"] == rows[4]["layer_2"]
 
 
@@ -205,14 +263,26 @@ def test_fields_names_and_compressed_files(hf, tmp_path):
         ("a.jsonl", b"{\n", [], "a.jsonl:1: not JSON"),
         ("a.txt", b"fine\n\xff\n", [], "a.txt:2: is not UTF-8"),
         ("a.txt", b"", [], "the input holds no text"),
-        ("a.txt", b"x\n", ["--layers", "5"], "layers names 5; the model has 0 (embeddings) to 2, or -3 to -1"),
+        (
+            "a.txt",
+            b"x\n",
+            ["--layers", "5"],
+            "layers names 5; the model has 0 (embeddings) to 2, or -3 to -1",
+        ),
         ("a.txt", b"x\n", ["--layers", "2,-1"], "layers 2,-1 names a layer twice: they are 2, 2"),
-        ("a.txt", b"x\n", ["--layers", "last"], "layers is 'last'; expected numbers separated by commas, or all"),
+        (
+            "a.txt",
+            b"x\n",
+            ["--layers", "last"],
+            "layers is 'last'; expected numbers separated by commas, or all",
+        ),
         ("a.txt", b"x\n", ["--seq_len", "99"], "seq_len is 99;"),
         ("a.txt", b"x\n", ["--rows", "word"], "rows word asks for words, which a.txt has not; "),
     ],
 )
-def test_what_cannot_be_read_is_named(hf, tmp_path, monkeypatch, capsys, name, content, flags, message):
+def test_what_cannot_be_read_is_named(
+    hf, tmp_path, monkeypatch, capsys, name, content, flags, message
+):
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(content)
     assert features(hf, name, "out", "--layers", "-1", *flags) == 2
@@ -243,17 +313,28 @@ def test_words_have_the_vector_of_their_first_piece(hf):
 def test_words_of_conll_files(hf, tmp_path):
     (tmp_path / "a.conll").write_text("The O\ncats B-X\n\n-DOCSTART- O\n\ndog O\n")
     (tmp_path / "b.iob2").write_text("# a comment\n1\tsat\tO\n2\tcats\tO\n")
-    assert features(hf, tmp_path / "a.conll", tmp_path / "a", "--rows", "word", "--layers", "-1") == 0
+    assert (
+        features(hf, tmp_path / "a.conll", tmp_path / "a", "--rows", "word", "--layers", "-1") == 0
+    )
     flags = ["--rows", "word", "--layers", "-1", "--token_column", "1"]
     assert features(hf, tmp_path / "b.iob2", tmp_path / "b", *flags) == 0
     rows = rows_of(tmp_path / "a")
-    found = [(row["text"], row["line"], row["word"], row["form"], row["token"], row["piece"]) for row in rows]
-    assert found == [(0, 1, 0, "The", 0, "the"), (0, 1, 1, "cats", 1, "cat"), (1, 6, 0, "dog", 0, "d")]
-    np.testing.assert_allclose(rows_of(tmp_path / "a", "layer_2")[:2], theirs(hf, "The cats")[0][-1, 1:3], atol=1e-5)
+    found = [
+        (row["text"], row["line"], row["word"], row["form"], row["token"], row["piece"])
+        for row in rows
+    ]
+    assert found == [
+        (0, 1, 0, "The", 0, "the"),
+        (0, 1, 1, "cats", 1, "cat"),
+        (1, 6, 0, "dog", 0, "d"),
+    ]
+    np.testing.assert_allclose(
+        rows_of(tmp_path / "a", "layer_2")[:2], theirs(hf, "The cats")[0][-1, 1:3], atol=1e-5
+    )
     assert [row["form"] for row in rows_of(tmp_path / "b")] == ["sat", "cats"]
 
 
-# --- interrupted, continued, refused --------------------------------------------------------------------------------
+# --- interrupted, continued, refused ---
 
 
 # Waits for ever when the vectors of the second part are there and its table is not.
@@ -280,7 +361,12 @@ def test_an_interrupted_command_goes_on_and_gives_the_same(hf, text_file, tmp_pa
     files = ["--model", str(hf), "--input", str(text_file), "--output", str(tmp_path / "rough")]
     command = [sys.executable, "-c", WAITING, "features", *files, *flags]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout.readline() == "waits\n", process.communicate()
         os.killpg(process.pid, signal.SIGINT)
@@ -300,21 +386,30 @@ def test_other_settings_models_and_texts_are_not_mixed(hf, text_file, tmp_path, 
     output, flags = tmp_path / "out", ["--layers", "-1", "--texts_per_part", "2"]
     assert features(hf, text_file, output, *flags) == 0
     assert features(hf, text_file, output, "--layers", "-2", "--texts_per_part", "2") == 2
-    assert "holds a set of features with other settings: layers was '-1' and is now '-2'" in capsys.readouterr().err
+    assert (
+        "holds a set of features with other settings: layers was '-1' and is now '-2'"
+        in capsys.readouterr().err
+    )
     other = export_lettered_model(tmp_path / "hf", seed=6)
     assert features(other, text_file, output, *flags) == 2
     assert "model_sha256 was" in capsys.readouterr().err
     (output / "features.json").unlink()
     text_file.write_text(text_file.read_text().replace("cats", "dogs"))
     assert features(hf, text_file, output, *flags) == 2
-    assert "part-00000.parquet was made of other texts than the input has now" in capsys.readouterr().err
+    assert (
+        "part-00000.parquet was made of other texts than the input has now"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_folder_with_something_else_is_left_alone(hf, text_file, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
     assert features(hf, text_file, tmp_path / "out", "--layers", "-1") == 2
-    assert "out exists and is not a set of features, it has no started.json; give another" in capsys.readouterr().err
+    assert (
+        "out exists and is not a set of features, it has no started.json; give another"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_damaged_description_is_named(hf, text_file, tmp_path, capsys):
@@ -349,8 +444,20 @@ def test_memory_does_not_grow_with_the_input(hf, tmp_path):
     peaks = []
     for name, num_lines in (("small", 100), ("big", 6_000)):
         path = tmp_path / f"{name}.txt"
-        path.write_text("the cat sat on the mat of a cat .\n" * num_lines + "the cat " * (num_lines * 2) + "\n")
-        command = [sys.executable, "-c", PEAK, "--model", str(hf), "--input", str(path), "--output", f"{path}-out"]
+        path.write_text(
+            "the cat sat on the mat of a cat .\n" * num_lines + "the cat " * (num_lines * 2) + "\n"
+        )
+        command = [
+            sys.executable,
+            "-c",
+            PEAK,
+            "--model",
+            str(hf),
+            "--input",
+            str(path),
+            "--output",
+            f"{path}-out",
+        ]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         peaks.append(float(ran.stdout.split()[-1]))
     rows = json.loads((tmp_path / "big.txt-out" / "features.json").read_text())["rows"]

@@ -76,7 +76,9 @@ class FaultyFileSystem(LocalFileSystem):
         self.shard_reads += 1
         if not self.faults:
             return data
-        return (self.faults[0] if self.lasting and len(self.faults) == 1 else self.faults.pop(0))(data)
+        return (self.faults[0] if self.lasting and len(self.faults) == 1 else self.faults.pop(0))(
+            data
+        )
 
 
 def short_body(data: bytes) -> bytes:
@@ -124,7 +126,9 @@ def folder(tmp_path: Path, make_dataset) -> Path:
     return make_dataset(tmp_path / "dataset", train=((60, 45),))
 
 
-def over_faulty_store(folder: Path, faults: Iterable[Fault], lasting: bool = False) -> tuple[Dataset, FaultyFileSystem]:
+def over_faulty_store(
+    folder: Path, faults: Iterable[Fault], lasting: bool = False
+) -> tuple[Dataset, FaultyFileSystem]:
     store = FaultyFileSystem(faults, lasting)
     good = open_dataset(str(folder))
     return Dataset(Folder.on(store, good.folder.path), good.manifest, list(good.all_shards)), store
@@ -146,7 +150,10 @@ def joined(steps: Iterable[np.ndarray], together: int) -> Iterator[Steps]:
 
 
 def window_over(
-    dataset: Dataset, reading: ReadSettings = QUICK, steps: Iterable | None = None, together: int = 3
+    dataset: Dataset,
+    reading: ReadSettings = QUICK,
+    steps: Iterable | None = None,
+    together: int = 3,
 ) -> BlockWindow:
     plan = joined(each_block([60, 45]) if steps is None else steps, together)
     return BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, reading)
@@ -219,17 +226,25 @@ def test_shards_may_be_added_while_reading(folder):
 @pytest.mark.parametrize("together", [1, 2, 6])
 def test_a_block_needed_again_later_is_read_again(folder, together):
     steps = [np.array([[0, block, 0, 8]]) for block in (0, 1, 2, 0, 1, 0)]
-    window = window_over(open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), steps, together)
-    assert read_all(window) == [n for block in (0, 1, 2, 0, 1, 0) for n in range(8 * block, 8 * block + 8)]
+    window = window_over(
+        open_dataset(str(folder)), ReadSettings(buffer_bytes=1, num_threads=1), steps, together
+    )
+    assert read_all(window) == [
+        n for block in (0, 1, 2, 0, 1, 0) for n in range(8 * block, 8 * block + 8)
+    ]
     assert window.counts.blocks == 6
 
 
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_memory_is_bounded_and_blocks_are_let_go(folder, together):
     dataset = open_dataset(str(folder))
-    sizes = np.concatenate([dataset.blocks(shard).size for shard in dataset.shards("train", 8192, 0)])
+    sizes = np.concatenate(
+        [dataset.blocks(shard).size for shard in dataset.shards("train", 8192, 0)]
+    )
     buffer_bytes = 8 * int(sizes.max())  # 4 blocks, as stored bytes count twice
-    window = window_over(dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2), together=together)
+    window = window_over(
+        dataset, ReadSettings(buffer_bytes=buffer_bytes, num_threads=2), together=together
+    )
     held = []
     for _ in window:
         held.append(int(window._blocks.cost_bytes[list(window._blocks.reads)].sum()))
@@ -246,21 +261,33 @@ def test_a_step_larger_than_the_memory_is_read_all_the_same(folder):
     assert read_all(window) == EVERYTHING * 3
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
-def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_together(folder, monkeypatch, data):
+def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_together(
+    folder, monkeypatch, data
+):
     monkeypatch.setattr(fetch, "GATHERED_TOKENS", 8192 * data.draw(st.sampled_from([1, 20, 4096])))
     monkeypatch.setattr(read_ahead, "PLANNED_INSTANCES", data.draw(st.sampled_from([1, 30, 2**15])))
     monkeypatch.setattr(read_ahead, "LOOKAHEAD_STEPS", data.draw(st.sampled_from([1, 4, 512])))
     rows = st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3), st.integers(4, 5))
     steps = data.draw(st.lists(st.lists(rows, min_size=1, max_size=6).map(np.array), max_size=30))
-    reading = ReadSettings(buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2)
+    reading = ReadSettings(
+        buffer_bytes=data.draw(st.sampled_from([1, 10_000, 2**20])), num_threads=2
+    )
     plan, dataset = joined(steps, data.draw(st.integers(1, 40))), open_dataset(str(folder))
-    window = BlockWindow(dataset, dataset.shards("train", 8192, 0), plan, reading, data.draw(st.integers(1, 8)))
+    window = BlockWindow(
+        dataset, dataset.shards("train", 8192, 0), plan, reading, data.draw(st.integers(1, 8))
+    )
     found = [step.document_a.tolist() for step in window]
     window.close()
     expected = [
-        [100_000 * shard + 8 * block + n for shard, block, start, stop in step.tolist() for n in range(start, stop)]
+        [
+            100_000 * shard + 8 * block + n
+            for shard, block, start, stop in step.tolist()
+            for n in range(start, stop)
+        ]
         for step in steps
     ]
     assert found == expected
@@ -268,12 +295,16 @@ def test_steps_are_the_planned_rows_whatever_is_planned_gathered_and_held_togeth
     assert not window._blocks.slot.any()
 
 
-@pytest.mark.parametrize("fault", [short_body, wrong_byte, connection_reset, foreign_error, no_json, stall])
+@pytest.mark.parametrize(
+    "fault", [short_body, wrong_byte, connection_reset, foreign_error, no_json, stall]
+)
 def test_a_passing_fault_is_mended(folder, fault):
     dataset, store = over_faulty_store(folder, [fault, fault])
     reading = ReadSettings(num_threads=2, timeout_seconds=2.0 if fault is stall else 60.0)
     assert read_all(window_over(dataset, reading)) == EVERYTHING
-    assert store.shard_reads == 4 or (fault is stall and store.shard_reads > 4), "a busy machine may stall too"
+    assert store.shard_reads == 4 or (fault is stall and store.shard_reads > 4), (
+        "a busy machine may stall too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +382,9 @@ def test_one_wrong_byte_on_disk_names_its_block(folder):
     content = bytearray(path.read_bytes())
     content[int(table.offset[3]) + 100] ^= 4
     path.write_bytes(content)
-    with pytest.raises(ShardReadError, match=f"shard-00001.tar, block 3 at byte {table.offset[3]}: crc32"):
+    with pytest.raises(
+        ShardReadError, match=f"shard-00001.tar, block 3 at byte {table.offset[3]}: crc32"
+    ):
         read_all(window_over(dataset))
 
 
@@ -372,7 +405,10 @@ def test_a_cut_file_is_asked_for_once():
         asked.append(seconds)
         raise storage.CutFileError("a.tar: asked for bytes 0-9, got 3 of 9")
 
-    with pytest.raises(ShardReadError, match=r"^here: a\.tar: asked for bytes 0-9, got 3 of 9: the file is cut short"):
+    with pytest.raises(
+        ShardReadError,
+        match=r"^here: a\.tar: asked for bytes 0-9, got 3 of 9: the file is cut short",
+    ):
         retry(attempt, Attempts(lambda: "here", 60.0, 300.0, Event()))
     assert asked == [60.0]
 
@@ -394,7 +430,9 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
     if passes:
         assert retry(attempt, tried) == "bytes"
     else:
-        with pytest.raises(ShardReadError, match=r"here: gave up after \d+ attempts in \d+\.\d s: .*403"):
+        with pytest.raises(
+            ShardReadError, match=r"here: gave up after \d+ attempts in \d+\.\d s: .*403"
+        ):
             retry(attempt, tried)
         assert clock.now == pytest.approx(30.0)
 
@@ -402,7 +440,9 @@ def test_a_refusal_has_the_patience_of_a_key_in_renewal(monkeypatch, refusal, se
 def test_a_missing_shard_is_an_error_at_once(folder):
     (folder / "train/L8192/pass-00/shard-00001.tar").unlink()
     window = window_over(open_dataset(str(folder)), ReadSettings())
-    with pytest.raises(FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"):
+    with pytest.raises(
+        FileNotFoundError, match=r"shard-00001.tar.*is missing; restore or rebuild the dataset"
+    ):
         read_all(window)
 
 
@@ -415,7 +455,8 @@ def test_a_block_table_without_full_blocks_is_refused(folder):
     tables[0].instances[:2] = (7, 9)
     (folder / BLOCKS_TABLE).write_bytes(blocks_table(tables))
     with pytest.raises(
-        ValueError, match=r"shard-00000.tar do not describe it: instances: found '\[9\]', expected .* 0 to 8"
+        ValueError,
+        match=r"shard-00000.tar do not describe it: instances: found '\[9\]', expected .* 0 to 8",
     ):
         read_all(window_over(open_dataset(str(folder))))
 
@@ -424,7 +465,9 @@ def test_a_block_that_is_not_what_the_table_says_is_refused(folder):
     dataset = open_dataset(str(folder))
     first, _ = dataset.shards("train", 8192, 0)
     table = dataset.blocks(first)
-    body = memoryview(dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7])))
+    body = memoryview(
+        dataset.read_bytes(first.name, int(table.offset[7]), int(table.offset[7] + table.size[7]))
+    )
     with pytest.raises(ValueError, match=r"here: holds \(4, \d+\) instances and tokens"):
         arena.read_batch_checked(body, table, 0, "here")
 
@@ -433,9 +476,13 @@ def test_instances_longer_than_the_shard_allows_are_refused(folder):
     dataset = open_dataset(str(folder))
     first, _ = dataset.shards("train", 8192, 0)
     table = dataset.blocks(first)
-    body = dataset.read_bytes(first.name, int(table.offset[0]), int(table.offset[0] + table.size[0]))
+    body = dataset.read_bytes(
+        first.name, int(table.offset[0]), int(table.offset[0] + table.size[0])
+    )
     batch = arena.read_batch_checked(memoryview(body), table, 0, "here")
-    with pytest.raises(ValueError, match=r"here: an instance of \d+ tokens in a shard of seq_len 8"):
+    with pytest.raises(
+        ValueError, match=r"here: an instance of \d+ tokens in a shard of seq_len 8"
+    ):
         arena.check_block(batch, dataclasses.replace(first, seq_len=8), 100, "here")
 
 
@@ -448,7 +495,9 @@ def test_a_position_outside_its_instance_is_refused_though_the_crc32_is_right(
     blocks = [make_block(8, first_id=8 * n) for n in range(3)]
     positions, last = blocks[2].masked_lm_positions, int(blocks[2].masked_offsets[6])
     positions[last] = length = int(np.diff(blocks[2].offsets)[6])  # the first token of instance 7
-    folder = write_dataset(tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True})
+    folder = write_dataset(
+        tmp_path / "dataset", {("train", 8192, 0, 0): blocks}, 100, {"lower_case": True}
+    )
     monkeypatch.setattr(fetch, "GATHERED_TOKENS", 1)
     window = window_over(open_dataset(str(folder)), steps=each_block([24]))
     assert [next(window).document_a[0] for _ in range(2)] == [0, 8]
@@ -489,7 +538,9 @@ def test_retrying_stops_when_the_stream_is_closed():
 def test_what_a_thread_that_is_left_behind_brings_is_not_used(folder):
     """It returns other bytes after all, while another thread has read them again."""
     dataset, _ = over_faulty_store(folder, [late_wrong_byte])
-    window = window_over(dataset, ReadSettings(timeout_seconds=0.3, budget_seconds=300, num_threads=1))
+    window = window_over(
+        dataset, ReadSettings(timeout_seconds=0.3, budget_seconds=300, num_threads=1)
+    )
     left_behind = window._threads._workers[0][1]
     assert read_all(window) == EVERYTHING
     left_behind.join(300)
@@ -506,7 +557,9 @@ def test_threads_that_wait_forever_do_not_hold_up_the_others(folder):
         return data
 
     dataset, _ = over_faulty_store(folder, [hang, hang])
-    settings = ReadSettings(timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1)
+    settings = ReadSettings(
+        timeout_seconds=0.3, budget_seconds=300, num_threads=2, max_read_bytes=1
+    )
     assert read_all(window_over(dataset, settings)) == EVERYTHING
     answer.set()
 
@@ -522,10 +575,15 @@ def test_a_request_in_a_thread_beside_is_given_up_in_time():
 
 def test_local_files_are_read_by_fewer_threads_than_stores(folder):
     dataset = open_dataset(str(folder))
-    remote, joined_up = Dataset(Folder.on(MemoryFileSystem(), ""), dataset.manifest, []), JoinedShards(100)
+    remote, joined_up = (
+        Dataset(Folder.on(MemoryFileSystem(), ""), dataset.manifest, []),
+        JoinedShards(100),
+    )
     for shard in dataset.all_shards:
         joined_up.add(dataset, shard)
-    assert [ReadSettings().num_requests(each.is_local) for each in (dataset, joined_up, remote)] == [2, 2, 8]
+    assert [
+        ReadSettings().num_requests(each.is_local) for each in (dataset, joined_up, remote)
+    ] == [2, 2, 8]
     joined_up.add(remote, dataset.all_shards[0])
     assert ReadSettings().num_requests(joined_up.is_local) == 8
     assert ReadSettings(num_threads=5).num_requests(dataset.is_local) == 5

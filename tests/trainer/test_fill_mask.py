@@ -16,9 +16,18 @@ CONFIG = preset("tiny", vocab_size=len(TOKENS), hidden_size=64, max_position_emb
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "out"
     model = build_model(CONFIG, seed=5)
-    torch.nn.init.normal_(model.bert.embeddings.word.weight, generator=torch.Generator().manual_seed(2))
+    torch.nn.init.normal_(
+        model.bert.embeddings.word.weight, generator=torch.Generator().manual_seed(2)
+    )
     vocab = "".join(f"{token}\n" for token in TOKENS).encode()
-    export_hf(model.state_dict(), CONFIG, vocab, str(path), lower_case=True, provenance={"tokens_seen": 1_234_567})
+    export_hf(
+        model.state_dict(),
+        CONFIG,
+        vocab,
+        str(path),
+        lower_case=True,
+        provenance={"tokens_seen": 1_234_567},
+    )
     return path
 
 
@@ -34,8 +43,12 @@ def test_candidates_are_those_of_transformers(folder, filler):
     with torch.no_grad():
         expected = theirs(**batch).prediction_logits[0, 2].softmax(-1).sort(descending=True)
     [found] = fill_mask(filler, "The [MASK] sat.", top_k=4)
-    assert [candidate.token for candidate in found] == [TOKENS[index] for index in expected.indices[:4]]
-    assert [candidate.probability for candidate in found] == pytest.approx(expected.values[:4].tolist(), abs=1e-6)
+    assert [candidate.token for candidate in found] == [
+        TOKENS[index] for index in expected.indices[:4]
+    ]
+    assert [candidate.probability for candidate in found] == pytest.approx(
+        expected.values[:4].tolist(), abs=1e-6
+    )
 
 
 def test_all_probabilities_sum_to_one(filler):
@@ -72,10 +85,16 @@ def test_errors_say_what_to_do(filler, text, top_k, message):
 
 def test_a_folder_without_the_masked_lm_head_is_refused(tmp_path):
     config = transformers.BertConfig(
-        vocab_size=10, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        vocab_size=10,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
     )
     transformers.BertModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="without the masked language model head, so it cannot fill masks"):
+    with pytest.raises(
+        ValueError, match="without the masked language model head, so it cannot fill masks"
+    ):
         open_mask_filler(str(tmp_path))
 
 
@@ -87,7 +106,9 @@ def test_a_model_transformers_saved_for_masked_lm_fills_masks(folder, tmp_path):
 
 
 def test_the_command_takes_several_texts(folder, capsys):
-    assert main(["fill-mask", "--model", str(folder), "the [MASK]", "[MASK] sat", "--top_k", "2"]) == 0
+    assert (
+        main(["fill-mask", "--model", str(folder), "the [MASK]", "[MASK] sat", "--top_k", "2"]) == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [lines[0], lines[3]] == ["the [MASK]", "[MASK] sat"]
     assert len(lines) == 7

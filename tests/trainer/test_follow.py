@@ -54,7 +54,12 @@ class Build:
             {key: group[key] if key in kept else 0 for key in group} | {"passes": passes}
             for group in manifest["groups"]
         ]
-        plan = {**manifest, "groups": groups, "root_hash": growing.UNKNOWN_HASH, "tables_sha256": {}}
+        plan = {
+            **manifest,
+            "groups": groups,
+            "root_hash": growing.UNKNOWN_HASH,
+            "tables_sha256": {},
+        }
         self.write(PLAN, with_own_hash(plan))
         for name in ("vocab.txt", "tokenizer.json"):
             self.write(name, (self.source / name).read_bytes())
@@ -65,7 +70,9 @@ class Build:
         path.with_suffix(".new").write_bytes(data)
         path.with_suffix(".new").replace(path)
 
-    def finish_pass(self, number: int, settings_hash: str | None = None, split: str = "train") -> None:
+    def finish_pass(
+        self, number: int, settings_hash: str | None = None, split: str = "train"
+    ) -> None:
         shards = self.whole.shards(split, self.seq_len, number)
         for shard in shards:
             self.write(shard.name, (self.source / shard.name).read_bytes())
@@ -128,18 +135,26 @@ def test_batches_are_those_of_the_finished_dataset(whole, build):
 def test_steps_of_the_passes_there_do_not_wait(build):
     build.plan()
     build.finish_pass(0)
-    with StepLoader(open_growing(str(build.folder)), "train", 8192, **SIZES, patience=Patience(0.3)) as loader:
+    with StepLoader(
+        open_growing(str(build.folder)), "train", 8192, **SIZES, patience=Patience(0.3)
+    ) as loader:
         taken = list(islice(loader, 4))  # 105 instances: 4 whole steps
         assert sum(step.num_instances for step in taken) == 96
         with pytest.raises(
-            FileNotFoundError, match=r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new"
+            FileNotFoundError,
+            match=r"waited \d s for .*pass-01 to be built, the last 0.3 s without a new",
         ):
             next(loader)
 
 
 def test_new_files_keep_patience(build, monkeypatch):
     build.plan()
-    turns = iter([*(partial(build.write, f"tokens/{n}", b"x") for n in range(5)), lambda: build.finish_pass(0)])
+    turns = iter(
+        [
+            *(partial(build.write, f"tokens/{n}", b"x") for n in range(5)),
+            lambda: build.finish_pass(0),
+        ]
+    )
     clock = [0.0]
 
     def wait(_seconds: float) -> bool:
@@ -149,7 +164,9 @@ def test_new_files_keep_patience(build, monkeypatch):
         return False
 
     followed = open_growing(str(build.folder))
-    monkeypatch.setattr("pipeline.storage.patience.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        "pipeline.storage.patience.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
     patience = Patience(0.6, stop=SimpleNamespace(wait=wait))
     known = KnownPasses((WeightedDataset("d", followed),), "train", 8192, patience)
     assert known.first_pass_instances == [105]
@@ -157,7 +174,10 @@ def test_new_files_keep_patience(build, monkeypatch):
 
 
 def test_a_build_that_never_began_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"s for the build of .*nothing to come to its shards, the last 0.1 s"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"s for the build of .*nothing to come to its shards, the last 0.1 s",
+    ):
         open_growing(str(tmp_path / "nothing"), patience=Patience(0.1))
 
 
@@ -169,7 +189,9 @@ def test_a_build_that_ends_with_fewer_passes_is_named(build):
     assert followed.find_pass("train", 8192, 2)
     assert not followed.find_pass("train", 8192, 3)
     build.end()
-    with pytest.raises(ValueError, match=r"the build ended without train/L8192/pass-03, of 5 passes planned"):
+    with pytest.raises(
+        ValueError, match=r"the build ended without train/L8192/pass-03, of 5 passes planned"
+    ):
         followed.find_pass("train", 8192, 3)
 
 
@@ -224,7 +246,8 @@ def test_blocks_of_another_build_are_refused_while_the_build_runs(build):
     foreign = [dataclasses.replace(table, crc32=table.crc32 ^ 1) for _, table in rows]
     build.write(f"{growing.RECORDS}/train/L8192/pass-00/blocks.parquet", blocks_table(foreign))
     with pytest.raises(
-        ValueError, match=r"rows of train/L8192/pass-00/shard-00000.tar do not describe it: blocks_hash"
+        ValueError,
+        match=r"rows of train/L8192/pass-00/shard-00000.tar do not describe it: blocks_hash",
     ):
         open_growing(str(build.folder)).find_pass("train", 8192, 0)
 
@@ -319,15 +342,21 @@ def wait_until(condition, seconds: float = 600.0) -> None:
 @pytest.mark.engines
 def test_build_and_training_at_once(corpus, tmp_path):
     data = tmp_path / "data"
-    follow = train_command(data, tmp_path / "followed", "--follow", "true", "--follow_limit_minutes", "2")
+    follow = train_command(
+        data, tmp_path / "followed", "--follow", "true", "--follow_limit_minutes", "2"
+    )
     with Program(follow) as training:
-        wait_until(lambda: "waiting for the build" in training.said() or training.poll() is not None)
+        wait_until(
+            lambda: "waiting for the build" in training.said() or training.poll() is not None
+        )
         building = run_python(build_command(corpus, data))
         assert building.returncode == 0, building.stderr
         followed = training.wait()
     assert followed.returncode == 0, followed.stderr
     assert "to come to its shards: there after" in followed.stdout
-    published = sorted(data.glob("train/L64/pass-*/pass.json"), key=lambda path: path.stat().st_mtime_ns)
+    published = sorted(
+        data.glob("train/L64/pass-*/pass.json"), key=lambda path: path.stat().st_mtime_ns
+    )
     assert published == sorted(published), "one by one"
     verified = run_python(["-m", "pipeline", "verify", data])
     assert verified.returncode == 0, verified.stdout
@@ -369,7 +398,9 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
     assert followed.num_passes("train", 64) == PASSES
     with (
         StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader,
-        pytest.raises(FileNotFoundError, match=r"pass-01 to be built, the last 0.5 s without a new file"),
+        pytest.raises(
+            FileNotFoundError, match=r"pass-01 to be built, the last 0.5 s without a new file"
+        ),
     ):
         list(islice(loader, PASSES * 10))
     with StepLoader(followed, "train", 64, **sizes, patience=Patience(0.5)) as loader:
@@ -381,11 +412,16 @@ def test_a_build_that_dies_and_is_run_again(corpus, tmp_path):
 
 @pytest.mark.engines
 def test_training_without_a_build_ends_in_one_message(tmp_path):
-    command = train_command(tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01")
+    command = train_command(
+        tmp_path / "none", tmp_path / "run", "--follow", "true", "--follow_limit_minutes", "0.01"
+    )
     ended = run_python(command)
     assert ended.returncode == 2
     assert "waiting for the build of" in ended.stdout
-    assert "none to come to its shards, the last 0.6 s without a new file: is the build still running?" in ended.stderr
+    assert (
+        "none to come to its shards, the last 0.6 s without a new file: is the build still running?"
+        in ended.stderr
+    )
     assert "Traceback" not in ended.stderr
 
 
@@ -397,10 +433,18 @@ def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     build.finish_pass(0)
     build.finish_pass(0, split="validation")
     command = train_command(build.folder, tmp_path / "run", "--follow", "true")
-    command = [word.replace("seq_len: 64, global_batch: 512", "seq_len: 16, global_batch: 64") for word in command]
+    command = [
+        word.replace("seq_len: 64, global_batch: 512", "seq_len: 16, global_batch: 64")
+        for word in command
+    ]
     with Program(command) as training:
         rows = tmp_path / "run/metrics.jsonl"
-        wait_until(lambda: (rows.exists() and len(rows.read_text().splitlines()) == 7) or training.poll() is not None)
+        wait_until(
+            lambda: (
+                (rows.exists() and len(rows.read_text().splitlines()) == 7)
+                or training.poll() is not None
+            )
+        )
         wait_until(lambda: "pass-01 to be built" in training.said() or training.poll() is not None)
         os.kill(training.pid, signal.SIGTERM)
         stopped = training.wait()
@@ -411,4 +455,6 @@ def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     again = run_python(command)
     assert again.returncode == 0, again.stderr
     assert "continuing after step 7" in again.stdout
-    assert [row["step"] for row in rows_of(tmp_path / "run") if "position" in row] == list(range(1, 10))
+    assert [row["step"] for row in rows_of(tmp_path / "run") if "position" in row] == list(
+        range(1, 10)
+    )

@@ -26,8 +26,12 @@ def test_the_largest_number_becomes_the_largest_of_the_format():
     small, scale = quantize(torch.tensor([[3.5, -7.0], [0.875, 0.0]]), torch.float8_e4m3fn)
     assert small.float().tolist() == [[224.0, -448.0], [56.0, 0.0]]
     assert float(scale) == 7 / 448
-    small, scale = quantize(torch.tensor([[2.0**-40, 2.0**-41]], dtype=torch.bfloat16), torch.float8_e5m2)
-    assert small.float().tolist() == [[57_344.0, 28_672.0]], "gradients that e5m2 has no numbers for"
+    small, scale = quantize(
+        torch.tensor([[2.0**-40, 2.0**-41]], dtype=torch.bfloat16), torch.float8_e5m2
+    )
+    assert small.float().tolist() == [[57_344.0, 28_672.0]], (
+        "gradients that e5m2 has no numbers for"
+    )
     assert float(scale) == pytest.approx(2.0**-40 / 57_344)
 
 
@@ -68,22 +72,32 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(num_tokens, dt
     for found, expected in pairs:
         assert found.dtype == dtype
         assert (found.double() - expected).norm() <= bound * expected.norm()
-    assert 0.005 < (x - inputs).norm() / inputs.norm() < 0.05, "e4m3 has three bits behind the point"
+    assert 0.005 < (x - inputs).norm() / inputs.norm() < 0.05, (
+        "e4m3 has three bits behind the point"
+    )
 
 
 def gradients_of(model, batch):
     sums = forward_sums(model, batch, CPU)
     model.zero_grad()
     (sums.mlm_nll / max(1, len(batch.masked_labels)) + sums.nsp_nll).backward()
-    return sums.mlm_nll.detach(), torch.cat([each.grad.flatten() for each in model.bert.layers.parameters()])
+    return sums.mlm_nll.detach(), torch.cat(
+        [each.grad.flatten() for each in model.bert.layers.parameters()]
+    )
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_a_model_trains_near_the_plain_one_and_evaluates_as_it(pre_norm):
-    plain, small = (build_model(BertConfig(**SIZES, pre_norm=pre_norm, fp8=each), seed=1) for each in (False, True))
+    plain, small = (
+        build_model(BertConfig(**SIZES, pre_norm=pre_norm, fp8=each), seed=1)
+        for each in (False, True)
+    )
     assert small.state_dict().keys() == plain.state_dict().keys()
     batch = random_micro_batch([20, 9, 33], 60, 0)
-    (loss, gradient), (expected_loss, expected) = gradients_of(small.train(), batch), gradients_of(plain.train(), batch)
+    (loss, gradient), (expected_loss, expected) = (
+        gradients_of(small.train(), batch),
+        gradients_of(plain.train(), batch),
+    )
     assert 0 < abs(loss - expected_loss) < 0.01 * expected_loss
     assert 0.01 < (gradient - expected).norm() / expected.norm() < 0.15
     assert torch.equal(gradients_of(small.eval(), batch)[1], gradients_of(plain.eval(), batch)[1])
@@ -97,7 +111,8 @@ def test_a_rank_without_instances_reaches_every_weight():
 def test_a_gpu_without_fp8_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     with pytest.raises(
-        ValueError, match=r"fp8 needs a GPU of compute capability 8\.9 or later, found 8\.0; set it to f"
+        ValueError,
+        match=r"fp8 needs a GPU of compute capability 8\.9 or later, found 8\.0; set it to f",
     ):
         fp8.check_device(torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))

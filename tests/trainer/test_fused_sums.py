@@ -30,8 +30,15 @@ TYPES = {
 def test_values_and_gradients_equal_those_written_out_and_a_layer_the_plain_one():
     """Without a bound of its own bf16 rounds to 8 bits; fp32 is compared with fp64."""
     command = [sys.executable, "tests/trainer/fused_sums_runs.py"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     cases = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(cases) == 20
@@ -53,12 +60,28 @@ def test_kernels_compile_for_an_h200_and_stay_in_registers(name, settings, tmp_p
     fixed = {key: value for key, value in settings.items() if key.isupper()}
     types = {**TYPES, **dict.fromkeys(fixed, "constexpr")}
     signature = {each: types.get(each, "*bf16") for each in kernel.arg_names}
-    wide = [place for place, each in enumerate(kernel.arg_names) if signature[each][0] == "*" or each == "num_columns"]
-    source = ASTSource(kernel, signature, fixed, {(place,): [["tt.divisibility", 16]] for place in wide})
+    wide = [
+        place
+        for place, each in enumerate(kernel.arg_names)
+        if signature[each][0] == "*" or each == "num_columns"
+    ]
+    source = ASTSource(
+        kernel, signature, fixed, {(place,): [["tt.divisibility", 16]] for place in wide}
+    )
     made = compile(source, GPUTarget("cuda", 90, 32), {"num_warps": settings["num_warps"]})
     assert "atom" not in made.asm["ptx"]
     (tmp_path / "kernel.ptx").write_text(made.asm["ptx"])
-    command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name", "sm_90a", "kernel.ptx", "-o", "kernel.cubin"]
+    command = [
+        triton.knobs.nvidia.ptxas.path,
+        "-v",
+        "--gpu-name",
+        "sm_90a",
+        "kernel.ptx",
+        "-o",
+        "kernel.cubin",
+    ]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
     assert "0 bytes spill stores, 0 bytes spill loads" in said, said
-    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128, said  # two blocks of 8 warps on a processor
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128, (
+        said
+    )  # two blocks of 8 warps on a processor

@@ -39,7 +39,9 @@ class Clock:
 def spend(seconds, costs, guess=10.0):
     """Names of the cases that ran, and rows of those that did not, when cases cost so many seconds each."""
     clock = Clock()
-    cases = [Case(system, 128, 8, micro_tokens=size) for size, (system, _) in enumerate(costs, start=1)]
+    cases = [
+        Case(system, 128, 8, micro_tokens=size) for size, (system, _) in enumerate(costs, start=1)
+    ]
     seconds_of = {case.name: cost for case, (_, cost) in zip(cases, costs, strict=True)}
     ran = []
 
@@ -60,7 +62,9 @@ def test_cases_run_in_order_until_the_next_one_would_not_fit():
 
 
 def test_a_cheaper_case_still_runs_after_one_that_did_not_fit():
-    ran, reasons, _ = spend(100, [("transformers", 50), ("ours", 10), ("transformers", 50), ("ours", 10)])
+    ran, reasons, _ = spend(
+        100, [("transformers", 50), ("ours", 10), ("transformers", 50), ("ours", 10)]
+    )
     assert ran == [1, 2, 4]
     assert reasons == ["40 s were left, 62 s were expected"]
 
@@ -115,7 +119,13 @@ def test_goals_compare_cases_that_differ_in_one_thing():
     plain = dataclasses.replace(long, system="plain")
     other = dataclasses.replace(peer, seq_len=128)
     fp8 = dataclasses.replace(long, fp8=True)
-    rows = [row_of(long, 200.0), row_of(peer, 90.0), row_of(lamb, 180.0), row_of(plain, 202.0), row_of(other, 1.0)]
+    rows = [
+        row_of(long, 200.0),
+        row_of(peer, 90.0),
+        row_of(lamb, 180.0),
+        row_of(plain, 202.0),
+        row_of(other, 1.0),
+    ]
     rows.append(row_of(fp8, 248.0))
     goals = {(each["goal"], each["cases"]): (each["value"], each["met"]) for each in compare(rows)}
     assert goals["ours over transformers", f"{long.name} / {peer.name}"] == (2.2222, True)
@@ -123,7 +133,9 @@ def test_goals_compare_cases_that_differ_in_one_thing():
     assert goals["LAMB over AdamW", f"{lamb.name} / {long.name}"] == (0.9, False)
     assert goals["MFU", long.name] == (0.55, True)
     assert goals["FP8 over bf16", f"{fp8.name} / {long.name}"] == (1.24, False)
-    assert len(goals) == 4 + 3 * 3, "three of the rows are ours and have three goals of their own each"
+    assert len(goals) == 4 + 3 * 3, (
+        "three of the rows are ours and have three goals of their own each"
+    )
 
 
 def test_rows_that_were_not_measured_are_no_comparison():
@@ -152,7 +164,11 @@ def test_the_dropout_check_finds_a_wrong_share(monkeypatch):
     found = {row["name"]: row for row in check_dropout(CPU, "padded")}
     assert all(row["passed"] for row in found.values()), found
     plain = checks.attention
-    monkeypatch.setattr(checks, "attention", lambda q, k, v, s, p, b: plain(q, k, v, s, 0.12, b) * (1 - 0.12) / (1 - p))
+    monkeypatch.setattr(
+        checks,
+        "attention",
+        lambda q, k, v, s, p, b: plain(q, k, v, s, 0.12, b) * (1 - 0.12) / (1 - p),
+    )
     assert not all(row["passed"] for row in check_dropout(CPU, "padded"))
 
 
@@ -190,14 +206,20 @@ def test_a_profiler_that_fails_says_so_and_leaves_the_times(monkeypatch):
     monkeypatch.setattr(measure, "operations_of", fail)
     bench = measure.Bench(None, None, Ranks(0, 1, CPU, counts_group=None), 1.0, 1.0, frozenset())
     found = bench._profile(None, None)
-    assert found == {"synchronisations_per_step": None, "profile_error": "RuntimeError: CUPTI_ERROR_UNKNOWN"}
+    assert found == {
+        "synchronisations_per_step": None,
+        "profile_error": "RuntimeError: CUPTI_ERROR_UNKNOWN",
+    }
 
 
 @pytest.mark.engines
 @pytest.mark.parametrize(
     ("error", "row"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), {"does_not_fit": "CUDA out of memory."}),
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nTried"),
+            {"does_not_fit": "CUDA out of memory."},
+        ),
         (AssertionError("DeepSpeed's"), {"error": "AssertionError: DeepSpeed's"}),
     ],
 )
@@ -241,7 +263,9 @@ def test_what_is_packed_has_a_version():
 
 @pytest.fixture(scope="module")
 def tiny_data(tmp_path_factory):
-    return write_tiny_dataset(tmp_path_factory.mktemp("data") / "dataset", seq_lens=(16, 32), instances=120)
+    return write_tiny_dataset(
+        tmp_path_factory.mktemp("data") / "dataset", seq_lens=(16, 32), instances=120
+    )
 
 
 def run_program(module, *arguments):
@@ -251,7 +275,19 @@ def run_program(module, *arguments):
 @pytest.mark.processes
 def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
     output = tmp_path / "found.json"
-    flags = ["--device", "cpu", "--preset", "tiny", "--seq_lens", "16", "32", "--case_seconds", "0", "--minutes", "20"]
+    flags = [
+        "--device",
+        "cpu",
+        "--preset",
+        "tiny",
+        "--seq_lens",
+        "16",
+        "32",
+        "--case_seconds",
+        "0",
+        "--minutes",
+        "20",
+    ]
     done = run_program("pretrain_gpu", "--data", str(tiny_data), *flags, "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(output.read_text())
@@ -267,8 +303,14 @@ def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
         assert row["step_seconds"]["n"] == 5
         assert row["compiled_graphs"] == 0
         assert row["micro_batches"] >= 1
-    systems = {row["case"]["system"]: row["first_loss"] for row in found["cases"] if row["case"]["seq_len"] == 16}
-    assert systems["plain"] == pytest.approx(systems["ours"], abs=0.3), "the same weights, another dropout"
+    systems = {
+        row["case"]["system"]: row["first_loss"]
+        for row in found["cases"]
+        if row["case"]["seq_len"] == 16
+    }
+    assert systems["plain"] == pytest.approx(systems["ours"], abs=0.3), (
+        "the same weights, another dropout"
+    )
     assert systems["transformers"] == pytest.approx(systems["ours"], abs=0.3)
     assert found["cases"][0]["operations"]["launches"] > 100
     assert "its times mean nothing" in done.stdout
@@ -278,14 +320,25 @@ def test_the_whole_benchmark_on_a_cpu(tiny_data, tmp_path):
 def test_the_stability_programs_on_a_cpu(tiny_data, tmp_path):
     sizes = ["--device", "cpu", "--preset", "tiny", "--seq_len", "16", "--batch", "16"]
     places = ["--data", str(tiny_data), "--work", str(tmp_path / "work"), "--output"]
-    done = run_program("stability_gpu", *sizes, "--small_preset", "tiny", "--steps", "40", *places, str(tmp_path / "s"))
+    done = run_program(
+        "stability_gpu",
+        *sizes,
+        "--small_preset",
+        "tiny",
+        "--steps",
+        "40",
+        *places,
+        str(tmp_path / "s"),
+    )
     found = json.loads(next((tmp_path / "s").iterdir()).read_text())
     assert done.returncode == 0, found
     assert set(found["parts"]) == {"precision", "resume", "recipe"}
     assert found["parts"]["resume"]["weights_equal_to_the_bit"]
     assert 23 <= found["parts"]["resume"]["killed_after_step"] < 120
     assert found["parts"]["precision"]["largest_relative_difference"] > 0
-    done = run_program("pretrain_run_gpu", *sizes, "--minutes", "0.05", *places, str(tmp_path / "r"))
+    done = run_program(
+        "pretrain_run_gpu", *sizes, "--minutes", "0.05", *places, str(tmp_path / "r")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(next((tmp_path / "r").iterdir()).read_text())
     assert found["complete"]
@@ -297,8 +350,18 @@ def test_the_stability_programs_on_a_cpu(tiny_data, tmp_path):
 
 @pytest.mark.processes
 def test_a_run_that_fails_is_a_part_that_fails(tmp_path, monkeypatch):
-    arguments = ["x", "--data", str(tmp_path / "nothing"), "--work", str(tmp_path / "w"), "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "--only", "precision", "--output", str(tmp_path / "f.json")])
+    arguments = [
+        "x",
+        "--data",
+        str(tmp_path / "nothing"),
+        "--work",
+        str(tmp_path / "w"),
+        "--device",
+        "cpu",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", [*arguments, "--only", "precision", "--output", str(tmp_path / "f.json")]
+    )
     assert stability_gpu.main() == 1
     part = json.loads((tmp_path / "f.json").read_text())["parts"]["precision"]
     assert not part["passed"]

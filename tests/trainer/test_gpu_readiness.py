@@ -14,14 +14,26 @@ from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import BertConfig
 from trainer.model_settings import ModelSettings
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import agree_on_step, deepspeed_config, forward_sums, start_engine, train_step
+from trainer.optim.engine import (
+    agree_on_step,
+    deepspeed_config,
+    forward_sums,
+    start_engine,
+    train_step,
+)
 from trainer.optim.lamb import Lamb
 from trainer.preflight.step_time import LAYER_LAUNCHES, OUTER_LAUNCHES
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.packing import empty_micro_batch
 
 CPU = torch.device("cpu")
-SIZES = {"vocab_size": 60, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
 # Operations whose result the host must see before it goes on.
 WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "_unique2", "equal", "is_nonzero",
@@ -60,7 +72,9 @@ class Operations(TorchDispatchMode):
     @property
     def launches(self):
         started = {name: count for name, count in self.counts.items() if name not in VIEWS}
-        return sum(count for name, count in started.items() if not name.startswith("_record_function"))
+        return sum(
+            count for name, count in started.items() if not name.startswith("_record_function")
+        )
 
 
 @pytest.fixture
@@ -119,11 +133,21 @@ def gradients_of(model, batch):
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("lengths", [[20, 9, 33], []])
 def test_faster_products_change_no_value_and_no_name(field, pre_norm, lengths):
-    config = {**SIZES, "num_layers": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0, "pre_norm": pre_norm}
-    plain, fast = (build_model(BertConfig(**config, **extra), seed=1) for extra in ({}, {field: True}))
+    config = {
+        **SIZES,
+        "num_layers": 2,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "pre_norm": pre_norm,
+    }
+    plain, fast = (
+        build_model(BertConfig(**config, **extra), seed=1) for extra in ({}, {field: True})
+    )
     assert fast.state_dict().keys() == plain.state_dict().keys()
     batch = random_micro_batch(lengths, 60, 0) if lengths else empty_micro_batch()
-    torch.testing.assert_close(gradients_of(fast, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        gradients_of(fast, batch), gradients_of(plain, batch), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_logits_are_made_of_masked_positions_only():
@@ -148,7 +172,9 @@ def test_packed_views_reach_the_kernels_as_they_are(monkeypatch):
     """Query, key and value as views of one product: the kernels want the last dimension dense, no copies are made."""
     monkeypatch.setattr("trainer.model.attention._has_flash_kernel", lambda _device, _dtype: True)
     with torch.device("meta"):
-        model = BertForPreTraining(BertConfig(num_layers=1, fused_qkv=True, **SIZES)).to(torch.bfloat16)
+        model = BertForPreTraining(BertConfig(num_layers=1, fused_qkv=True, **SIZES)).to(
+            torch.bfloat16
+        )
         hidden = torch.empty(12, 32, dtype=torch.bfloat16)
         sequences = PackedSequences(torch.empty(4, dtype=torch.int32), 5)
     q, k, v = model.bert.layers[0].project(hidden)
@@ -166,7 +192,9 @@ def test_what_reads_weights_past_their_modules_is_refused_where_they_come_one_by
         zero_stage=3,
         model=ModelSettings("tiny", {field: True}),
     )
-    with pytest.raises(ValueError, match=rf"{field} does not work with zero_stage 3, .* use zero_stage 0 to 2"):
+    with pytest.raises(
+        ValueError, match=rf"{field} does not work with zero_stage 3, .* use zero_stage 0 to 2"
+    ):
         resolve(settings)
 
 
@@ -185,7 +213,9 @@ def operations_of_a_step(num_layers, num_micro_batches, ranks):
 
 @pytest.mark.engines
 def test_launches_are_those_that_the_plan_counts(ranks, kernel):
-    small, large = ([operations_of_a_step(layers, number, ranks) for number in (1, 3)] for layers in (2, 4))
+    small, large = (
+        [operations_of_a_step(layers, number, ranks) for number in (1, 3)] for layers in (2, 4)
+    )
     a_micro_batch = [(three - one) / 2 for one, three in (small, large)]
     a_layer = (a_micro_batch[1] - a_micro_batch[0]) / 2
     assert a_layer == pytest.approx(LAYER_LAUNCHES, rel=0.1)

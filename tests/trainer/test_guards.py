@@ -1,6 +1,7 @@
 """Two ranks whose gradients or weights go bad: both skip alike, a flipped bit is found and its rank named.
 
-Run as a program, this file is one of the two ranks: it writes what it saw, the tests below judge it.
+Run as a program, this file is one of the two ranks: it writes what it saw, the tests below judge
+it.
 """
 
 import json
@@ -18,13 +19,24 @@ from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, chec
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import agree_on_step, deepspeed_config, grad_norm, start_engine, train_step
+from trainer.optim.engine import (
+    agree_on_step,
+    deepspeed_config,
+    grad_norm,
+    start_engine,
+    train_step,
+)
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.safety_settings import SafetySettings
 
 CONFIG = BertConfig(
-    vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=40, max_position_embeddings=16
+    vocab_size=50,
+    hidden_size=24,
+    num_layers=2,
+    num_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=16,
 )
 KINDS = [
     ("adamw", 0, "fp32"),
@@ -36,7 +48,10 @@ KINDS = [
 ]
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
 INTERVAL = 3
-PLACES = {False: ("model", "owned"), True: ("owned",)}  # ZeRO-3 leaves no rank the model's weights between steps
+PLACES = {
+    False: ("model", "owned"),
+    True: ("owned",),
+}  # ZeRO-3 leaves no rank the model's weights between steps
 
 
 class Rank:
@@ -47,13 +62,20 @@ class Rank:
         self.ranks, self.step = ranks, 0
         self.optimizer = OPTIMIZERS[kind](model.named_parameters())
         self.optimizer.set_learning_rate(0.01)
-        self.engine = start_engine(model, self.optimizer, deepspeed_config({}, stage, precision), ranks)
+        self.engine = start_engine(
+            model, self.optimizer, deepspeed_config({}, stage, precision), ranks
+        )
         self.model = model
 
     def train(self):
         self.step += 1
         batches = [random_micro_batch([7, 5], 50, 10 * self.step + self.ranks.rank)]
-        train_step(self.engine, self.ranks, batches, agree_on_step(self.ranks, batches, 0.0, must_stop=False))
+        train_step(
+            self.engine,
+            self.ranks,
+            batches,
+            agree_on_step(self.ranks, batches, 0.0, must_stop=False),
+        )
         return grad_norm(self.engine, self.optimizer)
 
     def spoil_next_gradient(self, factor):
@@ -193,9 +215,17 @@ def test_the_spike_guard_takes_what_is_below_ten_medians():
     assert guard.limit == math.inf
     assert note_all(guard, [2.0] * 15 + [50.0]) == [True] * 16, "too few norms are known"
     assert guard.limit == 20.0
-    assert note_all(guard, [19.9, 20.0, math.nan, 3.0, math.inf], first=17) == [True, False, False, True, False]
+    assert note_all(guard, [19.9, 20.0, math.nan, 3.0, math.inf], first=17) == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert (guard.num_skipped, guard.streak.length, guard.has_enough) == (3, 1, False)
-    assert note_all(SpikeGuard(SafetySettings(spike_factor=0), {}), [1.0] * 20 + [1e9, math.inf])[-2:] == [True, False]
+    assert note_all(SpikeGuard(SafetySettings(spike_factor=0), {}), [1.0] * 20 + [1e9, math.inf])[
+        -2:
+    ] == [True, False]
 
 
 def test_the_spike_guard_continues_from_a_checkpoint():
@@ -211,14 +241,23 @@ def test_the_spike_guard_continues_from_a_checkpoint():
         assert (each.streak.first_step, each.streak.start, each.streak.stop) == (79, 0, 50)
     assert guard.to_dict() == again.to_dict()
     back = guard.went_back(SpikeGuard(SafetySettings(), {}))
-    assert (back.skipped(0), back.skipped(1), back.num_rollbacks, back.num_skipped) == ([(0, 50)], [], 1, 5)
+    assert (back.skipped(0), back.skipped(1), back.num_rollbacks, back.num_skipped) == (
+        [(0, 50)],
+        [],
+        1,
+        5,
+    )
 
 
 def test_who_hangs():
     peers = [Peer(rank, f"node{rank}", 100 + rank, ("", 0)) for rank in range(3)]
     here, before = {"beats": 5, "place": "step 4"}, {"beats": 4, "place": "validation"}
-    assert "No answer from rank 1 on node1 (process 101)" in describe_hang(peers, [here, None, here])
-    assert "behind the others is rank 2 on node2 (at validation)" in describe_hang(peers, [here, here, before])
+    assert "No answer from rank 1 on node1 (process 101)" in describe_hang(
+        peers, [here, None, here]
+    )
+    assert "behind the others is rank 2 on node2 (at validation)" in describe_hang(
+        peers, [here, here, before]
+    )
     assert "from the same place (step 4)" in describe_hang(peers, [here] * 3)
 
 

@@ -14,8 +14,15 @@ def address(array):
 
 
 def test_columns_lie_side_by_side_in_one_piece():
-    ids, types, empty, flags = HostMemory().take([(5, np.uint16), (3, np.int64), (0, np.uint8), (7, np.bool_)])
-    assert [each.dtype for each in (ids, types, empty, flags)] == [np.uint16, np.int64, np.uint8, np.bool_]
+    ids, types, empty, flags = HostMemory().take(
+        [(5, np.uint16), (3, np.int64), (0, np.uint8), (7, np.bool_)]
+    )
+    assert [each.dtype for each in (ids, types, empty, flags)] == [
+        np.uint16,
+        np.int64,
+        np.uint8,
+        np.bool_,
+    ]
     assert [len(each) for each in (ids, types, empty, flags)] == [5, 3, 0, 7]
     assert address(types) == address(ids) + ALIGNMENT_BYTES
     assert address(flags) == address(types) + ALIGNMENT_BYTES

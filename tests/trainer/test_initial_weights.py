@@ -38,7 +38,11 @@ def test_a_google_checkpoint_is_read_without_tensorflow():
     for ours, name, shape in [
         ("bert.embeddings.word.weight", "bert/embeddings/word_embeddings", (30, 8)),
         ("bert.embeddings.norm.weight", "bert/embeddings/LayerNorm/gamma", (8,)),
-        ("bert.layers.1.attention_norm.bias", "bert/encoder/layer_1/attention/output/LayerNorm/beta", (8,)),
+        (
+            "bert.layers.1.attention_norm.bias",
+            "bert/encoder/layer_1/attention/output/LayerNorm/beta",
+            (8,),
+        ),
         ("bert.pooler.bias", "bert/pooler/dense/bias", (8,)),
         ("mlm_head.bias", "cls/predictions/output_bias", (30,)),
         ("nsp_head.weight", "cls/seq_relationship/output_weights", (2, 8)),
@@ -50,7 +54,14 @@ def test_a_google_checkpoint_is_read_without_tensorflow():
 
 def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
     found = read_initial_weights(str(GOOGLE))
-    export_hf(found.state, found.config, VOCAB.encode(), str(tmp_path / "hf"), lower_case=True, provenance={})
+    export_hf(
+        found.state,
+        found.config,
+        VOCAB.encode(),
+        str(tmp_path / "hf"),
+        lower_case=True,
+        provenance={},
+    )
     again = read_initial_weights(str(tmp_path / "hf"))
     assert again.config == found.config
     assert again.vocab == VOCAB.encode()
@@ -82,7 +93,10 @@ def test_a_checkpoint_of_more_layers_than_its_config_says_is_refused(tmp_path):
     folder = shutil.copytree(GOOGLE, tmp_path / "copy")
     settings = json.loads((folder / "bert_config.json").read_text())
     (folder / "bert_config.json").write_text(json.dumps(settings | {"num_hidden_layers": 1}))
-    with pytest.raises(ValueError, match=r"bert/encoder/layer_1/attention/output/LayerNorm/beta.* no BERT of 1 layers"):
+    with pytest.raises(
+        ValueError,
+        match=r"bert/encoder/layer_1/attention/output/LayerNorm/beta.* no BERT of 1 layers",
+    ):
         read_initial_weights(str(folder))
 
 
@@ -127,7 +141,9 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 
 def settings_for(**changes):
     phases = [Phase(16, 8, 1, 0.1)]
-    return PretrainSettings(data=["d"], output="o", phases=phases, model=ModelSettings("tiny"), **changes)
+    return PretrainSettings(
+        data=["d"], output="o", phases=phases, model=ModelSettings("tiny"), **changes
+    )
 
 
 @pytest.fixture
@@ -154,8 +170,13 @@ def test_heads_that_are_not_there_begin_as_new(vocabulary, tmp_path):
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "mlm")
     model = build_model(CONFIG, 0)
     before = model.nsp_head.weight.detach().clone()
-    said = "".join(prepare_model(model, settings_for(init_from=str(tmp_path / "mlm")), None, vocabulary))
-    assert "lacks bert.pooler.bias, bert.pooler.weight, nsp_head.bias, nsp_head.weight, which begin as new" in said
+    said = "".join(
+        prepare_model(model, settings_for(init_from=str(tmp_path / "mlm")), None, vocabulary)
+    )
+    assert (
+        "lacks bert.pooler.bias, bert.pooler.weight, nsp_head.bias, nsp_head.weight, which begin as new"
+        in said
+    )
     assert torch.equal(model.nsp_head.weight, before)
     assert torch.equal(model.mlm_head.bias, load_hf(str(tmp_path / "mlm"))[1]["mlm_head.bias"])
 
@@ -167,8 +188,14 @@ def test_weights_of_another_model_or_vocabulary_are_refused(vocabulary, tmp_path
             vocabulary))  # fmt: skip
     folder = shutil.copytree(GOOGLE, tmp_path / "copy")
     (folder / "vocab.txt").write_text(VOCAB.replace("[MASK]\na", "[MASK]\nz"))
-    with pytest.raises(ValueError, match="differs from the dataset's vocabulary, so ids mean other words"):
-        list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=str(folder)), None, vocabulary))
+    with pytest.raises(
+        ValueError, match="differs from the dataset's vocabulary, so ids mean other words"
+    ):
+        list(
+            prepare_model(
+                build_model(CONFIG, 0), settings_for(init_from=str(folder)), None, vocabulary
+            )
+        )
 
 
 @pytest.fixture
@@ -187,7 +214,10 @@ def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
     ids = {token: index for index, token in enumerate(old.vocab.decode().split())}
     model = build_model(dataclasses.replace(CONFIG, vocab_size=32), 0)
     said = list(prepare_model(model, settings_for(init_from=folder), None, path))
-    assert said[1] == "  3 pieces are new to it: each begins as the mean of the old pieces that it was cut into"
+    assert (
+        said[1]
+        == "  3 pieces are new to it: each begins as the mean of the old pieces that it was cut into"
+    )
     # "ac" and "axe" are [UNK] of that vocabulary, which continues no word; so is "##z".
     for rows, before in (
         (model.bert.embeddings.word.weight, old.state["bert.embeddings.word.weight"]),
@@ -200,7 +230,10 @@ def test_new_pieces_begin_as_the_mean_of_their_old_ones(extended):
 
 
 def test_the_mean_is_that_of_all_pieces():
-    state = {"bert.embeddings.word.weight": torch.arange(14.0).reshape(7, 2), "mlm_head.bias": torch.arange(7.0)}
+    state = {
+        "bert.embeddings.word.weight": torch.arange(14.0).reshape(7, 2),
+        "mlm_head.bias": torch.arange(7.0),
+    }
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     old = "".join(f"{token}\n" for token in [*specials, "a", "##b"])
     found = InitialWeights(dataclasses.replace(CONFIG, vocab_size=7), state, old.encode())
@@ -211,7 +244,9 @@ def test_the_mean_is_that_of_all_pieces():
     assert new.state["bert.embeddings.word.weight"][7].tolist() == pytest.approx(
         [(10 + 12 + 12) / 3, (11 + 13 + 13) / 3]
     )
-    assert torch.equal(new.state["bert.embeddings.word.weight"][:7], state["bert.embeddings.word.weight"])
+    assert torch.equal(
+        new.state["bert.embeddings.word.weight"][:7], state["bert.embeddings.word.weight"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +259,9 @@ def test_the_mean_is_that_of_all_pieces():
 def test_a_vocabulary_that_is_no_extension_is_refused(extended, change, message):
     folder, path = extended
     path.write_text(change(VOCAB if "lines" in message else path.read_text()))
-    with pytest.raises(ValueError, match=f"ids mean other words .{message}.*--vocab or --extend of that file"):
+    with pytest.raises(
+        ValueError, match=f"ids mean other words .{message}.*--vocab or --extend of that file"
+    ):
         list(prepare_model(build_model(CONFIG, 0), settings_for(init_from=folder), None, path))
 
 
@@ -232,7 +269,8 @@ def test_names_in_a_google_checkpoint_never_become_paths():
     files = bundle_files({"../../up": np.ones(2, np.float32), "/etc/passwd": np.zeros(1, np.int32)})
     asked = []
     bundle = TensorBundle(
-        "here", lambda suffix, span: (asked.append(suffix), files[suffix][slice(*span or (None,))])[1]
+        "here",
+        lambda suffix, span: (asked.append(suffix), files[suffix][slice(*span or (None,))])[1],
     )
     assert bundle.read("../../up").tolist() == [1.0, 1.0]
     assert bundle.read("/etc/passwd").tolist() == [0]
@@ -243,7 +281,9 @@ def test_a_number_where_a_shape_belongs_takes_no_memory():
     """Python's bytes(n) are n zeros."""
     entry = tensor_bundle_writer._number_field(1, 1) + tensor_bundle_writer._number_field(2, 2**50)
     index = tensor_bundle_writer._table([(b"", tensor_bundle_writer._HEADER), (b"a", entry)])
-    with pytest.raises(ValueError, match=r"here\.index: a protocol buffer has the number 1125899906842624"):
+    with pytest.raises(
+        ValueError, match=r"here\.index: a protocol buffer has the number 1125899906842624"
+    ):
         TensorBundle("here", lambda _suffix, _span: index)
 
 
@@ -252,6 +292,7 @@ def test_a_tensor_past_the_end_of_its_file_is_not_read(tmp_path):
     data = next((tmp_path / "model").glob("*.data-00000-of-00001"))
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(
-        ValueError, match=r"data-00000-of-00001: ends before byte \d+, where a tensor of the index ends"
+        ValueError,
+        match=r"data-00000-of-00001: ends before byte \d+, where a tensor of the index ends",
     ):
         read_initial_weights(str(tmp_path / "model"))

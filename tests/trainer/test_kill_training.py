@@ -29,7 +29,9 @@ def test_a_killed_run_ends_like_the_undisturbed_one_to_the_last_bit(tmp_path):
 def supervise(tmp_path, script, *flags, name="job"):
     """Runs `script` under the supervisor; it may count its runs in the file $1."""
     program = tmp_path / name
-    program.write_text(f"#!/bin/sh\necho x >>{tmp_path}/runs\nruns=$(wc -l <{tmp_path}/runs)\n{script}\n")
+    program.write_text(
+        f"#!/bin/sh\necho x >>{tmp_path}/runs\nruns=$(wc -l <{tmp_path}/runs)\n{script}\n"
+    )
     program.chmod(0o755)
     return subprocess.Popen([*SUPERVISE, *flags, str(program)], stderr=subprocess.PIPE, text=True)
 
@@ -68,7 +70,9 @@ def test_a_signal_to_the_supervisor_reaches_the_command_once_and_ends_both(tmp_p
     """By Ctrl-C the `deepspeed` command ends before its ranks do, here a process in the background."""
     rank = f"(trap '' INT TERM; until [ -e {tmp_path}/go ]; do sleep 0.05; done; touch {tmp_path}/left) &"
     trap = f"trap 'echo x >>{tmp_path}/told; exit {128 + number}' INT TERM"
-    process = supervise(tmp_path, f"{rank}\n{trap}\ntouch {tmp_path}/ready\nwhile :; do sleep 0.05; done")
+    process = supervise(
+        tmp_path, f"{rank}\n{trap}\ntouch {tmp_path}/ready\nwhile :; do sleep 0.05; done"
+    )
     wait_for(tmp_path / "ready")
     os.kill(process.pid, number)
     wait_for(tmp_path / "told")

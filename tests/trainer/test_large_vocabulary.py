@@ -16,7 +16,13 @@ from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
 
 VOCAB_SIZE = 119_547  # of multilingual BERT
-TINY = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
+TINY = {
+    "num_layers": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +34,36 @@ def dataset(shared_data, tmp_path_factory):
         texts = [json.dumps({"text": archive.read(name).decode()}) for name in names]
     (folder / "rights.jsonl").write_text("\n".join(texts) + "\n")
     vocab = shared_data / "data/bert_vocab/bert-base-multilingual-cased-vocab.txt"
-    arguments = ["--vocab", vocab, "--lower_case", "false", "--seq_lens", 64, "--passes", 1, "--workers", 1]
-    arguments = ["build", "--input", folder / "rights.jsonl", "--output", folder / "data", *arguments]
-    assert run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, list(map(str, arguments))) == 0
-    assert run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, ["verify", str(folder / "data")]) == 0
+    arguments = [
+        "--vocab",
+        vocab,
+        "--lower_case",
+        "false",
+        "--seq_lens",
+        64,
+        "--passes",
+        1,
+        "--workers",
+        1,
+    ]
+    arguments = [
+        "build",
+        "--input",
+        folder / "rights.jsonl",
+        "--output",
+        folder / "data",
+        *arguments,
+    ]
+    assert (
+        run_program("python -m pipeline", "Tests.", PIPELINE_COMMANDS, list(map(str, arguments)))
+        == 0
+    )
+    assert (
+        run_program(
+            "python -m pipeline", "Tests.", PIPELINE_COMMANDS, ["verify", str(folder / "data")]
+        )
+        == 0
+    )
     return open_dataset(str(folder / "data"))
 
 
@@ -40,13 +72,17 @@ def test_blocks_hold_the_text_in_32_bits(dataset):
     assert dataset.manifest.vocab_size == VOCAB_SIZE
     [shard] = dataset.shards("train", 64, 0)
     blocks = list(read_blocks(dataset, shard))
-    assert {(block.input_ids.dtype, block.masked_lm_ids.dtype) for block in blocks} == {(np.dtype(np.uint32),) * 2}
+    assert {(block.input_ids.dtype, block.masked_lm_ids.dtype) for block in blocks} == {
+        (np.dtype(np.uint32),) * 2
+    }
     labels = np.concatenate([block.masked_lm_ids for block in blocks])
     assert (labels > 65_535).mean() > 0.05
     assert (labels == 100).mean() < 0.05, "[UNK]"
     shown = np.concatenate([block.input_ids[block.masked_indices] for block in blocks])
     is_random = (shown != 103) & (shown != labels)
-    assert 0.3 < (shown[is_random] > 65_535).mean() < 0.6, "random replacements come from the whole vocabulary"
+    assert 0.3 < (shown[is_random] > 65_535).mean() < 0.6, (
+        "random replacements come from the whole vocabulary"
+    )
 
 
 @pytest.mark.engines
@@ -58,7 +94,9 @@ def test_it_trains_and_exports(dataset, tmp_path):
         "model": {"preset": "tiny", "overrides": TINY},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    [ran] = run_ranks(["-m", "trainer", "pretrain", "--config", str(tmp_path / "run.yaml")], world_size=1)
+    [ran] = run_ranks(
+        ["-m", "trainer", "pretrain", "--config", str(tmp_path / "run.yaml")], world_size=1
+    )
     assert ran.returncode == 0, ran.stderr
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     losses = [row["mlm_loss"] for row in rows if row["split"] == "train"]

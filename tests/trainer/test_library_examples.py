@@ -20,7 +20,9 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch):
-    export_lettered_model(tmp_path / "hf", num_layers=2)  # as many as the tutorial's and the demo's model have
+    export_lettered_model(
+        tmp_path / "hf", num_layers=2
+    )  # as many as the tutorial's and the demo's model have
     monkeypatch.chdir(tmp_path)
     return re.findall(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL)
 
@@ -29,7 +31,12 @@ def test_features_in_ten_lines(examples, capsys):
     assert len([line for line in examples[0].splitlines() if line]) <= 10
     exec(examples[0], {})
     lines = capsys.readouterr().out.splitlines()
-    pieces = open_model("hf").tokenizer().encode("It lies on the Seine.", add_special_tokens=False).tokens
+    pieces = (
+        open_model("hf")
+        .tokenizer()
+        .encode("It lies on the Seine.", add_special_tokens=False)
+        .tokens
+    )
     assert [line.split()[1] for line in lines if line.startswith("1 ")] == pieces
     assert all(line.endswith("(1, 128)") for line in lines)
 
@@ -70,12 +77,15 @@ def test_a_plain_loop_trains_on_the_stream(programs, capsys):
 
 @pytest.mark.engines
 def test_torchrun_trains_on_the_stream(programs):
-    printed = run_program(programs, "-m", "torch.distributed.run", "--nproc_per_node", 2, "with_torchrun.py")
+    printed = run_program(
+        programs, "-m", "torch.distributed.run", "--nproc_per_node", 2, "with_torchrun.py"
+    )
     assert sorted(printed.splitlines()) == ["rank 0: position 96", "rank 1: position 96"]
 
 
 @pytest.mark.parametrize(
-    ("program", "needs"), [("with_lightning.py", "pytorch_lightning"), ("with_hugging_face.py", "accelerate")]
+    ("program", "needs"),
+    [("with_lightning.py", "pytorch_lightning"), ("with_hugging_face.py", "accelerate")],
 )
 @pytest.mark.engines
 def test_other_trainers_train_on_the_stream_and_go_on(programs, program, needs):
@@ -103,7 +113,9 @@ def test_commands_of_the_page(tmp_path, monkeypatch, capsys):
     commands = [shlex.split(line)[3:] for block in blocks for line in block.strip().splitlines()]
     assert [command[0] for command in commands] == ["evaluate", "fill-mask", "nsp", "features"]
     for command in commands:
-        shallow = ["--layers", "-1,-2"] if command[0] == "features" else []  # the tiny model has two
+        shallow = (
+            ["--layers", "-1,-2"] if command[0] == "features" else []
+        )  # the tiny model has two
         assert main([*command, *shallow]) == 0, capsys.readouterr().err
     assert (tmp_path / "found.json").is_file()
     assert (tmp_path / "features" / "features.json").is_file()

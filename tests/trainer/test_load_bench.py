@@ -21,13 +21,19 @@ def instances(dataset):
     for shard in dataset.all_shards:
         table = dataset.blocks(shard)
         for offset, size in zip(table.offset.tolist(), table.size.tolist(), strict=True):
-            yield from decode_block(dataset.read_bytes(shard.name, offset, offset + size), shard.name).document_a
+            yield from decode_block(
+                dataset.read_bytes(shard.name, offset, offset + size), shard.name
+            ).document_a
 
 
 def test_small_data_is_refused_with_the_copies_that_are_enough(dataset, monkeypatch):
-    with pytest.raises(ValueError, match=r"/data holds 0 MB of train L8192; a reader keeps up to 537 MB in its own"):
+    with pytest.raises(
+        ValueError, match=r"/data holds 0 MB of train L8192; a reader keeps up to 537 MB in its own"
+    ):
         refuse_small(dataset, SEQ_LEN)
-    monkeypatch.setattr(ReadSettings, "buffer_bytes", 10 * sum(shard.num_bytes for shard in dataset.all_shards))
+    monkeypatch.setattr(
+        ReadSettings, "buffer_bytes", 10 * sum(shard.num_bytes for shard in dataset.all_shards)
+    )
     with pytest.raises(ValueError, match=r"or --copies (\d+)$") as caught:
         refuse_small(dataset, SEQ_LEN)
     [enough] = map(int, re.findall(r"--copies (\d+)$", str(caught.value)))

@@ -13,15 +13,22 @@ NUM_STEPS = 3
 
 def batch_hashes(order, position, global_batch, world_size):
     """A hash of each of the next global batches, as all ranks together read them in the order of their slots."""
-    shares = [rank_runs(order, position, global_batch, rank, world_size, NUM_STEPS) for rank in range(world_size)]
+    shares = [
+        rank_runs(order, position, global_batch, rank, world_size, NUM_STEPS)
+        for rank in range(world_size)
+    ]
     instances = [[] for _ in range(NUM_STEPS)]
     for share in shares:
         for step in range(NUM_STEPS):
             kept = share.step == step
             columns = (share.epoch[kept], share.shard[kept], share.start[kept], share.stop[kept])
-            for epoch, shard, start, stop in zip(*(column.tolist() for column in columns), strict=True):
+            for epoch, shard, start, stop in zip(
+                *(column.tolist() for column in columns), strict=True
+            ):
                 rows = np.arange(start, stop)
-                instances[step].append(np.stack([np.full(len(rows), epoch), np.full(len(rows), shard), rows], axis=1))
+                instances[step].append(
+                    np.stack([np.full(len(rows), epoch), np.full(len(rows), shard), rows], axis=1)
+                )
     batches = [np.concatenate(each) for each in instances]
     assert [len(batch) for batch in batches] == [global_batch] * NUM_STEPS
     return [hashlib.sha256(batch.astype(np.int64).tobytes()).hexdigest() for batch in batches]

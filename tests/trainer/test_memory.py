@@ -1,6 +1,7 @@
 """What a rank holds in memory: copies for checkpoints, DeepSpeed's buckets, and what the plan counts.
 
-Run as a program, this file is one rank of a run of three steps, and prints the most bytes of tensors that it has had.
+Run as a program, this file is one rank of a run of three steps, and prints the most bytes of
+tensors that it has had.
 """
 
 import itertools
@@ -70,7 +71,8 @@ def test_buckets_of_a_model_leave_frozen_weights_out():
 def count_peak(config_file):
     """Most bytes that a run has had of torch's CPU allocator at once: exact, and the same whoever else is at work.
 
-    The profiler does not see what Gloo's threads free, so they let go of every tensor before this thread does.
+    The profiler does not see what Gloo's threads free, so they let go of every tensor before this
+    thread does.
     """
     settings = parse_settings("pretrain", COMMANDS["pretrain"], ["--config", config_file])
     wait = Work.wait
@@ -84,7 +86,9 @@ def count_peak(config_file):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         pretrain(settings)
     events = profiler.profiler.kineto_results.events()
-    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    changes = sorted(
+        (each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"
+    )
     return max(itertools.accumulate(nbytes for _, nbytes in changes))
 
 
@@ -103,11 +107,19 @@ def data(tmp_path_factory):
         (2, 2, "lamb", 256, "end of the backward pass"),
     ],
 )
-def test_the_plan_counts_what_is_allocated(data, tmp_path, ranks, zero_stage, optimizer, micro_tokens, fullest):
+def test_the_plan_counts_what_is_allocated(
+    data, tmp_path, ranks, zero_stage, optimizer, micro_tokens, fullest
+):
     case = bench.Case("tiny", zero_stage, ranks, optimizer, micro_tokens)
     config = tmp_path / "config.json"
-    # Saved at the end only: when a copy that is written in the background goes is a matter of chance.
-    settings = {**case.settings(), "checkpoint": {"interval": 0}, "data": [str(data)], "output": str(tmp_path / "run")}
+    # Saved at the end only: when a copy that is written in the background goes is a matter of
+    # chance.
+    settings = {
+        **case.settings(),
+        "checkpoint": {"interval": 0},
+        "data": [str(data)],
+        "output": str(tmp_path / "run"),
+    }
     config.write_text(json.dumps(settings))
     finished = run_ranks([__file__, str(config)], ranks)
     assert not any(each.returncode for each in finished), finished[0].stderr
@@ -136,8 +148,13 @@ def test_activations_depend_on_where_attention_runs():
     units = 24 * 1_024 * 1_000
     gpu = Case(config, 1, 1, precision="bf16", micro_tokens=1_000)
     assert activation_bytes(gpu) == 34 * units + 4 * 2 * 1_024 * 1_000
-    short, long = (Case(config, 1, 1, micro_tokens=1_000, seq_len=seq_len, is_cpu=True) for seq_len in (128, 512))
-    assert activation_bytes(short) == 4 * (21 + 3 * 16 * 128 / 1_024) * units + 4 * 4 * 1_024 * 1_000
+    short, long = (
+        Case(config, 1, 1, micro_tokens=1_000, seq_len=seq_len, is_cpu=True)
+        for seq_len in (128, 512)
+    )
+    assert (
+        activation_bytes(short) == 4 * (21 + 3 * 16 * 128 / 1_024) * units + 4 * 4 * 1_024 * 1_000
+    )
     assert activation_bytes(long) == 4 * (21 + 3 * 16 * 512 / 1_024) * units + 4 * 4 * 1_024 * 1_000
 
 

@@ -28,14 +28,27 @@ QUICK = ReadSettings(num_threads=2)
 def mixture(tmp_path_factory, make_dataset) -> Mixture:
     """Three datasets of unequal shards and passes, weights 5, 2 and 1."""
     folder = tmp_path_factory.mktemp("mixture")
-    trains = {"wiki": ((60, 45), (50, 37)), "books": ((31,), (17, 9), (23, 4, 1)), "news": ((40, 8),)}
+    trains = {
+        "wiki": ((60, 45), (50, 37)),
+        "books": ((31,), (17, 9), (23, 4, 1)),
+        "news": ((40, 8),),
+    }
     for number, (name, train) in enumerate(trains.items()):
         make_dataset(folder / name, train, seed=number)
-    return open_mixture([f"{folder / name}:{weight}" for name, weight in zip(trains, (5, 2, 1), strict=True)])
+    return open_mixture(
+        [f"{folder / name}:{weight}" for name, weight in zip(trains, (5, 2, 1), strict=True)]
+    )
 
 
 def loader(data: Dataset | Mixture, **changes) -> StepLoader:
-    sizes = {"rank": 0, "world_size": 1, "global_batch": 24, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+    sizes = {
+        "rank": 0,
+        "world_size": 1,
+        "global_batch": 24,
+        "micro_tokens": SEQ_LEN,
+        "seed": 3,
+        "num_lanes": 4,
+    }
     return StepLoader(data, "train", SEQ_LEN, **{"reading": QUICK, **sizes, **changes})
 
 
@@ -51,7 +64,9 @@ def bag(*steps: RankStep) -> Counter:
         borders = batch.cu_seqlens.tolist()
         for start, stop in pairwise(borders):
             inside = (batch.masked_positions >= start) & (batch.masked_positions < stop)
-            found[(*batch.input_ids[start:stop].tolist(), *batch.masked_labels[inside].tolist())] += 1
+            found[
+                (*batch.input_ids[start:stop].tolist(), *batch.masked_labels[inside].tolist())
+            ] += 1
     return found
 
 
@@ -62,7 +77,11 @@ def expected(mixture) -> list[RankStep]:
 
 @pytest.mark.parametrize(("world_size", "micro_tokens"), [(2, SEQ_LEN), (5, 8192), (24, 9000)])
 def test_global_batches_do_not_depend_on_ranks(mixture, expected, world_size, micro_tokens):
-    sizes = {"world_size": world_size, "micro_tokens": micro_tokens, "reading": ReadSettings(buffer_bytes=1)}
+    sizes = {
+        "world_size": world_size,
+        "micro_tokens": micro_tokens,
+        "reading": ReadSettings(buffer_bytes=1),
+    }
     shares = [take(mixture, 12, rank=rank, **sizes) for rank in range(world_size)]
     for one, *steps in zip(expected, *shares, strict=False):
         assert bag(*steps) == bag(one)
@@ -71,7 +90,9 @@ def test_global_batches_do_not_depend_on_ranks(mixture, expected, world_size, mi
         assert tuple(tuple(map(sum, zip(*pairs, strict=True))) for pairs in drawn) == one.drawn
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, data):
     """Random ranks, micro-batches, memory, request sizes, threads and steps packed ahead."""
@@ -82,25 +103,36 @@ def test_global_batches_depend_on_nothing_but_their_size(mixture, monkeypatch, d
         max_read_bytes=data.draw(st.sampled_from([1, 4_000, 2**20])),
         num_threads=data.draw(st.integers(1, 3)),
     )
-    monkeypatch.setattr("trainer.stream.step.PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth"))
     monkeypatch.setattr(
-        "trainer.stream.fetch.GATHERED_TOKENS", SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered")
+        "trainer.stream.step.PREFETCH_GROUPS", data.draw(st.integers(1, 9), "depth")
+    )
+    monkeypatch.setattr(
+        "trainer.stream.fetch.GATHERED_TOKENS",
+        SEQ_LEN * data.draw(st.sampled_from([1, 30, 4096]), "gathered"),
     )
     lanes = data.draw(st.integers(1, 50), "lanes")
     num_steps = max(2, 80 // global_batch)
     sizes = {"global_batch": global_batch, "num_lanes": lanes}
     whole = take(mixture, num_steps, **sizes)
-    sizes |= {"world_size": world_size, "reading": reading, "micro_tokens": data.draw(st.integers(SEQ_LEN, 20_000))}
+    sizes |= {
+        "world_size": world_size,
+        "reading": reading,
+        "micro_tokens": data.draw(st.integers(SEQ_LEN, 20_000)),
+    }
     shares = [take(mixture, num_steps, rank=rank, **sizes) for rank in range(world_size)]
     assert [bag(*steps) for steps in zip(*shares, strict=True)] == [bag(step) for step in whole]
-    assert [step.state["position"] for step in whole] == [global_batch * (n + 1) for n in range(num_steps)]
+    assert [step.state["position"] for step in whole] == [
+        global_batch * (n + 1) for n in range(num_steps)
+    ]
 
 
 def test_draws_are_reported_and_keep_the_shares(mixture, expected):
     weights = [5, 2, 1]
     for step in expected:
         before, after = step.first_position, step.state["position"]
-        planned = [own_position(weights, d, after) - own_position(weights, d, before) for d in range(3)]
+        planned = [
+            own_position(weights, d, after) - own_position(weights, d, before) for d in range(3)
+        ]
         assert [instances for instances, _ in step.drawn] == planned
         assert sum(tokens for _, tokens in step.drawn) == step.num_tokens
     wiki, books, news = expected[-1].epochs  # 960 positions: 600, 240 and 120 of 192, 85 and 48
@@ -119,12 +151,22 @@ def test_every_instance_once_an_epoch(mixture, expected):
 
 
 @pytest.mark.parametrize("done", [1, 7, 20])
-@pytest.mark.parametrize(("world_size", "micro_tokens", "global_batch"), [(1, 8192, 48), (3, 20_000, 8), (7, 9000, 12)])
-def test_resuming_with_other_sizes_goes_on(mixture, expected, done, world_size, micro_tokens, global_batch):
+@pytest.mark.parametrize(
+    ("world_size", "micro_tokens", "global_batch"), [(1, 8192, 48), (3, 20_000, 8), (7, 9000, 12)]
+)
+def test_resuming_with_other_sizes_goes_on(
+    mixture, expected, done, world_size, micro_tokens, global_batch
+):
     state = json.loads(json.dumps(expected[done - 1].state))
-    sizes = {"state": state, "num_lanes": None, "world_size": world_size, "micro_tokens": micro_tokens}
+    sizes = {
+        "state": state,
+        "num_lanes": None,
+        "world_size": world_size,
+        "micro_tokens": micro_tokens,
+    }
     steps = [
-        take(mixture, 48 // global_batch, rank=rank, global_batch=global_batch, **sizes) for rank in range(world_size)
+        take(mixture, 48 // global_batch, rank=rank, global_batch=global_batch, **sizes)
+        for rank in range(world_size)
     ]
     assert bag(*chain(*steps)) == bag(*expected[done : done + 2])
 
@@ -143,14 +185,21 @@ def test_a_mixture_of_one_is_the_dataset(mixture):
 
 
 def other(mixture: Mixture, number: int, **changed) -> Mixture:
-    return tuple(dataclasses.replace(each, **changed) if d == number else each for d, each in enumerate(mixture))
+    return tuple(
+        dataclasses.replace(each, **changed) if d == number else each
+        for d, each in enumerate(mixture)
+    )
 
 
-def test_another_mixture_is_refused_by_naming_what_changed(mixture, expected, tmp_path, make_dataset):
+def test_another_mixture_is_refused_by_naming_what_changed(
+    mixture, expected, tmp_path, make_dataset
+):
     state = expected[3].state
     with pytest.raises(ValueError, match=r"began: weight of books was 2, is 3\. The"):
         loader(other(mixture, 1, weight=3), state=state)
-    rebuilt = open_dataset(str(make_dataset(tmp_path / "books", ((31,), (17, 9), (23, 4, 1)), seed=9)))
+    rebuilt = open_dataset(
+        str(make_dataset(tmp_path / "books", ((31,), (17, 9), (23, 4, 1)), seed=9))
+    )
     with pytest.raises(ValueError, match=r"began: content of books was \w{16}, is \w{16}\. The"):
         loader(other(mixture, 1, dataset=rebuilt), state=state)
     longer = open_dataset(str(make_dataset(tmp_path / "news", ((40, 8), (9,)), seed=2)))
@@ -159,20 +208,30 @@ def test_another_mixture_is_refused_by_naming_what_changed(mixture, expected, tm
     with pytest.raises(ValueError, match=r"began: datasets were 3, are 2 \(wiki, books\)"):
         loader(mixture[:2], state=state)
     with pytest.raises(
-        ValueError, match=r"weight of books was 5, is 2; passes of books was 2, is 3; content of books was"
+        ValueError,
+        match=r"weight of books was 5, is 2; passes of books was 2, is 3; content of books was",
     ):
         loader((mixture[1], mixture[0], mixture[2]), state=state)
 
 
 def test_datasets_that_do_not_agree_are_refused(tmp_path, make_dataset, make_block):
     make_dataset(tmp_path / "a", ((20,),))
-    write_dataset(tmp_path / "b", {("train", 8192, 0, 0): [make_block(5)]}, 101, {"lower_case": False, "seed": 0})
+    write_dataset(
+        tmp_path / "b",
+        {("train", 8192, 0, 0): [make_block(5)]},
+        101,
+        {"lower_case": False, "seed": 0},
+    )
     said = r"/a and .*/b cannot be mixed: they have vocabularies \(sha256\) \w{16} and \w{16}; vocab_size 100 and 101;"
-    with pytest.raises(ValueError, match=said + r" lower_case True and False\. Build them with the same --vocab"):
+    with pytest.raises(
+        ValueError, match=said + r" lower_case True and False\. Build them with the same --vocab"
+    ):
         open_mixture([str(tmp_path / "a"), str(tmp_path / "b")])
     make_dataset(tmp_path / "c", ((20,),), seq_len=4096)
     mixed = open_mixture([str(tmp_path / "a"), str(tmp_path / "c")])
-    with pytest.raises(ValueError, match=r"/c: no train instances of seq_len 8192; the dataset has train L4096"):
+    with pytest.raises(
+        ValueError, match=r"/c: no train instances of seq_len 8192; the dataset has train L4096"
+    ):
         loader(mixed)
 
 
@@ -215,12 +274,16 @@ def test_the_state_stays_small_with_twenty_datasets():
     datasets = tuple(DatasetState(481 + n, 100, "0123456789abcdef") for n in range(20))
     state = StreamState(10**15, 2**64, 8192, "validation", 65_535, (), datasets)
     assert len(json.dumps(state.to_dict())) < MAX_STATE_BYTES - 150
-    skipping = state.skipping([(10**15 + 10**6, 10**15 + 2 * 10**6), (10**15 + 10**9, 10**15 + 2 * 10**9)])
+    skipping = state.skipping(
+        [(10**15 + 10**6, 10**15 + 2 * 10**6), (10**15 + 10**9, 10**15 + 2 * 10**9)]
+    )
     assert len(json.dumps(skipping.to_dict())) <= MAX_STATE_BYTES
 
 
 def test_a_name_is_no_part_of_what_a_stream_is(mixture, expected):
-    renamed = tuple(WeightedDataset(f"n{d}", each.dataset, each.weight) for d, each in enumerate(mixture))
+    renamed = tuple(
+        WeightedDataset(f"n{d}", each.dataset, each.weight) for d, each in enumerate(mixture)
+    )
     [step] = take(renamed, 1, state=expected[2].state)
     assert bag(step) == bag(expected[3])
 
@@ -244,17 +307,27 @@ class CountingFiles:
 def large(tmp_path_factory, make_dataset) -> Path:
     """250 blocks of 64 in 3 shards, and as many in a second pass."""
     sizes = ((7000, 4000, 5000), (9000, 6990))
-    return make_dataset(tmp_path_factory.mktemp("large") / "data", sizes, seq_len=1024, max_tokens=12)
+    return make_dataset(
+        tmp_path_factory.mktemp("large") / "data", sizes, seq_len=1024, max_tokens=12
+    )
 
 
 def counted(folder: Path) -> tuple[Dataset, CountingFiles]:
     dataset = open_dataset(str(folder))
     files = CountingFiles(dataset.folder.filesystem)
-    return Dataset(Folder.on(files, dataset.folder.path), dataset.manifest, list(dataset.all_shards)), files
+    return Dataset(
+        Folder.on(files, dataset.folder.path), dataset.manifest, list(dataset.all_shards)
+    ), files
 
 
 def large_loader(dataset: Dataset, **changes) -> StepLoader:
-    sizes = {"global_batch": 128, "micro_tokens": 4096, "seed": 1, "num_lanes": 16, "reading": QUICK}
+    sizes = {
+        "global_batch": 128,
+        "micro_tokens": 4096,
+        "seed": 1,
+        "num_lanes": 16,
+        "reading": QUICK,
+    }
     return StepLoader(dataset, "train", 1024, **{**sizes, **changes})
 
 

@@ -11,7 +11,12 @@ from trainer.model.heads import pretraining_sums
 from trainer.model.packed_inputs import PackedInputs
 
 CONFIG = BertConfig(
-    vocab_size=50, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_position_embeddings=48
+    vocab_size=50,
+    hidden_size=24,
+    num_layers=3,
+    num_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=48,
 )
 
 
@@ -34,22 +39,30 @@ def ragged_batch(lengths, vocab_size, seed=0):
     halves = torch.tensor(lengths, dtype=torch.int64) // 2
     inputs = PackedInputs(
         input_ids=torch.randint(1, vocab_size, (num_tokens,), generator=generator),
-        token_type_ids=(positions >= halves.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))).long(),
+        token_type_ids=(
+            positions >= halves.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+        ).long(),
         position_ids=positions,
         cu_seqlens=cu_seqlens,
         max_seqlen=max(lengths, default=0),
     )
     masked = torch.randperm(num_tokens, generator=generator)[:num_masked].sort().values
     labels = torch.randint(1, vocab_size, (num_masked,), generator=generator)
-    return Batch(lengths, inputs, masked, labels, torch.randint(0, 2, (len(lengths),), generator=generator))
+    return Batch(
+        lengths, inputs, masked, labels, torch.randint(0, 2, (len(lengths),), generator=generator)
+    )
 
 
 def losses(model, batch):
-    return pretraining_sums(*model(batch.inputs, batch.masked_positions), batch.masked_labels, batch.is_random_next)
+    return pretraining_sums(
+        *model(batch.inputs, batch.masked_positions), batch.masked_labels, batch.is_random_next
+    )
 
 
 def padded_rows(values, lengths, fill):
-    return torch.nn.utils.rnn.pad_sequence(values.split(lengths), batch_first=True, padding_value=fill)
+    return torch.nn.utils.rnn.pad_sequence(
+        values.split(lengths), batch_first=True, padding_value=fill
+    )
 
 
 def transformers_twin(model):
@@ -72,7 +85,9 @@ def transformers_logits(twin, batch):
     rows = {
         "input_ids": padded_rows(batch.inputs.input_ids, batch.lengths, 0),
         "token_type_ids": padded_rows(batch.inputs.token_type_ids, batch.lengths, 0),
-        "attention_mask": padded_rows(torch.ones(sum(batch.lengths), dtype=torch.int64), batch.lengths, 0),
+        "attention_mask": padded_rows(
+            torch.ones(sum(batch.lengths), dtype=torch.int64), batch.lengths, 0
+        ),
     }
     output = twin(**rows)
     packed = output.prediction_logits[rows["attention_mask"].bool()]
@@ -96,7 +111,9 @@ def test_logits_and_gradients_equal_transformers(config, lengths):
         (sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(lengths)).backward()
     theirs, names = dict(twin.named_parameters()), hf_names(config.num_layers)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, theirs[names[name]].grad, rtol=0, atol=1e-5, msg=name)
+        torch.testing.assert_close(
+            parameter.grad, theirs[names[name]].grad, rtol=0, atol=1e-5, msg=name
+        )
 
 
 def spread_weights(model):
@@ -135,7 +152,9 @@ def test_sums_by_hand():
 
 def test_half_precision_logits_are_summed_in_float32():
     logits = torch.zeros(3, 5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)
-    sums = pretraining_sums(*logits, torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    sums = pretraining_sums(
+        *logits, torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    )
     assert sums.mlm_nll.dtype == sums.nsp_nll.dtype == torch.float32
 
 
@@ -161,12 +180,16 @@ def test_the_vocabulary_is_scored_at_masked_positions_only():
     config = replace(CONFIG, vocab_size=3001)
     batch = ragged_batch([40, 20], config.vocab_size)
     sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: sizes.append(x.numel()) or x, lambda x: x
+    ):
         mlm_logits, nsp_logits = build_model(config, seed=1)(batch.inputs, batch.masked_positions)
         pretraining_sums(mlm_logits, nsp_logits, batch.masked_labels, batch.is_random_next)
     assert mlm_logits.shape == (10, 3001)
     assert nsp_logits.shape == (2, 2)
-    assert max(sizes) == 3001 * 24 < 60 * 3001  # the decoder's weight; logits of all 60 tokens would be larger
+    assert (
+        max(sizes) == 3001 * 24 < 60 * 3001
+    )  # the decoder's weight; logits of all 60 tokens would be larger
 
 
 def test_an_empty_micro_batch_gives_zero_gradients_everywhere():
@@ -185,7 +208,8 @@ def test_every_parameter_gets_a_gradient():
     model = build_model(CONFIG, seed=1)
     sums = losses(model, ragged_batch([48, 20], CONFIG.vocab_size))
     (sums.mlm_nll + sums.nsp_nll).backward()
-    # The softmax ignores a shift common to all keys, so the key bias has a gradient of 0 but for rounding.
+    # The softmax ignores a shift common to all keys, so the key bias has a gradient of 0 but for
+    # rounding.
     assert all(parameter.grad.any() for parameter in model.parameters())
 
 
@@ -210,7 +234,9 @@ def test_initial_weights_are_a_truncated_normal():
     assert not torch.equal(state["bert.layers.0.query.weight"], state["bert.layers.1.query.weight"])
     for name, weight in state.items():
         if weight.ndim == 1:
-            assert torch.equal(weight, torch.full_like(weight, float(name.endswith("norm.weight")))), name
+            assert torch.equal(
+                weight, torch.full_like(weight, float(name.endswith("norm.weight")))
+            ), name
 
 
 @pytest.mark.parametrize("dropout", ["hidden_dropout", "attention_dropout"])
@@ -218,9 +244,15 @@ def test_dropout_is_active_only_in_training(dropout):
     off = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     config = preset("tiny", vocab_size=50, **(off | {dropout: 0.5}))
     model, batch = build_model(config, seed=1), ragged_batch([30, 12], 50)
-    first, second = model.train()(batch.inputs, batch.masked_positions), model(batch.inputs, batch.masked_positions)
+    first, second = (
+        model.train()(batch.inputs, batch.masked_positions),
+        model(batch.inputs, batch.masked_positions),
+    )
     assert not torch.equal(first[0], second[0])
-    first, second = model.eval()(batch.inputs, batch.masked_positions), model(batch.inputs, batch.masked_positions)
+    first, second = (
+        model.eval()(batch.inputs, batch.masked_positions),
+        model(batch.inputs, batch.masked_positions),
+    )
     assert torch.equal(first[0], second[0])
 
 
@@ -230,7 +262,9 @@ def test_autocast_and_bfloat16_run():
     exact = model(batch.inputs, batch.masked_positions)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (model(batch.inputs, batch.masked_positions)[0].float() - exact).abs().max() < 0.05
-    assert (model.bfloat16()(batch.inputs, batch.masked_positions)[0].float() - exact).abs().max() < 0.05
+    assert (
+        model.bfloat16()(batch.inputs, batch.masked_positions)[0].float() - exact
+    ).abs().max() < 0.05
 
 
 def test_the_decoder_is_the_word_embedding():

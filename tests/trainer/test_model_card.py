@@ -12,7 +12,9 @@ from trainer.model.task_heads import Head
 from trainer.report.read import ReadRun, choose_losses
 from trainer.runs.training_facts import training_facts
 
-CONFIG = BertConfig(vocab_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256)
+CONFIG = BertConfig(
+    vocab_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256
+)
 LAUNCH = {
     "world_size": 8,
     "hardware": {"machine": "x86_64", "cpus": 64, "gpus": ["NVIDIA H200"] * 8},
@@ -31,7 +33,10 @@ RUN_CONFIG = {
 
 def make_run(**changes):
     rows = [{"step": step, "split": "train", "loss": 9.0 - step / 100} for step in range(1, 101)]
-    measured = [{"step": step, "split": "validation", "mlm_loss": 8.0 - step / 100} for step in range(2, 101, 2)]
+    measured = [
+        {"step": step, "split": "validation", "mlm_loss": 8.0 - step / 100}
+        for step in range(2, 101, 2)
+    ]
     fields = {"train": rows, "validation": measured} | changes
     return ReadRun(name="r", path=Path("r"), events=[], facts={}, config={}, problems=[], **fields)
 
@@ -50,7 +55,11 @@ def test_a_card_says_what_the_run_says():
         "losses": choose_losses(make_run(), 60),
     }
     card = model_card(CONFIG, provenance, lower_case=True).decode()
-    assert metadata(card.encode()) == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bert"]}
+    assert metadata(card.encode()) == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert"],
+    }
     for line in (
         "| tokens seen | 1,234,567 |",
         "| hardware of the last start | 8 rank(s) on NVIDIA H200 |",
@@ -91,7 +100,12 @@ def test_losses_without_measurements_are_those_of_steps():
     ],
 )
 def test_a_fine_tuned_model_names_its_task(kind, pipeline):
-    finetuned = {"task": "sst-2", "run": "a", "seq_len": 128, "metrics": {"dev.tsv": {"accuracy": 0.91234, "n": 3}}}
+    finetuned = {
+        "task": "sst-2",
+        "run": "a",
+        "seq_len": 128,
+        "metrics": {"dev.tsv": {"accuracy": 0.91234, "n": 3}},
+    }
     head = Head(kind, ("no", "yes") if kind in ("classification", "tokens") else ())
     card = model_card(CONFIG, {"finetuned": finetuned}, lower_case=True, head=head)
     assert metadata(card)["pipeline_tag"] == pipeline
@@ -116,4 +130,8 @@ def test_a_card_is_known_again_until_it_is_edited():
 def test_hugging_face_reads_its_metadata():
     hub = pytest.importorskip("huggingface_hub")
     card = hub.ModelCard(model_card(CONFIG, {"steps": 1}, lower_case=True).decode())
-    assert (card.data.library_name, card.data.pipeline_tag, card.data.tags) == ("transformers", "fill-mask", ["bert"])
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.tags) == (
+        "transformers",
+        "fill-mask",
+        ["bert"],
+    )

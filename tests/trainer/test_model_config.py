@@ -16,7 +16,9 @@ from trainer.model.config import BertConfig, preset
         ("large", 24, 1024, 16, 4096),
     ],
 )
-def test_presets_are_the_released_sizes(name, num_layers, hidden_size, num_heads, intermediate_size):
+def test_presets_are_the_released_sizes(
+    name, num_layers, hidden_size, num_heads, intermediate_size
+):
     config = preset(name)
     found = (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size)
     assert found == (num_layers, hidden_size, num_heads, intermediate_size)
@@ -28,11 +30,18 @@ def test_defaults_are_base():
 
 def test_overrides_replace_fields_and_heads_follow_the_hidden_size():
     config = preset("tiny", hidden_size=192, vocab_size=1000, hidden_dropout=0.0)
-    assert (config.num_heads, config.intermediate_size, config.vocab_size, config.hidden_dropout) == (3, 768, 1000, 0.0)
+    assert (
+        config.num_heads,
+        config.intermediate_size,
+        config.vocab_size,
+        config.hidden_dropout,
+    ) == (3, 768, 1000, 0.0)
     assert preset("tiny", hidden_size=192, num_heads=6).num_heads == 6
 
 
-@pytest.mark.parametrize(("name", "num_parameters"), [("base", 110_106_428), ("large", 336_226_108)])
+@pytest.mark.parametrize(
+    ("name", "num_parameters"), [("base", 110_106_428), ("large", 336_226_108)]
+)
 def test_parameter_counts_with_both_heads(name, num_parameters):
     with torch.device("meta"):
         model = BertForPreTraining(preset(name))
@@ -42,9 +51,15 @@ def test_parameter_counts_with_both_heads(name, num_parameters):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: preset("huge"), "'huge' is unknown; choose one of tiny, mini, small, medium, base, large"),
+        (
+            lambda: preset("huge"),
+            "'huge' is unknown; choose one of tiny, mini, small, medium, base, large",
+        ),
         (lambda: preset("tiny", hiden_size=1), "hiden_size is unknown; did you mean hidden_size"),
-        (lambda: BertConfig(hidden_size=100, num_heads=3), "hidden_size 100 cannot be shared by 3 heads"),
+        (
+            lambda: BertConfig(hidden_size=100, num_heads=3),
+            "hidden_size 100 cannot be shared by 3 heads",
+        ),
         (lambda: BertConfig(num_layers=0), "num_layers is 0; it must be at least 1"),
         (lambda: BertConfig(hidden_dropout=1.0), "hidden_dropout is 1.0; a dropout is in"),
         (lambda: BertConfig(layer_norm_eps=0.0), "layer_norm_eps is 0.0; it must be positive"),
@@ -56,7 +71,10 @@ def test_parameter_counts_with_both_heads(name, num_parameters):
             lambda: BertConfig(hidden_size=72, fp8=True),
             "fp8 wants multiples of 16, hidden_size is 72 and intermediate_s",
         ),
-        (lambda: BertConfig(fused_sums=True, pre_norm=True), "fused_sums is made for .* fused_sums or pre_norm to fal"),
+        (
+            lambda: BertConfig(fused_sums=True, pre_norm=True),
+            "fused_sums is made for .* fused_sums or pre_norm to fal",
+        ),
     ],
 )
 def test_errors_name_the_setting_and_the_choices(build, message):

@@ -7,7 +7,12 @@ from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.heads import pretraining_sums
 from trainer.model.packed_inputs import PackedInputs
-from trainer.pretrain.objectives import as_left_to_right, freeze_unused, prepare_micro_batch, unmasked_text
+from trainer.pretrain.objectives import (
+    as_left_to_right,
+    freeze_unused,
+    prepare_micro_batch,
+    unmasked_text,
+)
 from trainer.stream.packing import MicroBatch, empty_micro_batch
 
 CONFIG = BertConfig(
@@ -64,24 +69,35 @@ def test_no_prediction_sees_what_it_predicts():
     after, _ = logits_of(model, batch)
     torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
     batch.input_ids[0] = 49 - batch.input_ids[0]
-    assert (logits_of(model, batch)[0][:8] - before[:8]).abs().amax(dim=-1).min() > 1e-4  # and sees all before it
+    assert (logits_of(model, batch)[0][:8] - before[:8]).abs().amax(
+        dim=-1
+    ).min() > 1e-4  # and sees all before it
 
 
 def test_loss_of_parts_adds_up_to_that_of_the_whole():
     model = build_model(CONFIG, seed=1).double().eval()
     lengths = [[9, 14], [5], [16, 2, 3]]
-    parts = [as_left_to_right(random_micro_batch(each, 50, seed)) for seed, each in enumerate(lengths)]
+    parts = [
+        as_left_to_right(random_micro_batch(each, 50, seed)) for seed, each in enumerate(lengths)
+    ]
     masked = sum(len(part.masked_labels) for part in parts)
     assert masked == sum(sum(each) - len(each) for each in lengths)
-    summed = sum(pretraining_sums(*logits_of(model, p), p.masked_labels, p.is_random_next).mlm_nll for p in parts)
+    summed = sum(
+        pretraining_sums(*logits_of(model, p), p.masked_labels, p.is_random_next).mlm_nll
+        for p in parts
+    )
     alone = []
     for part in parts:
-        for start, stop in zip(part.cu_seqlens[:-1].tolist(), part.cu_seqlens[1:].tolist(), strict=True):
+        for start, stop in zip(
+            part.cu_seqlens[:-1].tolist(), part.cu_seqlens[1:].tolist(), strict=True
+        ):
             ids, kinds = part.input_ids[start:stop], part.token_type_ids[start:stop]
             length = stop - start
             borders, every = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
             logits, _ = model(PackedInputs(ids, kinds, every, borders, length), every[:-1])
-            alone.append(torch.nn.functional.cross_entropy(logits.float(), ids[1:].long(), reduction="sum"))
+            alone.append(
+                torch.nn.functional.cross_entropy(logits.float(), ids[1:].long(), reduction="sum")
+            )
     torch.testing.assert_close(summed / masked, sum(alone) / masked, rtol=1e-6, atol=0)
 
 

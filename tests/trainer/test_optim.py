@@ -1,7 +1,8 @@
 """The optimizers without DeepSpeed: equal to torch.optim.AdamW, to timm's LAMB and to the formulas written out.
 
-timm-lamb.json holds weights as timm.optim.Lamb left them. Run as a program, this file writes it anew; that needs timm,
-which tests do not: the torchvision that comes with it does not fit every torch.
+timm-lamb.json holds weights as timm.optim.Lamb left them. Run as a program, this file writes it
+anew; that needs timm, which tests do not: the torchvision that comes with it does not fit every
+torch.
 """
 
 import importlib
@@ -51,7 +52,9 @@ def test_equals_torch_adamw_with_the_same_decay_groups():
 
 def test_without_bias_correction_the_first_step_follows_google():
     weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0]]))
-    optimizer = AdamW([("dense.weight", weight)], weight_decay=0.01, bias_correction=False, max_grad_norm=0.0)
+    optimizer = AdamW(
+        [("dense.weight", weight)], weight_decay=0.01, bias_correction=False, max_grad_norm=0.0
+    )
     optimizer.set_learning_rate(0.1)
     weight.grad = torch.tensor([[0.5, 0.25]])
     optimizer.step()
@@ -63,7 +66,9 @@ def test_without_bias_correction_the_first_step_follows_google():
 def lamb_by_hand(weights, states, gradients, step, lr):
     """One step of LAMB on lists of flat tensors in float64; the first decays, the second does not."""
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
-    for index, (weight, (mean, square), gradient) in enumerate(zip(weights, states, gradients, strict=True)):
+    for index, (weight, (mean, square), gradient) in enumerate(
+        zip(weights, states, gradients, strict=True)
+    ):
         clipped = gradient / max(1.0, norm)
         mean.mul_(0.9).add_(0.1 * clipped)
         square.mul_(0.999).add_(0.001 * clipped**2)
@@ -83,7 +88,9 @@ def test_lamb_follows_its_formula():
     states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in by_hand]
     for step in range(1, 21):
         matrix.grad, bias.grad = torch.randn(3, 5) * step, torch.randn(5)
-        lamb_by_hand(by_hand, states, [matrix.grad.double().flatten(), bias.grad.double()], step, 0.02)
+        lamb_by_hand(
+            by_hand, states, [matrix.grad.double().flatten(), bias.grad.double()], step, 0.02
+        )
         optimizer.step()
     torch.testing.assert_close(matrix.detach().double().flatten(), by_hand[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(bias.detach().double(), by_hand[1], rtol=0, atol=1e-6)
@@ -91,7 +98,12 @@ def test_lamb_follows_its_formula():
 
 
 TIMM = Path(__file__).with_name("timm-lamb.json")
-TIMM_SHAPES = {"dense.weight": (6, 5), "dense.bias": (6,), "head.weight": (3, 6), "head.norm.weight": (3,)}
+TIMM_SHAPES = {
+    "dense.weight": (6, 5),
+    "dense.bias": (6,),
+    "head.weight": (3, 6),
+    "head.norm.weight": (3,),
+}
 TIMM_FLAGS = {
     "lr": 0.02, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True,
     "grad_averaging": True, "max_grad_norm": 1.0, "trust_clip": False, "always_adapt": False, "caution": False,
@@ -110,13 +122,20 @@ def lamb_steps(optimizer, parameters):
     """Weights after each step; every third gradient is small enough not to be clipped."""
     for step in range(1, TIMM_STEPS + 1):
         for number, (name, parameter) in enumerate(parameters.items()):
-            parameter.grad = values(TIMM_SHAPES[name], 10 * step + number, 0.05 if step % 3 == 0 else 0.5)
+            parameter.grad = values(
+                TIMM_SHAPES[name], 10 * step + number, 0.05 if step % 3 == 0 else 0.5
+            )
         optimizer.step()
-        yield {name: parameter.detach().flatten().tolist() for name, parameter in parameters.items()}
+        yield {
+            name: parameter.detach().flatten().tolist() for name, parameter in parameters.items()
+        }
 
 
 def lamb_parameters():
-    return {name: torch.nn.Parameter(values(shape, len(name), 0.4)) for name, shape in TIMM_SHAPES.items()}
+    return {
+        name: torch.nn.Parameter(values(shape, len(name), 0.4))
+        for name, shape in TIMM_SHAPES.items()
+    }
 
 
 def test_lamb_equals_timms():
@@ -149,12 +168,16 @@ def write_timms_weights():
 
 
 def test_lambs_first_step_worked_by_hand():
-    weight, bias = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])), torch.nn.Parameter(torch.tensor([2.0]))
+    weight, bias = (
+        torch.nn.Parameter(torch.tensor([[3.0, 4.0]])),
+        torch.nn.Parameter(torch.tensor([2.0])),
+    )
     optimizer = Lamb([("dense.weight", weight), ("dense.bias", bias)], weight_decay=0.0, eps=0.0)
     optimizer.set_learning_rate(0.1)
     weight.grad, bias.grad = torch.tensor([[0.5, -0.25]]), torch.tensor([-0.1])
     optimizer.step()
-    # Bias-corrected, the first direction is the gradient's sign: norm sqrt(2), so the ratio is 5 / sqrt(2).
+    # Bias-corrected, the first direction is the gradient's sign: norm sqrt(2), so the ratio is 5 /
+    # sqrt(2).
     ratio = 5 / math.sqrt(2)
     assert optimizer.trust_ratios_P.tolist() == pytest.approx([ratio, 1.0])
     assert weight[0].tolist() == pytest.approx([3.0 - 0.1 * ratio, 4.0 + 0.1 * ratio])
@@ -218,7 +241,9 @@ def test_reset_forgets_everything():
 def test_schedule_warms_up_and_decays_to_zero():
     schedule = Schedule(steps=10, warmup_steps=4, peak_lr=1.0)
     rates = [schedule.learning_rate(step) for step in range(11)]
-    assert rates == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0])
+    assert rates == pytest.approx(
+        [0.0, 0.25, 0.5, 0.75, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0]
+    )
 
 
 def test_schedule_powers_and_end():

@@ -33,7 +33,9 @@ Instance = tuple[int, int, int, int]  # dataset, epoch, shard, instance inside t
 
 def passes_of(sizes: list[list[int]]) -> Passes:
     return tuple(
-        tuple(ShardSize(f"train/L128/pass-{i:02d}/shard-{s:05d}.tar", n) for s, n in enumerate(shards))
+        tuple(
+            ShardSize(f"train/L128/pass-{i:02d}/shard-{s:05d}.tar", n) for s, n in enumerate(shards)
+        )
         for i, shards in enumerate(sizes)
     )
 
@@ -45,7 +47,11 @@ def order_of(passes: list[list[int]], num_lanes: int, seed: int = 0) -> StreamOr
 def instances_of(runs: Runs) -> list[Instance]:
     columns = (runs.dataset, runs.epoch, runs.shard, runs.start, runs.stop)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [(dataset, epoch, shard, n) for dataset, epoch, shard, start, stop in rows for n in range(start, stop)]
+    return [
+        (dataset, epoch, shard, n)
+        for dataset, epoch, shard, start, stop in rows
+        for n in range(start, stop)
+    ]
 
 
 def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, int, int, Instance]]:
@@ -54,10 +60,16 @@ def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, in
     while True:
         shards = passes[epoch % len(passes)]
         digest = {
-            s: hashlib.blake2b(f"{order.seed}/{epoch}/{shard.name}".encode(), digest_size=16).hexdigest()
+            s: hashlib.blake2b(
+                f"{order.seed}/{epoch}/{shard.name}".encode(), digest_size=16
+            ).hexdigest()
             for s, shard in enumerate(shards)
         }
-        line = [(d, epoch, s, n) for s in sorted(digest, key=digest.__getitem__) for n in range(shards[s].instances)]
+        line = [
+            (d, epoch, s, n)
+            for s in sorted(digest, key=digest.__getitem__)
+            for n in range(shards[s].instances)
+        ]
         quotient, extra = divmod(len(line), order.num_lanes)
         lanes, start = [], 0
         for lane in range(order.num_lanes):
@@ -72,14 +84,23 @@ def oracle_of_dataset(order: StreamOrder, d: int) -> Iterator[tuple[int, int, in
 
 def oracle_positions(order: StreamOrder) -> Iterator[tuple[int, int, int, int, Instance]]:
     """The same of the stream's positions that are not skipped."""
-    own, drawn = [oracle_of_dataset(order, d) for d in range(len(order.datasets))], [0] * len(order.datasets)
+    own, drawn = (
+        [oracle_of_dataset(order, d) for d in range(len(order.datasets))],
+        [0] * len(order.datasets),
+    )
     skipped = {g for start, stop in order.skipped for g in range(start, stop)}
     for g in count():
         # Furthest behind its share of the positions up to this one; of equals the first.
         length = g % sum(order.weights) + 1
-        behind = [w * length - sum(order.weights) * n for w, n in zip(order.weights, drawn, strict=True)]
+        behind = [
+            w * length - sum(order.weights) * n for w, n in zip(order.weights, drawn, strict=True)
+        ]
         d = behind.index(max(behind))
-        drawn = [n + (each == d) for each, n in enumerate(drawn)] if length < sum(order.weights) else [0] * len(drawn)
+        drawn = (
+            [n + (each == d) for each, n in enumerate(drawn)]
+            if length < sum(order.weights)
+            else [0] * len(drawn)
+        )
         drawn_now = next(own[d])
         if g not in skipped:
             yield drawn_now
@@ -100,7 +121,9 @@ EXAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("world_size", "borders"), [(1, [0, 8]), (2, [0, 4, 8]), (3, [0, 2, 5, 8])])
+@pytest.mark.parametrize(
+    ("world_size", "borders"), [(1, [0, 8]), (2, [0, 4, 8]), (3, [0, 2, 5, 8])]
+)
 def test_the_worked_example(world_size, borders):
     order = order_of([[22], [20]], num_lanes=4)
     for step, slots in enumerate(EXAMPLE):
@@ -170,8 +193,13 @@ def orders(draw, max_datasets: int = 3) -> StreamOrder:
     return StreamOrder(tuple(map(passes_of, sizes)), tuple(weights), seed, lanes, skipped)
 
 
-def shares_of(order: StreamOrder, position: int, global_batch: int, world_size: int) -> list[list[Instance]]:
-    return [instances_of(rank_runs(order, position, global_batch, rank, world_size)) for rank in range(world_size)]
+def shares_of(
+    order: StreamOrder, position: int, global_batch: int, world_size: int
+) -> list[list[Instance]]:
+    return [
+        instances_of(rank_runs(order, position, global_batch, rank, world_size))
+        for rank in range(world_size)
+    ]
 
 
 @settings(max_examples=200, deadline=None)
@@ -186,8 +214,17 @@ def test_equal_to_the_oracle_for_any_world_size(order, global_batch, world_size)
 
 
 @settings(max_examples=200, deadline=None)
-@given(orders(), st.integers(0, 300), st.integers(1, 60), st.integers(1, 60), st.integers(1, 9), st.data())
-def test_steps_planned_together_are_the_steps_one_by_one(order, position, global_batch, world_size, num_steps, data):
+@given(
+    orders(),
+    st.integers(0, 300),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.integers(1, 9),
+    st.data(),
+)
+def test_steps_planned_together_are_the_steps_one_by_one(
+    order, position, global_batch, world_size, num_steps, data
+):
     world_size = min(world_size, global_batch)
     rank = data.draw(st.integers(0, world_size - 1))
     together = rank_runs(order, position, global_batch, rank, world_size, num_steps)
@@ -195,8 +232,13 @@ def test_steps_planned_together_are_the_steps_one_by_one(order, position, global
     steps = []
     for number in range(num_steps):
         alone = rank_runs(order, position, global_batch, rank, world_size)
-        steps += [(number, *row) for row in zip(*(c.tolist() for c in list(vars(alone).values())[1:]), strict=True)]
-        [first, *_, last] = [g for each in next_stretches(order.skipped, position, global_batch) for g in each]
+        steps += [
+            (number, *row)
+            for row in zip(*(c.tolist() for c in list(vars(alone).values())[1:]), strict=True)
+        ]
+        [first, *_, last] = [
+            g for each in next_stretches(order.skipped, position, global_batch) for g in each
+        ]
         assert (firsts[number], afters[number]) == (first, last)
         position = last
     assert steps == list(zip(*(column.tolist() for column in vars(together).values()), strict=True))
@@ -205,22 +247,31 @@ def test_steps_planned_together_are_the_steps_one_by_one(order, position, global
 def count_drawn(order, dataset, position):
     """Instances of a dataset that lie before a stream position and are not skipped."""
     left_out = [(min(start, position), min(stop, position)) for start, stop in order.skipped]
-    own = [own_position(order.weights, dataset, g) for g in (position, *(g for pair in left_out for g in pair))]
+    own = [
+        own_position(order.weights, dataset, g)
+        for g in (position, *(g for pair in left_out for g in pair))
+    ]
     return own[0] + sum(own[1::2]) - sum(own[2::2])
 
 
 @settings(max_examples=100, deadline=None)
-@given(orders(), st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6))
+@given(
+    orders(), st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6)
+)
 def test_every_instance_once_an_epoch_while_ranks_and_batches_change(order, sizes):
     """Two cycles of every dataset, nothing dropped or doubled, but what is skipped."""
     cycles = [2 * sum(each) for each in order.pass_instances]
     position, found, step = 0, Counter(), 0
     while any(own_position(order.weights, d, position) < cycle for d, cycle in enumerate(cycles)):
         global_batch, world_size = sizes[step % len(sizes)]
-        found.update(chain(*shares_of(order, position, global_batch, min(world_size, global_batch))))
+        found.update(
+            chain(*shares_of(order, position, global_batch, min(world_size, global_batch)))
+        )
         position, step = next_stretches(order.skipped, position, global_batch)[-1][1], step + 1
     for d, cycle in enumerate(cycles):
-        assert sum(n for (each, *_), n in found.items() if each == d) == count_drawn(order, d, position)
+        assert sum(n for (each, *_), n in found.items() if each == d) == count_drawn(
+            order, d, position
+        )
         if order.skipped:
             continue
         taken = oracle_of_dataset(order, d)
@@ -232,7 +283,12 @@ def test_every_instance_once_an_epoch_while_ranks_and_batches_change(order, size
 
 
 @settings(max_examples=100, deadline=None)
-@given(orders(), st.integers(1, 30), st.integers(0, 40), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+@given(
+    orders(),
+    st.integers(1, 30),
+    st.integers(0, 40),
+    st.lists(st.integers(1, 30), min_size=1, max_size=4),
+)
 def test_a_stretch_of_the_stream_is_the_same_however_it_is_cut(order, global_batch, steps, others):
     """Resuming with another global batch goes on with the same instances."""
     position = 0
@@ -270,12 +326,16 @@ def test_pieces_are_the_runs_cut_at_blocks(order, position, global_batch, block_
 
 @settings(max_examples=60, deadline=None)
 @given(passes, st.integers(1, 12), st.integers(1, 40), st.data())
-def test_the_first_passes_alone_give_the_order_of_their_epochs(sizes, num_lanes, global_batch, data):
+def test_the_first_passes_alone_give_the_order_of_their_epochs(
+    sizes, num_lanes, global_batch, data
+):
     """What training that follows a build relies on."""
     known = data.draw(st.integers(1, len(sizes)))
     whole, begun = order_of(sizes, num_lanes), order_of(sizes[:known], num_lanes)
     for position in range(0, sum(map(sum, sizes[:known])) - global_batch + 1, global_batch):
-        assert shares_of(begun, position, global_batch, 1) == shares_of(whole, position, global_batch, 1)
+        assert shares_of(begun, position, global_batch, 1) == shares_of(
+            whole, position, global_batch, 1
+        )
 
 
 def test_the_word_of_a_mixture_by_hand():
@@ -287,7 +347,11 @@ def test_the_word_of_a_mixture_by_hand():
     assert mixture_word([3, 1]) == [0, 0, 1, 0]
     assert mixture_word([1, 3]) == [1, 0, 1, 1]
     assert mixture_word([5, 2, 1]) == [0, 1, 0, 0, 2, 0, 1, 0]
-    assert [own_position([5, 2, 1], d, 8 * 10**12 + 3) for d in range(3)] == [5 * 10**12 + 2, 2 * 10**12 + 1, 10**12]
+    assert [own_position([5, 2, 1], d, 8 * 10**12 + 3) for d in range(3)] == [
+        5 * 10**12 + 2,
+        2 * 10**12 + 1,
+        10**12,
+    ]
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20))
@@ -297,18 +361,25 @@ def test_a_mixture_keeps_its_shares_at_every_position(weights):
     drawn = Counter()
     for length, d in enumerate(word, start=1):
         drawn[d] += 1
-        assert all(abs(drawn[d] - weight * length / period) < len(weights) for d, weight in enumerate(weights))
+        assert all(
+            abs(drawn[d] - weight * length / period) < len(weights)
+            for d, weight in enumerate(weights)
+        )
         assert [own_position(weights, d, length) for d in range(len(weights))] == [
             drawn[d] for d in range(len(weights))
         ]
 
 
 def test_multiples_of_weights_are_the_same_mixture():
-    assert [own_position([6, 2], 0, g) for g in range(30)] == [own_position([3, 1], 0, g) for g in range(30)]
+    assert [own_position([6, 2], 0, g) for g in range(30)] == [
+        own_position([3, 1], 0, g) for g in range(30)
+    ]
     check_weights([20_000, 10_000])
 
 
-@pytest.mark.parametrize(("weights", "message"), [([0, 1], "at least 1"), ([10_000, 1], "add up to more than 10000")])
+@pytest.mark.parametrize(
+    ("weights", "message"), [([0, 1], "at least 1"), ([10_000, 1], "add up to more than 10000")]
+)
 def test_weights_that_are_no_shares_are_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         check_weights(weights)
@@ -331,7 +402,10 @@ def test_the_example_of_ten_to_one_on_the_page():
     """Its rows say from where n counts: deficits with n from 0 give another word."""
     page = (Path(__file__).parents[2] / "docs/order.md").read_text()
     block = re.search(r"### Two datasets, 10:1\n.*?```\n(.*?)```", page, re.DOTALL)[1]
-    rows = {name: [*map(int, said.split())] for name, said in re.findall(r"^(n|A|B|word) +(.*)$", block, re.MULTILINE)}
+    rows = {
+        name: [*map(int, said.split())]
+        for name, said in re.findall(r"^(n|A|B|word) +(.*)$", block, re.MULTILINE)
+    }
     word = mixture_word([10, 1])
     drawn = [(n, word[: n - 1].count(0), word[: n - 1].count(1)) for n in rows["n"]]
     assert rows == {
@@ -341,14 +415,20 @@ def test_the_example_of_ten_to_one_on_the_page():
     assert word == [int(b > a) for a, b in zip(rows["A"], rows["B"], strict=True)]
 
     order = StreamOrder((passes_of([[20]]), passes_of([[2]])), (10, 1), seed=0, num_lanes=2)
-    said = [re.findall(r"([AB])(\d+)", line) for line in re.findall(r"^step \d: (.*)$", block, re.MULTILINE)]
+    said = [
+        re.findall(r"([AB])(\d+)", line)
+        for line in re.findall(r"^step \d: (.*)$", block, re.MULTILINE)
+    ]
     steps = [rank_runs(order, 4 * step, 4, 0, 1) for step in range(len(said))]
     assert said == [[("AB"[d], str(n)) for d, _, _, n in instances_of(runs)] for runs in steps]
 
     other: list[int] = []
     for n in range(11):
         other.append(int(n - 11 * other.count(1) > 10 * n - 11 * other.count(0)))
-    assert f"With n from 0 the word would be {' '.join(map(str, other))}, and B0 would come in step 0." in page
+    assert (
+        f"With n from 0 the word would be {' '.join(map(str, other))}, and B0 would come in step 0."
+        in page
+    )
 
 
 def test_skipped_stretches_by_hand():

@@ -118,7 +118,8 @@ def test_a_prefix_that_throttles_for_minutes_is_asked_for_what_it_gives(monkeypa
     ask_without_end(simulation, 270, every=ASKING * NUM_NODES / 1500)
     assert not simulation.gave_up
     asked, answered = (
-        [counted[second] for second in range(270)] for counted in (simulation.asked, simulation.answered)
+        [counted[second] for second in range(270)]
+        for counted in (simulation.asked, simulation.answered)
     )
     calm, throttled, after = slice(5, 30), slice(40, 210), slice(230, 260)
     assert sum(asked[throttled]) < 1.5 * sum(answered[throttled]), "mostly refused"
@@ -129,15 +130,21 @@ def test_a_prefix_that_throttles_for_minutes_is_asked_for_what_it_gives(monkeypa
 
 @pytest.mark.parametrize("minutes", [1, 4])
 def test_after_an_outage_ranks_come_back_one_by_one(monkeypatch, minutes):
-    simulation = Simulation(monkeypatch, lambda second: 0 if 10 <= second < 10 + 60 * minutes else 5500)
+    simulation = Simulation(
+        monkeypatch, lambda second: 0 if 10 <= second < 10 + 60 * minutes else 5500
+    )
     ends = 10 + 60 * minutes
     ask_without_end(simulation, ends + 60, every=ASKING * NUM_NODES / 1500)
     assert not simulation.gave_up
     outage = [simulation.asked[second] for second in range(40, ends)]
-    assert max(outage) < 120, "a store that is down is asked by 256 nodes, each every 7 s or less often"
+    assert max(outage) < 120, (
+        "a store that is down is asked by 256 nodes, each every 7 s or less often"
+    )
     after = [simulation.asked[second] for second in range(ends, ends + 60)]
     assert max(after) < 1.1 * 1500, "never more than on a calm day"
-    assert sum(simulation.answered[second] for second in range(ends + 30, ends + 60)) > 0.9 * 1500 * 30
+    assert (
+        sum(simulation.answered[second] for second in range(ends + 30, ends + 60)) > 0.9 * 1500 * 30
+    )
 
 
 def test_nobody_gives_up_before_the_patience_that_was_set(monkeypatch):

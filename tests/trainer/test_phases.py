@@ -35,7 +35,9 @@ def mixture(tmp_path_factory) -> Mixture:
 @pytest.fixture(autouse=True)
 def as_many_lanes_as_instances(monkeypatch):
     """As in large datasets; these here would have one, and then any order of lanes is the same."""
-    monkeypatch.setattr("trainer.stream.step.default_num_lanes", lambda global_batch, *_: global_batch)
+    monkeypatch.setattr(
+        "trainer.stream.step.default_num_lanes", lambda global_batch, *_: global_batch
+    )
 
 
 def phases(*sizes: tuple[int, int, int]) -> list[Phase]:
@@ -79,18 +81,25 @@ def train(run: SimpleNamespace, stop_after: int = 10**9) -> list[tuple[int, torc
     return read
 
 
-def read_all(mixture: Mixture, phases: Sequence[Phase], **changed) -> list[tuple[int, torch.Tensor]]:
+def read_all(
+    mixture: Mixture, phases: Sequence[Phase], **changed
+) -> list[tuple[int, torch.Tensor]]:
     return train(make_run(mixture, phases, Position(), **changed))
 
 
-def record_steps(mixture: Mixture, phases: Sequence[Phase], monkeypatch: pytest.MonkeyPatch, rank: int) -> list[object]:
+def record_steps(
+    mixture: Mixture, phases: Sequence[Phase], monkeypatch: pytest.MonkeyPatch, rank: int
+) -> list[object]:
     """What the training loop of one of four ranks does in turn: keys of dropout, and "step" for each step."""
     events: list[object] = []
     run = make_run(mixture, phases, Position())
     run.ranks.rank, run.ranks.world_size = rank, 4
     run.optimizer = SimpleNamespace(set_learning_rate=lambda _: None)
     run.weights_check = SimpleNamespace(forget=lambda: None)
-    run.saver, run.profile = SimpleNamespace(has_failed=False), SimpleNamespace(step=lambda _: nullcontext())
+    run.saver, run.profile = (
+        SimpleNamespace(has_failed=False),
+        SimpleNamespace(step=lambda _: nullcontext()),
+    )
     run.engine, run.stop, run.is_due = None, SimpleNamespace(is_made=False), lambda _: False
     stubs = {
         "load_validation_sets": lambda *_: [],
@@ -113,12 +122,19 @@ def test_every_step_draws_its_own_dropout(mixture, monkeypatch):
     plan = phases((16, 8, 2), (32, 8, 1))
     expected = [(3, 0, 0, 2), "step", (3, 0, 1, 2), "step", (3, 1, 0, 2), "step"]
     assert record_steps(mixture, plan, monkeypatch, rank=2) == expected
-    assert record_steps(mixture, plan, monkeypatch, rank=0)[::2] == [(3, 0, 0, 0), (3, 0, 1, 0), (3, 1, 0, 0)]
+    assert record_steps(mixture, plan, monkeypatch, rank=0)[::2] == [
+        (3, 0, 0, 0),
+        (3, 0, 1, 0),
+        (3, 1, 0, 0),
+    ]
 
 
 def assert_same(found, expected) -> None:
     assert [start for start, _ in found] == [start for start, _ in expected]
-    assert all(torch.equal(*pair) for pair in zip((ids for _, ids in found), (ids for _, ids in expected), strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip((ids for _, ids in found), (ids for _, ids in expected), strict=True)
+    )
 
 
 def test_two_phases_of_100_steps_read_what_one_of_200_reads(mixture):
@@ -142,7 +158,10 @@ def test_a_phase_with_another_global_batch_goes_on_over_the_lanes_of_the_first(m
     assert run.position.streams["16"]["num_lanes"] == 12
     [*first, (_, last)] = read_all(mixture, phases((16, 12, 3), (16, 20, 1)))
     assert_same(found[:3], first)
-    assert torch.cat([ids for _, ids in found[3:]]).sort().values.tolist() == last.sort().values.tolist()
+    assert (
+        torch.cat([ids for _, ids in found[3:]]).sort().values.tolist()
+        == last.sort().values.tolist()
+    )
 
 
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 11, 13])
@@ -180,9 +199,13 @@ def test_what_a_finished_phase_consumed_cannot_be_skipped_any_more(mixture):
     run = make_run(mixture, plan, Position())
     train(run, stop_after=8)
     for skip, last in ((["0:12-24"], 72), (["1:11-13"], 12)):
-        with pytest.raises(ValueError, match=f"cannot be skipped any more: training has come to position {last}"):
+        with pytest.raises(
+            ValueError, match=f"cannot be skipped any more: training has come to position {last}"
+        ):
             refuse_consumed(make_run(mixture, plan, run.position, skip=skip).settings, run.position)
-    refuse_consumed(make_run(mixture, plan, run.position, skip=["0:72-90", "1:12-18"]).settings, run.position)
+    refuse_consumed(
+        make_run(mixture, plan, run.position, skip=["0:72-90", "1:12-18"]).settings, run.position
+    )
 
 
 def test_every_instance_comes_once_an_epoch_over_all_phases(mixture):

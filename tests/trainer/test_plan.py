@@ -49,13 +49,18 @@ def test_operations_of_bert_large(seq_len, masked, gigaflops):
 
 def test_operations_are_those_torch_counts():
     config = preset("mini", vocab_size=3_000, attention_backend="padded")
-    block = random_block(np.random.default_rng(0), 1, 128, 3_000)  # one instance, so that nothing is padded
+    block = random_block(
+        np.random.default_rng(0), 1, 128, 3_000
+    )  # one instance, so that nothing is padded
     [batch] = pack_micro_batches(block, [(0, 1)])
     with FlopCounterMode(display=False) as counter:
         sums = forward_sums(build_model(config, 0), batch, torch.device("cpu"))
         (sums.mlm_nll + sums.nsp_nll).backward()
-    # The count has pooler and NSP head too, and the formula three products where the first layer makes two.
-    assert counter.get_total_flops() == pytest.approx(training_flops(config, measure_lengths(block)), rel=0.02)
+    # The count has pooler and NSP head too, and the formula three products where the first layer
+    # makes two.
+    assert counter.get_total_flops() == pytest.approx(
+        training_flops(config, measure_lengths(block)), rel=0.02
+    )
 
 
 def test_lengths_are_means_over_instances(make_block):
@@ -74,11 +79,15 @@ def test_a_phase_of_a_dataset(data):
     settings = settings_of(world_size=2, gpu="a100", micro_tokens=128)
     found = plan_phase(phase, config, dataset, settings)
     assert found.instances == 6_400
-    assert found.instances_a_pass == sum(shard.instances for shard in dataset.shards("train", 32, 0))
+    assert found.instances_a_pass == sum(
+        shard.instances for shard in dataset.shards("train", 32, 0)
+    )
     assert found.fast.mathematics == pytest.approx(32 * found.flops / (312e12 * 0.4))
     assert found.slow.mathematics == pytest.approx(2 * found.fast.mathematics)
     assert found.seconds == (100 * found.fast.total, 100 * found.slow.total)
-    assert found.fast.launches == pytest.approx(math.ceil(32 * found.lengths.tokens / 128) * (2 * 80 + 108) * 3e-6)
+    assert found.fast.launches == pytest.approx(
+        math.ceil(32 * found.lengths.tokens / 128) * (2 * 80 + 108) * 3e-6
+    )
     assert found.flops < plan_phase(phase, config, None, settings).flops  # instances are not full
 
 
@@ -110,7 +119,8 @@ def test_steps_for_epochs(data):
     ]
     settings = settings_of(data=[str(data)], phases=phases, epochs=40.0)
     text = "\n".join(describe_plan(settings))
-    # 450 instances a pass: 40 epochs are 18,000 instances, 281 steps of 64, nine tenths of them in the first phase.
+    # 450 instances a pass: 40 epochs are 18,000 instances, 281 steps of 64, nine tenths of them in
+    # the first phase.
     assert "steps are those of 40 epochs: pretrain --steps 253 28" in text
     assert re.search(r"^    0 +32 +253 +16,192 .* 36\.0 ", text, re.MULTILINE)
 
@@ -121,7 +131,10 @@ def test_steps_for_epochs(data):
         ({"epochs": 40.0}, "epochs are passes over a dataset; give --data"),
         ({"epochs": 0.0, "data": ["somewhere"]}, "epochs is 0.0; give a number above 0"),
         ({"epochs": 40.0, "data": ["somewhere"], "steps": [7]}, "epochs decides the steps"),
-        ({"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0}, "leave steps and budget_hours out"),
+        (
+            {"epochs": 40.0, "data": ["somewhere"], "budget_hours": 3.0},
+            "leave steps and budget_hours out",
+        ),
         ({"gpu": "cpu"}, "no data sheet is known for a CPU; give --peak_tflops"),
     ],
 )
@@ -134,20 +147,30 @@ def test_a_million_small_steps_take_hours_and_not_minutes():
     """BERT-small on 8 H200: 0.96 ms of mathematics is no step; launches, update, exchange and host are the floor."""
     phases = [Phase(seq_len=128, global_batch=256, steps=1_000_000, peak_lr=1e-4)]
     settings = settings_of(
-        phases=phases, model=ModelSettings("small"), world_size=8, precision="bf16", micro_tokens=131_072
+        phases=phases,
+        model=ModelSettings("small"),
+        world_size=8,
+        precision="bf16",
+        micro_tokens=131_072,
     )
     text = "\n".join(describe_plan(settings))
     assert "time: 0.88 to 3.36 hours" in text
-    assert "step of phase 0: 3.18 to 12.1 ms: the longer of mathematics 0.96 to 1.92 and launches 1.28 to 3.42," in text
+    assert (
+        "step of phase 0: 3.18 to 12.1 ms: the longer of mathematics 0.96 to 1.92 and launches 1.28 to 3.42,"
+        in text
+    )
     assert "no GPU has measured this yet" in text
     assert (
-        "phase 0 is too small for this hardware: of each step a GPU idles 70% to 84%, as it gets 4,096 tokens" in text
+        "phase 0 is too small for this hardware: of each step a GPU idles 70% to 84%, as it gets 4,096 tokens"
+        in text
     )
 
 
 def test_a_dataset_without_the_length_is_refused(data):
     wrong = settings_of(data=[str(data)])
-    wrong = dataclasses.replace(wrong, phases=[Phase(seq_len=64, global_batch=64, steps=1, peak_lr=1e-3)])
+    wrong = dataclasses.replace(
+        wrong, phases=[Phase(seq_len=64, global_batch=64, steps=1, peak_lr=1e-3)]
+    )
     with pytest.raises(ValueError, match="no train instances of seq_len 64; the dataset has"):
         list(describe_plan(wrong))
 
@@ -160,7 +183,17 @@ def test_numbers_out_of_range_are_refused(wrong):
 
 @pytest.mark.processes
 def test_the_command_takes_a_runs_config():
-    arguments = ["plan", "--config", "configs/pretrain/bert-large.yaml", "--world_size", "64", "--gpu", "h200"]
-    result = subprocess.run([sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, check=True)
+    arguments = [
+        "plan",
+        "--config",
+        "configs/pretrain/bert-large.yaml",
+        "--world_size",
+        "64",
+        "--gpu",
+        "h200",
+    ]
+    result = subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, check=True
+    )
     assert "336,226,108 parameters; 64 x h200" in result.stdout
     assert "<- zero_stage" in result.stdout

@@ -1,6 +1,7 @@
 """Whole runs on two ranks: undisturbed, killed and stopped, and what is refused before anything starts.
 
-Run as a program, this file is one rank that meets an accident: `test_pretrain.py ACCIDENT STEP pretrain ...`.
+Run as a program, this file is one rank that meets an accident: `test_pretrain.py ACCIDENT STEP
+pretrain ...`.
 """
 
 import dataclasses
@@ -33,7 +34,13 @@ from trainer.stream.source import one_dataset, open_mixture
 from trainer.watch.curves import MEASURED
 
 PHASES = [Phase(16, 12, 8, 0.02, warmup_steps=2), Phase(32, 7, 5, 0.01, optimizer_state="reset")]
-TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
+TINY = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "num_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+}
 
 
 def write_config(folder, data, output, **changed):
@@ -84,10 +91,13 @@ def runs(data, tmp_path_factory):
         "calm": run_ranks(["-m", "trainer", *calm], world_size=2),
         "killed": run_ranks([__file__, "kill", "5", *rough], world_size=2),
         "stopped": run_ranks([__file__, "stop", "9", *rough], world_size=2),
-        "continued": run_ranks(["-m", "trainer", *rough, "--profile", "steps=12..13"], world_size=2),
+        "continued": run_ranks(
+            ["-m", "trainer", *rough, "--profile", "steps=12..13"], world_size=2
+        ),
         "finished": run_ranks(["-m", "trainer", *rough, "--zero_stage", "2"], world_size=1),
         "diverged": run_ranks(
-            ["-m", "trainer", *write_config(folder, data, folder / "wild", peak_lr=1e30)], world_size=1
+            ["-m", "trainer", *write_config(folder, data, folder / "wild", peak_lr=1e30)],
+            world_size=1,
         ),
     }
     return folder, launches
@@ -95,7 +105,11 @@ def runs(data, tmp_path_factory):
 
 def rows_of(run, split="train"):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in MEASURED} for row in rows if row["split"] == split]
+    return [
+        {key: value for key, value in row.items() if key not in MEASURED}
+        for row in rows
+        if row["split"] == split
+    ]
 
 
 @pytest.mark.engines
@@ -150,7 +164,10 @@ def test_rows_of_metrics(runs):
 def test_checkpoints_are_kept_by_number(runs):
     for name in ("calm", "rough"):
         checkpoints = runs[0] / name / "checkpoints"
-        assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000012", "step-00000013"]
+        assert sorted(path.name for path in checkpoints.iterdir()) == [
+            "step-00000012",
+            "step-00000013",
+        ]
 
 
 @pytest.mark.engines
@@ -168,17 +185,24 @@ def test_run_folder_says_what_was_done(runs):
 def test_messages_for_people(runs):
     _, launches = runs
     printed = {
-        name: "".join(process.stdout + process.stderr for process in launch) for name, launch in launches.items()
+        name: "".join(process.stdout + process.stderr for process in launch)
+        for name, launch in launches.items()
     }
     assert "step 5: validation MLM loss" in printed["calm"]
     assert "(unigram entropy of the text " in printed["calm"]
     assert " (constant answer 0." in printed["calm"]
     assert f" {platform.node()} step 1/13: loss " in printed["calm"]
     assert " tok/s, data wait " in printed["calm"]
-    assert "MFU is left out: no data sheet is known for this CPU, give --peak_tflops" in printed["calm"]
+    assert (
+        "MFU is left out: no data sheet is known for this CPU, give --peak_tflops"
+        in printed["calm"]
+    )
     assert " epochs of length 32; " in printed["calm"]
     assert "continuing after step 3" in printed["stopped"]
-    assert "stopped by a signal and saved after step 10; the same command continues" in printed["stopped"]
+    assert (
+        "stopped by a signal and saved after step 10; the same command continues"
+        in printed["stopped"]
+    )
     assert "continuing after step 10" in printed["continued"]
     assert "this run is finished, all 13 steps are made" in printed["finished"]
     assert "the gradient's norm is nan, training has diverged" in printed["diverged"]
@@ -209,7 +233,9 @@ def test_curves_in_tensorboard_go_on_without_doubled_steps(runs):
 def test_profile_of_the_steps_asked_for(runs):
     folder = runs[0] / "rough" / "profile"
     assert "aten::addmm" in (folder / "steps-12-13.txt").read_text()
-    events = json.loads(gzip.decompress((folder / "steps-12-13.trace.json.gz").read_bytes()))["traceEvents"]
+    events = json.loads(gzip.decompress((folder / "steps-12-13.trace.json.gz").read_bytes()))[
+        "traceEvents"
+    ]
     assert {event["name"] for event in events if event["name"].startswith("ProfilerStep")} == {
         "ProfilerStep#1",
         "ProfilerStep#2",
@@ -245,15 +271,31 @@ def settings_for(data, output, **changed):
     ("changed", "world_size", "message"),
     [
         ({}, 13, r"phases\.0\.global_batch is 12 for 13 ranks"),
-        ({"phases": [Phase(64, 8, 1, 0.1)]}, 1, r"seq_len 64; the dataset has train L16, train L32, validation L16"),
-        ({"model": ModelSettings("tiny", {"max_position_embeddings": 16})}, 1, r"phases\.1\.seq_len is 32, the model"),
-        ({"model": ModelSettings("tiny", {"vocab_size": 5})}, 1, "the dataset's vocabulary decides it"),
+        (
+            {"phases": [Phase(64, 8, 1, 0.1)]},
+            1,
+            r"seq_len 64; the dataset has train L16, train L32, validation L16",
+        ),
+        (
+            {"model": ModelSettings("tiny", {"max_position_embeddings": 16})},
+            1,
+            r"phases\.1\.seq_len is 32, the model",
+        ),
+        (
+            {"model": ModelSettings("tiny", {"vocab_size": 5})},
+            1,
+            "the dataset's vocabulary decides it",
+        ),
         ({"model": ModelSettings("huge")}, 1, "choose one of tiny"),
     ],
 )
 def test_what_does_not_fit_the_dataset_is_refused(data, tmp_path, changed, world_size, message):
     with pytest.raises(ValueError, match=message):
-        check_mixture(settings_for(data, tmp_path, **changed), one_dataset(open_dataset(str(data))), world_size)
+        check_mixture(
+            settings_for(data, tmp_path, **changed),
+            one_dataset(open_dataset(str(data))),
+            world_size,
+        )
 
 
 def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
@@ -261,7 +303,9 @@ def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
     prepare_run(settings_for(data, output), mixture, model, 1)
     prepare_run(settings_for(data, output, zero_stage=2, micro_tokens=99), mixture, model, 2)
     phases = [dataclasses.replace(PHASES[0], peak_lr=0.5), PHASES[1]]
-    with pytest.raises(ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"):
+    with pytest.raises(
+        ValueError, match=r"phases\.0\.peak_lr was 0\.02 and is now 0\.5; seed was 0 and is now 4"
+    ):
         prepare_run(settings_for(data, output, phases=phases, seed=4), mixture, model, 1)
     with pytest.raises(ValueError, match=r"phases was .* and is now"):
         prepare_run(settings_for(data, output, phases=PHASES[:1]), mixture, model, 1)
@@ -269,11 +313,22 @@ def test_a_run_with_other_settings_is_refused_by_key(data, tmp_path):
 
 def test_another_dataset_is_refused(data, tmp_path):
     other = write_tiny_dataset(tmp_path / "other", seed=1)
-    prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(data))), preset("tiny"), 1)
+    prepare_run(
+        settings_for(data, tmp_path / "run"),
+        one_dataset(open_dataset(str(data))),
+        preset("tiny"),
+        1,
+    )
     with pytest.raises(
-        ValueError, match=r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of"
+        ValueError,
+        match=r"root hash of data data \(.*\) was \w{16} and is now \w{16}; settings hash of",
     ):
-        prepare_run(settings_for(data, tmp_path / "run"), one_dataset(open_dataset(str(other))), preset("tiny"), 1)
+        prepare_run(
+            settings_for(data, tmp_path / "run"),
+            one_dataset(open_dataset(str(other))),
+            preset("tiny"),
+            1,
+        )
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
@@ -315,11 +370,27 @@ def test_what_the_folder_keeps_of_the_vocabulary_is_made_anew_when_a_run_goes_on
     ("name", "content", "message"),
     [
         ("run.json", b'{"id": "a", "mo', r"run\.json is damaged, it is not JSON: .* line 1 column"),
-        ("run.json", b"[]", r"run\.json is damaged: it holds '\[\]', expected an object; restore it"),
-        ("run.json", b"{}", r"run\.json lacks id: it is damaged, or of an earlier version; restore it, from"),
+        (
+            "run.json",
+            b"[]",
+            r"run\.json is damaged: it holds '\[\]', expected an object; restore it",
+        ),
+        (
+            "run.json",
+            b"{}",
+            r"run\.json lacks id: it is damaged, or of an earlier version; restore it, from",
+        ),
         ("config.yaml", b"seed: [", r"config\.yaml is damaged, it is not YAML: "),
-        ("config.yaml", b"17", r"config\.yaml is damaged: it holds '17', expected settings; restore it"),
-        ("config.yaml", b"seed: 0\n", r"holds a run with other settings: .*objective was None and is now 'mlm\+nsp'"),
+        (
+            "config.yaml",
+            b"17",
+            r"config\.yaml is damaged: it holds '17', expected settings; restore it",
+        ),
+        (
+            "config.yaml",
+            b"seed: 0\n",
+            r"holds a run with other settings: .*objective was None and is now 'mlm\+nsp'",
+        ),
     ],
 )
 def test_a_damaged_run_is_named_when_it_goes_on(data, tmp_path, name, content, message):
@@ -346,24 +417,33 @@ def test_settings_that_are_lost_are_not_taken_for_the_ones_asked_for(data, tmp_p
 def test_a_folder_with_something_else_is_refused(data, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(FileExistsError, match="is not a run"):
-        prepare_run(settings_for(data, tmp_path), one_dataset(open_dataset(str(data))), preset("tiny"), 1)
+        prepare_run(
+            settings_for(data, tmp_path), one_dataset(open_dataset(str(data))), preset("tiny"), 1
+        )
     with pytest.raises(FileExistsError, match="is not a run"):
         prepare_run(
-            settings_for(data, tmp_path / "thesis.tex"), one_dataset(open_dataset(str(data))), preset("tiny"), 1
+            settings_for(data, tmp_path / "thesis.tex"),
+            one_dataset(open_dataset(str(data))),
+            preset("tiny"),
+            1,
         )
 
 
 @pytest.mark.engines
 def test_a_dataset_that_holds_nothing_out_is_trained_on_and_the_run_says_so(tmp_path):
     data = write_tiny_dataset(tmp_path / "bare", seq_lens=(16, 32), has_validation=False)
-    [trained] = run_ranks(["-m", "trainer", *write_config(tmp_path, data, tmp_path / "run", steps=2)], world_size=1)
+    [trained] = run_ranks(
+        ["-m", "trainer", *write_config(tmp_path, data, tmp_path / "run", steps=2)], world_size=1
+    )
     assert trained.returncode == 0, trained.stderr
     said = trained.stdout + trained.stderr
     for seq_len in (16, 32):
         assert f"no validation loss of bare: no documents are held out at {seq_len} tokens" in said
     assert [row["split"] for row in rows_of(tmp_path / "run")] == ["train"] * 4
     assert rows_of(tmp_path / "run", "validation") == []
-    [refused] = run_ranks(["-m", "trainer", "evaluate", "--model", tmp_path / "run", "--data", data], world_size=1)
+    [refused] = run_ranks(
+        ["-m", "trainer", "evaluate", "--model", tmp_path / "run", "--data", data], world_size=1
+    )
     assert refused.returncode == 2
     assert "no validation instances of seq_len" in refused.stderr
 
@@ -378,7 +458,10 @@ def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp
     assert killed.returncode == 9
     [refused] = run_ranks(["-m", "trainer", *mixed, "--skip", "0:20-60"], world_size=1)
     assert refused.returncode == 2
-    assert "positions 20-60 cannot be skipped any more: training has come to position 36" in refused.stderr
+    assert (
+        "positions 20-60 cannot be skipped any more: training has come to position 36"
+        in refused.stderr
+    )
     continued = run_ranks(["-m", "trainer", *mixed, "--skip", "0:60-84"], world_size=2)
     assert continued[0].returncode == 0, continued[0].stderr
     rows = rows_of(tmp_path / "run")
@@ -393,7 +476,9 @@ def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp
     assert (big["instances"], small["instances"], measured["instances"]) == (60, 20, 80)
     assert measured["mlm_loss"] == pytest.approx((3 * big["mlm_loss"] + small["mlm_loss"]) / 4)
     assert "  small: validation MLM loss" in continued[0].stdout + continued[0].stderr
-    [weights] = run_ranks(["-m", "trainer", *command, "--data", f"big={data}", f"{tmp_path / 'more'}"], world_size=1)
+    [weights] = run_ranks(
+        ["-m", "trainer", *command, "--data", f"big={data}", f"{tmp_path / 'more'}"], world_size=1
+    )
     assert weights.returncode == 2
     assert f"weight of data big ({data}) was 3 and is now 1. Give the settings" in weights.stderr
 

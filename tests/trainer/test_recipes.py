@@ -13,7 +13,9 @@ RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def settings_of(recipe, *more):
-    return parse_settings("plan", COMMANDS["plan"], ["--config", str(FOLDER / f"{recipe}.yaml"), *more])
+    return parse_settings(
+        "plan", COMMANDS["plan"], ["--config", str(FOLDER / f"{recipe}.yaml"), *more]
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -26,7 +28,13 @@ def test_a_recipe_is_planned(recipe):
 
 def test_the_sizes_and_sources_asked_for_are_there():
     expected = {"bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large", "bert-tiny"}
-    others = {"bert-tiny-demo", "bert-tiny-hour", "bert-large-lamb", "bert-large-24h", "bert-large-mlperf"}
+    others = {
+        "bert-tiny-demo",
+        "bert-tiny-hour",
+        "bert-large-lamb",
+        "bert-large-24h",
+        "bert-large-mlperf",
+    }
     assert expected | others == set(RECIPES)
 
 
@@ -34,7 +42,9 @@ def test_googles_recipe_is_a_million_steps_of_256():
     phases = settings_of("bert-large").phases
     assert sum(phase.steps for phase in phases) == 1_000_000
     assert {phase.global_batch for phase in phases} == {256}
-    rates = [phase.schedule.learning_rate(step) for phase, step in zip(phases, (10_000, 0), strict=True)]
+    rates = [
+        phase.schedule.learning_rate(step) for phase, step in zip(phases, (10_000, 0), strict=True)
+    ]
     assert rates == pytest.approx([1e-4, 1e-5])
     assert phases[0].schedule.learning_rate(900_000) == pytest.approx(1e-5)
 
@@ -42,7 +52,11 @@ def test_googles_recipe_is_a_million_steps_of_256():
 def test_nvidias_learning_rate():
     """run_pretraining.py's PolyWarmUpScheduler, degree 0.5: warm-up from 0 to the peak, decay counted from step 0."""
     first, second = settings_of("bert-large-lamb").phases
-    assert (first.global_batch, second.global_batch, second.optimizer_state) == (65_536, 32_768, "zero_step")
+    assert (first.global_batch, second.global_batch, second.optimizer_state) == (
+        65_536,
+        32_768,
+        "zero_step",
+    )
     assert first.num_warmup_steps == 2_001
     assert first.schedule.learning_rate(1_000) == pytest.approx(6e-3 * 1_000 / 2_001)
     assert first.schedule.learning_rate(3_519) == pytest.approx(6e-3 * 0.5**0.5)
@@ -53,7 +67,11 @@ def test_a_budget_is_said_in_the_plan():
     text = "\n".join(describe_plan(settings_of("bert-large-24h", "--world_size", "1")))
     assert "budget of 24 hours" in text
     settings = settings_of("bert-large-24h")
-    assert (settings.objective, settings.num_steps, settings.budget_seconds(0)) == ("mlm", None, 86_400)
+    assert (settings.objective, settings.num_steps, settings.budget_seconds(0)) == (
+        "mlm",
+        None,
+        86_400,
+    )
 
 
 def test_mlperf_stops_at_its_accuracy():

@@ -1,7 +1,8 @@
 """Whole runs that meet bad data, or go on with other numbers of ranks, against one that does not.
 
-Run as a program, this file is one rank: `test_recovery.py spoil pretrain ...` spoils rank 1's gradients at certain
-positions of the stream, `test_recovery.py stop STEP pretrain ...` tells rank 0 to stop after a step.
+Run as a program, this file is one rank: `test_recovery.py spoil pretrain ...` spoils rank 1's
+gradients at certain positions of the stream, `test_recovery.py stop STEP pretrain ...` tells rank 0
+to stop after a step.
 """
 
 import dataclasses
@@ -49,7 +50,9 @@ def spoil():
 
     def noting_steps(run, phase):
         for rank_step, *others in steps_of_phase(run, phase):
-            current["factor"] = FACTORS.get(rank_step.first_position, 1.0) if run.ranks.rank == 1 else 1.0
+            current["factor"] = (
+                FACTORS.get(rank_step.first_position, 1.0) if run.ranks.rank == 1 else 1.0
+            )
             yield rank_step, *others
 
     def spoiling_step(self, closure=None):
@@ -112,7 +115,13 @@ def train_rows(run):
 
 def test_exit_codes(runs):
     codes = {name: [process.returncode for process in launch] for name, launch in runs[1].items()}
-    expected = {"calm": [0] * 2, "spoiled": [0] * 2, "two": [STOPPED] * 2, "one": [STOPPED], "three": [0] * 3}
+    expected = {
+        "calm": [0] * 2,
+        "spoiled": [0] * 2,
+        "two": [STOPPED] * 2,
+        "one": [STOPPED],
+        "three": [0] * 3,
+    }
     said = {name: [process.stderr for process in launch] for name, launch in runs[1].items()}
     assert codes == expected, said
 
@@ -133,7 +142,10 @@ def test_what_was_skipped_is_written_down_with_its_instances(runs):
 def test_too_many_in_a_row_send_the_run_back_and_their_instances_are_left_out(runs):
     folder, launches = runs
     said = launches["spoiled"][0].stdout + launches["spoiled"][0].stderr
-    assert "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0 are left out" in said
+    assert (
+        "back to step 20, 5 steps in a row were not taken; positions 300-360 of phase 0 are left out"
+        in said
+    )
     rows = train_rows(folder / "spoiled")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     taken = [first * BATCH for first in range(STEPS + 5) if first * BATCH not in ROW_OF_BAD]
@@ -157,14 +169,20 @@ def test_two_one_and_three_ranks_train_as_two(runs):
     calm, elastic = (train_rows(runs[0] / name) for name in ("calm", "elastic"))
     for key in ("step", "position", "instances", "tokens"):
         assert [row[key] for row in elastic] == [row[key] for row in calm]
-    assert [row["loss"] for row in elastic[:20]] == pytest.approx([row["loss"] for row in calm[:20]], rel=1e-5)
+    assert [row["loss"] for row in elastic[:20]] == pytest.approx(
+        [row["loss"] for row in calm[:20]], rel=1e-5
+    )
     path = "checkpoints/step-00000020"
     expected, found = (read_weights(runs[0] / name / path) for name in ("calm", "elastic"))
     worst = max(float((expected[name] - found[name]).abs().max()) for name in expected)
     print(f"largest difference of a weight after 20 steps: {worst:.1e}")
     assert worst <= 1e-5
     assert set(expected) == set(found)
-    assert all(not torch.equal(weight, torch.zeros_like(weight)) for weight in found.values() if weight.ndim > 1)
+    assert all(
+        not torch.equal(weight, torch.zeros_like(weight))
+        for weight in found.values()
+        if weight.ndim > 1
+    )
 
 
 if __name__ == "__main__":

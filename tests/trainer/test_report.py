@@ -18,8 +18,16 @@ def write_run(folder, rows=None, *, config=None, facts=None):
     rows = [step_row(step) for step in range(1, 11)] if rows is None else rows
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (folder / "config.yaml").write_text(yaml.safe_dump(config or {"seed": 0, "phases": [{"peak_lr": 0.1}]}))
-    launch = {"time": "2026-01-01", "host": "node1", "world_size": 2, "argv": ["x", "pretrain"], "python": "3.11"}
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(config or {"seed": 0, "phases": [{"peak_lr": 0.1}]})
+    )
+    launch = {
+        "time": "2026-01-01",
+        "host": "node1",
+        "world_size": 2,
+        "argv": ["x", "pretrain"],
+        "python": "3.11",
+    }
     (folder / "run.json").write_text(json.dumps(facts or {"launches": [launch], "datasets": []}))
     return folder
 
@@ -65,14 +73,23 @@ def test_curves_and_last_numbers(tmp_path):
 
 
 def test_only_settings_that_differ_are_compared(tmp_path):
-    one = write_run(tmp_path / "one", config={"seed": 0, "phases": [{"peak_lr": 0.1}, {"peak_lr": 0.3}], "output": "a"})
-    two = write_run(tmp_path / "two", config={"seed": 0, "phases": [{"peak_lr": 0.2}], "output": "b"})
-    table = page_of(one, two).partition("<h2>Settings that differ</h2>")[2].partition("</section>")[0]
+    one = write_run(
+        tmp_path / "one",
+        config={"seed": 0, "phases": [{"peak_lr": 0.1}, {"peak_lr": 0.3}], "output": "a"},
+    )
+    two = write_run(
+        tmp_path / "two", config={"seed": 0, "phases": [{"peak_lr": 0.2}], "output": "b"}
+    )
+    table = (
+        page_of(one, two).partition("<h2>Settings that differ</h2>")[2].partition("</section>")[0]
+    )
     assert "phases.0.peak_lr" in table
     assert "phases.1.peak_lr" in table
     assert "seed" not in table
     assert "output" not in table
-    assert "The runs have the same settings." in page_of(one, write_run(tmp_path / "three", config=yaml_of(one)))
+    assert "The runs have the same settings." in page_of(
+        one, write_run(tmp_path / "three", config=yaml_of(one))
+    )
 
 
 def yaml_of(run):
@@ -81,7 +98,10 @@ def yaml_of(run):
 
 def test_text_from_runs_is_escaped(tmp_path):
     evil = "<script>alert(1)</script>\u202e"
-    facts = {"launches": [{"host": evil, "argv": ["x", evil], "time": evil}], "datasets": [{"name": evil, "url": evil}]}
+    facts = {
+        "launches": [{"host": evil, "argv": ["x", evil], "time": evil}],
+        "datasets": [{"name": evil, "url": evil}],
+    }
     rows = [step_row(1, **{evil: 3.0}), {"step": 1, "split": evil, "note": evil}]
     page = page_of(write_run(tmp_path / "<b>&run", rows, config={evil: evil}, facts=facts))
     assert "<script" not in page
@@ -103,7 +123,9 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
         step_row(3, mlm_loss="text", grad_norm=None), step_row(2, mlm_loss=5.0), {"step": 3, "split": "rolled back"},
     ]  # fmt: skip
     run = write_run(tmp_path / "odd", rows)
-    (run / "anomalies.jsonl").write_text('{"step": 2, "grad_norm": "nan", "positions": [12, 24]}\nno\n')
+    (run / "anomalies.jsonl").write_text(
+        '{"step": 2, "grad_norm": "nan", "positions": [12, 24]}\nno\n'
+    )
     (run / "run.json").write_text("{")
     (run / "config.yaml").write_text("a: [")
     [read] = read_runs([str(run)])
@@ -125,11 +147,15 @@ def test_runs_that_are_odd_are_shown_and_said(tmp_path):
 def test_steps_without_a_row_are_said(tmp_path):
     rows = [step_row(step) for step in (1, 2, 5)]
     run = write_run(tmp_path / "cut", rows)
-    assert read_runs([str(run)])[0].problems == ["metrics.jsonl lacks the rows of steps 3-4: it was cut or edited"]
+    assert read_runs([str(run)])[0].problems == [
+        "metrics.jsonl lacks the rows of steps 3-4: it was cut or edited"
+    ]
     for step, name in ((8, "COMMITTED"), (9, "state.json")):
         (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
         (run / "checkpoints" / f"step-{step:08d}" / name).touch()
-    assert read_runs([str(run)])[0].problems == ["metrics.jsonl lacks the rows of steps 3-4, 6-8: it was cut or edited"]
+    assert read_runs([str(run)])[0].problems == [
+        "metrics.jsonl lacks the rows of steps 3-4, 6-8: it was cut or edited"
+    ]
     assert "lacks the rows of steps 3-4, 6-8" in page_of(run)
 
 
@@ -140,7 +166,9 @@ def test_a_run_without_steps_beside_one_with_steps(tmp_path, capsys):
     assert main(["report", str(young), "--output", str(tmp_path / "page.html")]) == 0
 
 
-@pytest.mark.parametrize(("name", "message"), [("none", "is no folder"), ("empty", "holds neither run.json nor")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("none", "is no folder"), ("empty", "holds neither run.json nor")]
+)
 def test_what_is_no_run_is_refused(tmp_path, capsys, name, message):
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / name)]) == 2
@@ -183,7 +211,9 @@ def test_few_points_are_drawn_as_they_are_and_told_on_hover():
     svg = line_chart("t", [Curve(0, "run", [(1.0, 2.0), (2.0, 4.0)])], Axis(from_zero=True), "step")
     assert marks(svg, "polygon") == []
     [line] = marks(svg, "polyline")
-    (x1, y1), (x2, y2) = ([float(n) for n in pair.split(",")] for pair in line.get("points").split())
+    (x1, y1), (x2, y2) = (
+        [float(n) for n in pair.split(",")] for pair in line.get("points").split()
+    )
     assert (x1, x2, y2) == (54.0, 508.0, 10.0)
     assert y1 == pytest.approx((10 + 202) / 2)
     assert [title.text for title in marks(svg, "title")] == ["step 1\nrun: 2", "step 2\nrun: 4"]
@@ -203,7 +233,9 @@ def test_any_values_can_be_drawn(values):
 
 
 def test_a_logarithmic_axis_leaves_out_what_is_not_positive():
-    svg = line_chart("t", [Curve(0, "run", [(0.0, 0.0), (1.0, 1.0), (2.0, 10.0)])], Axis(is_log=True), "step")
+    svg = line_chart(
+        "t", [Curve(0, "run", [(0.0, 0.0), (1.0, 1.0), (2.0, 10.0)])], Axis(is_log=True), "step"
+    )
     [line] = marks(svg, "polyline")
     assert len(line.get("points").split()) == 2
     assert line_chart("t", [Curve(0, "run", [(0.0, -1.0)])], Axis(is_log=True), "step") == ""
@@ -220,7 +252,9 @@ def test_guesses_without_the_model_are_drawn_beside_what_it_reaches(tmp_path):
 
 def test_a_guess_is_a_level_line_across_the_chart_and_no_chart_by_itself():
     guess = Curve(0, "run, guess", [(1.0, 2.0), (2.0, 4.0)], look="guess")
-    svg = line_chart("t", [Curve(0, "run", [(0.0, 0.0), (4.0, 4.0)]), guess], Axis(from_zero=True), "step")
+    svg = line_chart(
+        "t", [Curve(0, "run", [(0.0, 0.0), (4.0, 4.0)]), guess], Axis(from_zero=True), "step"
+    )
     level = marks(svg, "polyline")[1].get("points")
     assert level == "54.0,106.0 167.5,106.0 167.5,10.0 508.0,10.0"
     assert line_chart("t", [guess], Axis(), "step") == ""
@@ -231,8 +265,14 @@ def test_phases_have_borders_and_axes_names(tmp_path):
     page = page_of(write_run(tmp_path / "run", rows))
     chart = page.partition("<h3>MLM loss, nats</h3>")[2].partition("</svg>")[0] + "</svg>"
     borders = [each for each in marks(chart, "g") if "border" in each.get("class")]
-    assert [[text.text for text in each.iter("text")] for each in borders] == [["phase 1"], ["phase 2"]]
-    assert [next(each.iter("line")).get("x1") for each in borders] == ["205.3", "457.6"]  # steps 4 and 9
+    assert [[text.text for text in each.iter("text")] for each in borders] == [
+        ["phase 1"],
+        ["phase 2"],
+    ]
+    assert [next(each.iter("line")).get("x1") for each in borders] == [
+        "205.3",
+        "457.6",
+    ]  # steps 4 and 9
     assert [each.text for each in marks(chart, "text") if each.get("class") == "axis"] == ["step"]
     assert '<text class="axis" x="281.0" y="234" text-anchor="middle">tokens</text>' in page
 
@@ -246,7 +286,13 @@ def test_a_column_that_is_always_zero_is_a_line_of_text(tmp_path):
     assert "<h3>other</h3>" in page
 
 
-MODEL = {"vocab_size": 60, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
+MODEL = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 def header_of(run):
@@ -256,26 +302,45 @@ def header_of(run):
 def test_the_header_says_which_model_reads_what_and_how_far_it_has_come(tmp_path):
     facts = {
         "model": MODEL | {"of_a_later_version": 1},
-        "datasets": [{"name": "wiki", "url": "s3://bucket/data", "root_hash": "0123456789abcdef0123"}],
+        "datasets": [
+            {"name": "wiki", "url": "s3://bucket/data", "root_hash": "0123456789abcdef0123"}
+        ],
         "launches": [{"time": "2026-01-01T10:00:00+00:00"}, {"time": "2026-01-02T11:00:00+00:00"}],
     }
     config = {"phases": [{"steps": 6}, {"steps": 4}]}
     header = header_of(write_run(tmp_path / "run", config=config, facts=facts))
     assert "2 layers of 16, 2 heads, vocabulary of 60: 16,446 parameters" in header
     assert "data: wiki at s3://bucket/data, root hash 0123456789abcdef<br>" in header
-    assert "started 2026-01-01T10:00:00+00:00, launched 2 times, last 2026-01-02T11:00:00+00:00; " in header
+    assert (
+        "started 2026-01-01T10:00:00+00:00, launched 2 times, last 2026-01-02T11:00:00+00:00; "
+        in header
+    )
     assert "finished after 10 steps" in header
     config = {"phases": [{"steps": 6}, {"steps": 2000}]}
-    assert "not finished: 10 of 2,006 steps" in header_of(write_run(tmp_path / "b", config=config, facts=facts))
+    assert "not finished: 10 of 2,006 steps" in header_of(
+        write_run(tmp_path / "b", config=config, facts=facts)
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "changed", "expected"),
     [
         ({"budget_hours": 1.0, "phases": [{"steps": 100}]}, {"eta_seconds": 5.0}, "10 steps"),
-        ({"budget_hours": 1.0, "phases": [{"steps": 100}]}, {"eta_seconds": 0.0}, "finished after 10 steps"),
-        ({"phases": [{"steps": 99}], "validation": {"stop_at_mlm_accuracy": 0.7}}, {}, "finished after 10 steps"),
-        ({"phases": [{"steps": 99}], "validation": {"stop_at_mlm_accuracy": 0.8}}, {}, "not finished: 10 of 99 steps"),
+        (
+            {"budget_hours": 1.0, "phases": [{"steps": 100}]},
+            {"eta_seconds": 0.0},
+            "finished after 10 steps",
+        ),
+        (
+            {"phases": [{"steps": 99}], "validation": {"stop_at_mlm_accuracy": 0.7}},
+            {},
+            "finished after 10 steps",
+        ),
+        (
+            {"phases": [{"steps": 99}], "validation": {"stop_at_mlm_accuracy": 0.8}},
+            {},
+            "not finished: 10 of 99 steps",
+        ),
     ],
 )
 def test_runs_end_by_time_or_at_an_accuracy_too(tmp_path, config, changed, expected):

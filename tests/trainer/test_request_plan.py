@@ -77,7 +77,10 @@ def test_the_plan_is_what_real_readers_ask_for(
     folder, asked, monkeypatch, names, world_size, global_batch, buffer_bytes
 ):
     wait_for_blocks(monkeypatch)
-    mixture = tuple(WeightedDataset(name, open_dataset(str(folder / name)), 1 + i) for i, name in enumerate(names))
+    mixture = tuple(
+        WeightedDataset(name, open_dataset(str(folder / name)), 1 + i)
+        for i, name in enumerate(names)
+    )
     passes = KnownPasses(mixture, "train", SEQ_LEN)
     passes.wait_for(0)
     reading = ReadSettings(buffer_bytes=buffer_bytes, max_read_bytes=4_000)
@@ -94,7 +97,9 @@ def test_the_plan_is_what_real_readers_ask_for(
         assert [(len(each.shards), int(each.num_bytes.sum())) for each in planned] == counts
         load = add_up(moment, planned, passes)
         assert (sum(load.node_requests), sum(load.node_bytes)) == tuple(np.sum(counts, axis=0))
-        nodes = [np.sum(counts[first : first + 8], axis=0).tolist() for first in range(0, len(counts), 8)]
+        nodes = [
+            np.sum(counts[first : first + 8], axis=0).tolist() for first in range(0, len(counts), 8)
+        ]
         assert [*map(list, zip(load.node_requests, load.node_bytes, strict=True))] == nodes
         assert sum(load.prefix_requests.values()) == sum(load.node_requests)
         assert sum(load.prefix_bytes.values()) == sum(load.node_bytes)
@@ -139,15 +144,33 @@ def test_moments_lose_a_node():
         ("epoch's end", 990, 2048),
         ("resume", 500, 2040),
     ]
-    assert [plan_moments(world_size, 10, 2)[-1].world_size for world_size in (1, 2, 8, 9)] == [1, 1, 4, 1]
+    assert [plan_moments(world_size, 10, 2)[-1].world_size for world_size in (1, 2, 8, 9)] == [
+        1,
+        1,
+        4,
+        1,
+    ]
 
 
 def test_the_table_says_what_is_asked(folder, asked, capsys):
-    flags = ["--world_size", "16", "--global_batch", "32", "--plan", "true", "--step_seconds", "0.5", "--steps", "10"]
+    flags = [
+        "--world_size",
+        "16",
+        "--global_batch",
+        "32",
+        "--plan",
+        "true",
+        "--step_seconds",
+        "0.5",
+        "--steps",
+        "10",
+    ]
     assert main(["stream", str(folder / "wiki"), *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not asked
-    assert lines[0] == "10 steps of 32 instances in 0.5 s each, 8 lanes, length 8192, 8 ranks a node"
+    assert (
+        lines[0] == "10 steps of 32 instances in 0.5 s each, 8 lanes, length 8192, 8 ranks a node"
+    )
     rows = [line.rsplit(maxsplit=9) for line in lines[3:7]]
     assert [(row[0].strip(), row[1]) for row in rows] == [
         ("start", "16"),

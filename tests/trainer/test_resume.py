@@ -20,12 +20,16 @@ URL = "memory://bucket/run"
 FACTS = {"id": "abc", "model": {}, "launches": [], "datasets": []}
 
 
-def write_run(path: Path, steps: Sequence[int] = (), facts: dict[str, Any] | None = None) -> RunFolder:
+def write_run(
+    path: Path, steps: Sequence[int] = (), facts: dict[str, Any] | None = None
+) -> RunFolder:
     """A run's folder with committed checkpoints of one small file each."""
     run = RunFolder(path)
     run.checkpoints.mkdir(parents=True)
     for name in RUN_FILES:
-        (path / name).write_text(json.dumps(facts or FACTS) if name == "run.json" else f"{name} of {path.name}")
+        (path / name).write_text(
+            json.dumps(facts or FACTS) if name == "run.json" else f"{name} of {path.name}"
+        )
     for step in steps:
         folder = run.checkpoints / f"step-{step:08d}"
         folder.mkdir()
@@ -102,7 +106,9 @@ def test_only_the_first_rank_of_a_node_writes_there(second, see, broadcast, tmp_
 
 
 @pytest.mark.engines
-def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(second, see, broadcast, tmp_path, monkeypatch):
+def test_who_sees_the_folder_gets_nothing_though_another_node_does_not(
+    second, see, broadcast, tmp_path, monkeypatch
+):
     see(is_shared=True)
     monkeypatch.setattr(Ranks, "gather", lambda *_: [True, True, False])
     copy_run(RunFolder(tmp_path / "own"), None, second)
@@ -120,7 +126,10 @@ def test_nothing_is_sent_where_all_see_the_folder(second, see, monkeypatch, tmp_
 @pytest.mark.engines
 def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
     see(is_shared=False)
-    with pytest.raises(ValueError, match=r"does not see the run's folder .*own of rank 0; give an --output that all"):
+    with pytest.raises(
+        ValueError,
+        match=r"does not see the run's folder .*own of rank 0; give an --output that all",
+    ):
         copy_run(RunFolder(tmp_path / "own"), None, second)
     assert names(tmp_path / "own") == []
 
@@ -129,12 +138,15 @@ def test_a_node_of_its_own_needs_a_url(second, see, broadcast, tmp_path):
 def test_a_node_of_its_own_keeps_what_is_not_this_run(second, see, broadcast, tmp_path):
     see(is_shared=False)
     other = write_run(tmp_path / "other", facts={**FACTS, "id": "def"})
-    with pytest.raises(ValueError, match=r"holds another run \(def\) than rank 0's \(abc\); remove it"):
+    with pytest.raises(
+        ValueError, match=r"holds another run \(def\) than rank 0's \(abc\); remove it"
+    ):
         copy_run(other, CheckpointStore(URL), second)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("x")
     with pytest.raises(
-        FileExistsError, match=r"exists and is not a run, it has no run.json; give another --output, or remove it"
+        FileExistsError,
+        match=r"exists and is not a run, it has no run.json; give another --output, or remove it",
     ):
         copy_run(RunFolder(tmp_path / "thesis"), CheckpointStore(URL), second)
     assert (other.path / "config.yaml").read_text() == "config.yaml of other"
@@ -177,20 +189,34 @@ def test_only_what_is_at_the_url_is_chosen_where_a_node_cannot_see_the_folder(
     run = write_run(tmp_path / "run", [2, 4])
     store = upload(run, 2)
     see(is_shared=True)
-    assert everywhere(run, store, ranks, monkeypatch, [True, True]) == run.checkpoints / "step-00000004"
-    assert everywhere(run, store, ranks, monkeypatch, [True, False]) == run.checkpoints / "step-00000002"
+    assert (
+        everywhere(run, store, ranks, monkeypatch, [True, True])
+        == run.checkpoints / "step-00000004"
+    )
+    assert (
+        everywhere(run, store, ranks, monkeypatch, [True, False])
+        == run.checkpoints / "step-00000002"
+    )
 
 
 def everywhere(
-    run: RunFolder, store: CheckpointStore, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, seen: list[bool]
+    run: RunFolder,
+    store: CheckpointStore,
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: list[bool],
 ) -> Path | None:
     """What rank 0 chooses where these ranks see its folder."""
-    monkeypatch.setattr(Ranks, "gather", lambda _, value: seen if isinstance(value, bool) else [value])
+    monkeypatch.setattr(
+        Ranks, "gather", lambda _, value: seen if isinstance(value, bool) else [value]
+    )
     return choose_checkpoint(run, store, ranks, False, print)
 
 
 @pytest.mark.engines
-def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(ranks, bucket, tmp_path, monkeypatch):
+def test_the_newest_one_is_taken_and_only_what_is_missing_is_downloaded(
+    ranks, bucket, tmp_path, monkeypatch
+):
     run = write_run(tmp_path / "run", [2, 4, 10])
     store = upload(run, 2, 4, 10)
     fetched: list[str] = []
@@ -246,10 +272,15 @@ def test_a_damaged_run_json_is_named_in_the_folder_and_at_the_url(bucket, tmp_pa
     run = write_run(tmp_path / "run")
     store = upload(run)
     run.facts.write_text("{")
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(run.facts))} is damaged, it is not JSON: "):
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(run.facts))} is damaged, it is not JSON: "
+    ):
         restore_run(run, store)
     bucket.pipe_file("/bucket/run/run.json", b"{}")
-    with pytest.raises(ValueError, match=r"^memory:///?bucket/run/run.json lacks id: it is damaged, or of an earlier"):
+    with pytest.raises(
+        ValueError,
+        match=r"^memory:///?bucket/run/run.json lacks id: it is damaged, or of an earlier",
+    ):
         restore_run(run, store)
 
 

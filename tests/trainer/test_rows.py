@@ -40,7 +40,10 @@ def test_lists_by_hand(compiled):
 
 def block_of(lengths, segments, num_masked, positions) -> Block:
     """A block of which only lengths and places matter."""
-    offsets, masked_offsets = offsets_of(lengths, dtype=np.int32), offsets_of(num_masked, dtype=np.int32)
+    offsets, masked_offsets = (
+        offsets_of(lengths, dtype=np.int32),
+        offsets_of(num_masked, dtype=np.int32),
+    )
     return Block(
         input_ids=np.zeros(offsets[-1], np.uint16),
         offsets=offsets,
@@ -96,7 +99,9 @@ def test_both_paths_gather_what_slicing_gives(lengths, dtype, data):
     for path in PATHS:
         into = np.empty(len(expected) + 1, np.int32), np.empty(sum(map(len, expected)), dtype)
         with_path(path, rows.gather_lists, first, last, offsets * values.itemsize, values, into)
-        assert [into[1][a:b].tolist() for a, b in zip(into[0], into[0][1:], strict=False)] == expected
+        assert [
+            into[1][a:b].tolist() for a, b in zip(into[0], into[0][1:], strict=False)
+        ] == expected
         flat = np.empty(len(expected), dtype)
         column = np.arange(len(lengths), dtype=dtype)
         with_path(path, rows.gather_values, first, last, column, flat)
@@ -123,7 +128,9 @@ def test_both_paths_fill_columns_of_any_lengths(lengths, data):
         assert into.masked_positions.tolist() == [
             start + n for start, m in zip(places, counts, strict=True) for n in range(m)
         ]
-        assert into.longest.tolist() == [max(lengths[first:last], default=0) for first, last in cuts]
+        assert into.longest.tolist() == [
+            max(lengths[first:last], default=0) for first, last in cuts
+        ]
 
 
 @both_paths
@@ -141,7 +148,11 @@ def test_places_past_65535_tokens_begin_anew_with_each_instance(compiled):
         ({"segment_a_length": np.array([4, 1], np.uint16)}, [(0, 2)], "lengths that do not fit"),
         ({"masked_offsets": np.array([0, 1, 4], np.int32)}, [(0, 2)], "offsets that do not fit"),
         ({"masked_offsets": np.array([0, 2, 1], np.int32)}, [(0, 2)], "offsets that do not fit"),
-        ({"segment_a_length": np.array([2], np.uint16)}, [(0, 2)], "arrays that do not fit together"),
+        (
+            {"segment_a_length": np.array([2], np.uint16)},
+            [(0, 2)],
+            "arrays that do not fit together",
+        ),
         ({}, [(0, 3)], "a cut lies outside"),
         ({}, [(-1, 2)], "a cut lies outside"),
         ({}, [(2, 1), (0, 2)], "a cut lies outside"),

@@ -20,12 +20,24 @@ from trainer.stream.step import StepLoader
 pytestmark = pytest.mark.engines
 
 STEPS, BATCH, SEED = 200, 12, 4
-SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "max_position_embeddings": 32}
+SIZES = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}
 DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 
 
 def our_losses(data, folder):
-    phase = {"seq_len": 32, "global_batch": BATCH, "steps": STEPS, "peak_lr": 1e-3, "warmup_steps": 20}
+    phase = {
+        "seq_len": 32,
+        "global_batch": BATCH,
+        "steps": STEPS,
+        "peak_lr": 1e-3,
+        "warmup_steps": 20,
+    }
     config = {
         "data": [str(data)],
         "output": str(folder / "run"),
@@ -36,9 +48,13 @@ def our_losses(data, folder):
         "zero_stage": 2,
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    [process, _] = run_ranks(["-m", "trainer", "pretrain", "--config", str(folder / "run.yaml")], 2, timeout=600)
+    [process, _] = run_ranks(
+        ["-m", "trainer", "pretrain", "--config", str(folder / "run.yaml")], 2, timeout=600
+    )
     assert process.returncode == 0, process.stderr
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     return [row["loss"] for row in rows if row["split"] == "train"]
 
 

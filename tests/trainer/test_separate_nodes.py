@@ -1,6 +1,7 @@
 """Nodes that share no folder: each has a run folder on a disk of its own, checkpoints meet at a URL.
 
-Node a has one rank and node b two. In the second launch b is the first node, which it was not before.
+Node a has one rank and node b two. In the second launch b is the first node, which it was not
+before.
 """
 
 import dataclasses
@@ -26,7 +27,11 @@ TIMES = {
 
 def rows_of(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in rows if row["split"] == "train"]
+    return [
+        {key: value for key, value in row.items() if key not in TIMES}
+        for row in rows
+        if row["split"] == "train"
+    ]
 
 
 def last_checkpoint(where):
@@ -50,25 +55,45 @@ def folder(tmp_path_factory):
 
 
 def pretrain(folder, node, *flags):
-    return ["pretrain", "--config", f"{folder}/config.yaml", "--output", f"{folder}/{node}/run", *flags]
+    return [
+        "pretrain",
+        "--config",
+        f"{folder}/config.yaml",
+        "--output",
+        f"{folder}/{node}/run",
+        *flags,
+    ]
 
 
 def test_they_train_stop_and_go_on_as_one_node_even_when_they_change_places(folder):
     url = ("--checkpoint.url", f"file://{folder}/url")
     stop = [test_recovery.__file__, "stop", str(STOP_AFTER)]
     alone = run_ranks(["-m", "trainer", *pretrain(folder, "alone")], 3)
-    stopped = run_nodes([([*stop, *pretrain(folder, "a", *url)], 1), ([*stop, *pretrain(folder, "b", *url)], 2)])
+    stopped = run_nodes(
+        [([*stop, *pretrain(folder, "a", *url)], 1), ([*stop, *pretrain(folder, "b", *url)], 2)]
+    )
     assert [each.returncode for each in stopped] == [STOPPED] * 3, stopped[0].stderr
     saved, _ = last_checkpoint(folder / "url")
     step = int(saved.removeprefix("step-"))
     assert STOP_AFTER <= step < STEPS
     assert not list((folder / "b/run/checkpoints").iterdir()), "pieces that were uploaded"
-    again = run_nodes([(["-m", "trainer", *pretrain(folder, node, *url)], size) for node, size in (("b", 2), ("a", 1))])
-    assert [each.returncode for each in [*alone, *again]] == [0] * 6, [each.stderr for each in [*alone, *again]]
+    again = run_nodes(
+        [
+            (["-m", "trainer", *pretrain(folder, node, *url)], size)
+            for node, size in (("b", 2), ("a", 1))
+        ]
+    )
+    assert [each.returncode for each in [*alone, *again]] == [0] * 6, [
+        each.stderr for each in [*alone, *again]
+    ]
     assert f"continuing after step {step}" in again[0].stderr + again[0].stdout
     assert rows_of(folder / "b/run") == rows_of(folder / "alone/run")
     assert [row["step"] for row in rows_of(folder / "b/run")] == list(range(1, STEPS + 1))
-    assert last_checkpoint(folder / "url") == last_checkpoint(folder / "alone/run") == last_checkpoint(folder / "b/run")
+    assert (
+        last_checkpoint(folder / "url")
+        == last_checkpoint(folder / "alone/run")
+        == last_checkpoint(folder / "b/run")
+    )
     assert last_checkpoint(folder / "a/run")[0] == saved, "of when it was first"
 
 
@@ -83,7 +108,9 @@ def test_without_a_url_they_are_refused(folder):
 def test_another_run_in_a_nodes_folder_is_refused_and_kept(folder):
     before = rows_of(folder / "alone/run")
     url = ("--checkpoint.url", f"file://{folder}/other-url")
-    found = run_nodes([(["-m", "trainer", *pretrain(folder, node, *url)], 1) for node in ("e", "alone")])
+    found = run_nodes(
+        [(["-m", "trainer", *pretrain(folder, node, *url)], 1) for node in ("e", "alone")]
+    )
     assert [each.returncode for each in found] == [2, 2]
     assert "which does not see that of rank 0, holds another run (" in found[0].stderr
     assert rows_of(folder / "alone/run") == before

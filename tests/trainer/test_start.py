@@ -48,7 +48,9 @@ def many_shards(tmp_path_factory, make_dataset):
     names = (shard_name("train", SEQ_LEN, 0, number) for number in range(SHARDS))
     group = dataclasses.replace(small.manifest.groups[0], seq_len=SEQ_LEN)
     manifest = dataclasses.replace(small.manifest, groups=(group,))
-    dataset = Dataset(Folder("memory://many"), manifest, [dataclasses.replace(one, name=name) for name in names])
+    dataset = Dataset(
+        Folder("memory://many"), manifest, [dataclasses.replace(one, name=name) for name in names]
+    )
     dataset.blocks = lambda *_: table
     return dataset
 
@@ -57,7 +59,9 @@ def stretches(dataset, shard, block_numbers):
     """What the cache fetches for some blocks of a shard."""
     row = dataset.all_shards[shard]
     for block in block_numbers:
-        for stretch in cache_module._stretches(BlockRange(row, dataset.blocks(row), block, block + 1)):
+        for stretch in cache_module._stretches(
+            BlockRange(row, dataset.blocks(row), block, block + 1)
+        ):
             yield "stretch", shard, stretch.first, stretch.stop
 
 
@@ -77,14 +81,21 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
 ):
     """A store that answers after 30 ms, and 503 to more than 3,500 requests in a second."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
-    begin, reader = passes.state(first_step * global_batch, 0, num_lanes), DryReader(passes, ReadSettings())
+    begin, reader = (
+        passes.state(first_step * global_batch, 0, num_lanes),
+        DryReader(passes, ReadSettings()),
+    )
     simulation = Simulation(monkeypatch, lambda _: 3500)
     nodes = [Node(simulation, is_cached) for _ in range(world_size // NODE_RANKS)]
     started = []
     for number in range(world_size):
         asked = reader.count(begin, StepSizes(number, world_size, global_batch, SEQ_LEN), 2)
         wanted = [divmod(block, BLOCKS) for block in asked.blocks.tolist()]
-        places = list(dict.fromkeys(chain.from_iterable(stretches(many_shards, shard, [n]) for shard, n in wanted)))
+        places = list(
+            dict.fromkeys(
+                chain.from_iterable(stretches(many_shards, shard, [n]) for shard, n in wanted)
+            )
+        )
         tables = dict.fromkeys(("rows", shard // GROUP_SHARDS) for shard, _ in wanted)
         pace = simulation.pace(number, world_size)
         started.append(Rank(nodes[number // NODE_RANKS], pace, tables, places, ()))
@@ -92,11 +103,18 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
     assert not simulation.gave_up
     assert max(rank.ready for rank in started) <= 10
     assert max(simulation.asked.values()) <= 3000
-    assert sum(simulation.asked.values()) == sum(len(node.fetched) for node in nodes), "something was asked for twice"
+    assert sum(simulation.asked.values()) == sum(len(node.fetched) for node in nodes), (
+        "something was asked for twice"
+    )
     if not is_cached:
         return
     assert all(len(node.fetched) == len(set(node.fetched)) for node in nodes)
-    used = sum((key[3] - key[2]) * BLOCK_BYTES for node in nodes for key in node.fetched if key[0] == "stretch")
+    used = sum(
+        (key[3] - key[2]) * BLOCK_BYTES
+        for node in nodes
+        for key in node.fetched
+        if key[0] == "stretch"
+    )
     tables = sum(GROUP_BYTES for node in nodes for key in node.fetched if key[0] == "rows")
     assert used + tables <= 1.2 * used
 
@@ -117,17 +135,28 @@ def test_how_often_blocks_are_fetched_is_known_without_a_plan(
 ):
     """The plan of some 1,000 steps, which counts block by block, says the same."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
-    begin, reader, block = passes.state(0, 0, num_lanes), DryReader(passes, ReadSettings()), block_instances(SEQ_LEN)
+    begin, reader, block = (
+        passes.state(0, 0, num_lanes),
+        DryReader(passes, ReadSettings()),
+        block_instances(SEQ_LEN),
+    )
     sizes = (StepSizes(rank, world_size, global_batch, SEQ_LEN) for rank in range(world_size))
-    load = add_up(Moment("start", 0, world_size), (reader.count(begin, each, 1024) for each in sizes), passes)
+    load = add_up(
+        Moment("start", 0, world_size), (reader.count(begin, each, 1024) for each in sizes), passes
+    )
     assert load.block_bytes / load.different_bytes == pytest.approx(times, abs=0.02)
     assert load.cached_bytes / load.different_bytes == pytest.approx(cached, abs=0.02)
-    assert reads_of_a_block(global_batch, world_size, num_lanes, block) == pytest.approx(times, abs=0.02)
-    assert reads_of_a_block(global_batch, world_size, num_lanes, block, NODE_RANKS) == pytest.approx(cached, abs=0.02)
+    assert reads_of_a_block(global_batch, world_size, num_lanes, block) == pytest.approx(
+        times, abs=0.02
+    )
+    assert reads_of_a_block(
+        global_batch, world_size, num_lanes, block, NODE_RANKS
+    ) == pytest.approx(cached, abs=0.02)
 
 
 @pytest.mark.parametrize(
-    ("num_lanes", "max_read_bytes", "requests"), [(8, 2**23, 2), (8, 2**20, 4), (8, 2**17, 32), (64, 2**23, 2)]
+    ("num_lanes", "max_read_bytes", "requests"),
+    [(8, 2**23, 2), (8, 2**20, 4), (8, 2**17, 32), (64, 2**23, 2)],
 )
 def test_what_small_steps_cost(many_shards, num_lanes, max_read_bytes, requests):
     """2 instances a rank: requests of a rank in 1,024 steps, by lanes and by the size of a read."""
@@ -155,7 +184,9 @@ def in_groups(monkeypatch):
     monkeypatch.setattr("pipeline.shards.block_tables.WHOLE_BYTES", 0)
 
 
-@pytest.mark.parametrize("damage", [None, lambda data: data[:-1], lambda data: data[:9] + b"x" + data[10:]])
+@pytest.mark.parametrize(
+    "damage", [None, lambda data: data[:-1], lambda data: data[:9] + b"x" + data[10:]]
+)
 def test_a_node_reads_rows_of_tables_once(tmp_path, make_dataset, in_groups, damage):
     with serving(make_dataset(tmp_path / "data", ((20, 9),))) as store:
         settings = ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
@@ -189,7 +220,9 @@ def test_damaged_rows_of_tables_are_not_kept(tmp_path, make_dataset, in_groups, 
             return data
 
         dataset.read_bytes = spoil
-        threads = ReadThreads(dataset, ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=60))
+        threads = ReadThreads(
+            dataset, ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=60)
+        )
         assert len(threads.read_table(dataset.all_shards[0]).result(60)) == 3
         threads.close()
         assert spoiled
@@ -204,9 +237,12 @@ def test_tables_that_never_come_are_named(tmp_path, make_dataset, monkeypatch):
             raise ConnectionResetError("reset")
 
         dataset.read_bytes = fail
-        threads = ReadThreads(dataset, ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=0.3))
+        threads = ReadThreads(
+            dataset, ReadSettings(cache_dir=str(tmp_path / "cache"), budget_seconds=0.3)
+        )
         with pytest.raises(
-            ShardReadError, match=r"shard-00000.tar, its rows of blocks.parquet: gave up after .* reset"
+            ShardReadError,
+            match=r"shard-00000.tar, its rows of blocks.parquet: gave up after .* reset",
         ):
             threads.read_table(dataset.all_shards[0]).result(60)
         threads.close()
@@ -219,14 +255,24 @@ def test_real_ranks_read_everything_once_a_node(tmp_path, make_dataset, busy):
     folder = make_dataset(tmp_path / "data", ((60, 45, 80),))
     caches = [tmp_path / "node-0", tmp_path / "node-1"]
     with serving(folder, busy) as store:
-        words = ["-m", "tests.trainer.stream_rank", store.url, ",".join(map(str, caches)), "3", "12", "14"]
+        words = [
+            "-m",
+            "tests.trainer.stream_rank",
+            store.url,
+            ",".join(map(str, caches)),
+            "3",
+            "12",
+            "14",
+        ]
         ended = run_nodes([(words, 3), (words, 3)])
     assert [each.returncode for each in ended] == [0] * 6, ended[0].stderr
     found = [json.loads(each.stdout.splitlines()[-1]) for each in ended]
     alone = read_steps(open_dataset(str(folder)), 0, 1, 12, 14, ReadSettings())
     assert [list(chain.from_iterable(shares)) for shares in zip(*found, strict=True)] == alone
     assert store.refused == busy
-    assert store.count("manifest.json") == store.count(SHARDS_TABLE) == store.count(BLOCKS_TABLE) == 1
+    assert (
+        store.count("manifest.json") == store.count(SHARDS_TABLE) == store.count(BLOCKS_TABLE) == 1
+    )
     kept = [len([*(cache / "stretches").iterdir()]) for cache in caches]
     assert store.count(".tar") == sum(kept)
     assert max(store.ranges.values()) <= len(caches)

@@ -107,7 +107,9 @@ def read_pass(dataset: Dataset, split: str, pass_index: int) -> list[list[Instan
     for shard in dataset.shards(split, SEQ_LEN, pass_index):
         data, table = dataset.read_file(shard.name), dataset.blocks(shard)
         bodies = [data[o : o + size] for o, size in zip(table.offset, table.size, strict=True)]
-        shards.append(instances_of_block(concatenate_blocks([decode_block(body, "here") for body in bodies])))
+        shards.append(
+            instances_of_block(concatenate_blocks([decode_block(body, "here") for body in bodies]))
+        )
     return shards
 
 
@@ -115,13 +117,21 @@ def read_pass(dataset: Dataset, split: str, pass_index: int) -> list[list[Instan
 def batches(dataset) -> list[list[Instance]]:
     """The first 40 global batches of 12 with 4 lanes and seed 3: more than two epochs of both passes."""
     passes = [read_pass(dataset, "train", i) for i in range(2)]
-    sizes = [[ShardSize(s.name, s.instances) for s in dataset.shards("train", SEQ_LEN, i)] for i in range(2)]
+    sizes = [
+        [ShardSize(s.name, s.instances) for s in dataset.shards("train", SEQ_LEN, i)]
+        for i in range(2)
+    ]
     order = StreamOrder((tuple(map(tuple, sizes)),), (1,), seed=3, num_lanes=4)
     found = []
     for step in range(40):
         runs = rank_runs(order, 12 * step, 12, 0, 1)
-        rows = zip(*(getattr(runs, name).tolist() for name in ("epoch", "shard", "start", "stop")), strict=True)
-        found.append([passes[e % 2][s][n] for e, s, start, stop in rows for n in range(start, stop)])
+        rows = zip(
+            *(getattr(runs, name).tolist() for name in ("epoch", "shard", "start", "stop")),
+            strict=True,
+        )
+        found.append(
+            [passes[e % 2][s][n] for e, s, start, stop in rows for n in range(start, stop)]
+        )
     return found
 
 
@@ -143,7 +153,9 @@ def test_steps_tell_what_they_hold(dataset):
     first, second = take(dataset, 2, first_step=7)
     assert (first.step, second.step) == (7, 8)
     assert (first.first_position, second.first_position) == (0, 12)
-    assert first.num_instances == sum(len(batch.is_random_next) for batch in first.micro_batches) == 12
+    assert (
+        first.num_instances == sum(len(batch.is_random_next) for batch in first.micro_batches) == 12
+    )
     assert first.num_tokens == sum(len(batch.input_ids) for batch in first.micro_batches)
     assert first.num_masked == sum(len(batch.masked_labels) for batch in first.micro_batches)
 
@@ -199,28 +211,43 @@ def test_skipped_stretches_are_left_out_and_remembered(dataset, batches):
     assert instances_of(after.micro_batches) == batches[6]
     [later] = take(dataset, 1, state=state, skip=[(40, 46), (44, 52)])
     assert Counter(instances_of(later.micro_batches)) <= Counter(batches[3] + batches[4])
-    assert (later.first_position, later.state["position"], later.state["skipped"]) == (36, 60, [[40, 52]])
+    assert (later.first_position, later.state["position"], later.state["skipped"]) == (
+        36,
+        60,
+        [[40, 52]],
+    )
 
 
 def test_what_was_consumed_cannot_be_skipped(dataset):
     state = take(dataset, 3)[-1].state
-    with pytest.raises(ValueError, match=r"positions 30-60 cannot be skipped any more: training has come to position"):
+    with pytest.raises(
+        ValueError,
+        match=r"positions 30-60 cannot be skipped any more: training has come to position",
+    ):
         loader(dataset, state=state, skip=[(30, 60)])
-    with pytest.raises(ValueError, match=r"positions 60-60 cannot be skipped: the first must be below the second"):
+    with pytest.raises(
+        ValueError, match=r"positions 60-60 cannot be skipped: the first must be below the second"
+    ):
         loader(dataset, state=state, skip=[(60, 60)])
-    with pytest.raises(ValueError, match=r"\d+ skipped stretches make the stream's state \d+ bytes, 1024 are"):
+    with pytest.raises(
+        ValueError, match=r"\d+ skipped stretches make the stream's state \d+ bytes, 1024 are"
+    ):
         loader(dataset, state=state, skip=[(n, n + 1) for n in range(10**6, 2 * 10**6, 10**4)])
 
 
 def test_an_epoch_is_complete(dataset):
     steps = take(dataset, 16)  # 192 = 105 + 87
     expected = [row for i in range(2) for shard in read_pass(dataset, "train", i) for row in shard]
-    assert Counter(row for step in steps for row in instances_of(step.micro_batches)) == Counter(expected)
+    assert Counter(row for step in steps for row in instances_of(step.micro_batches)) == Counter(
+        expected
+    )
 
 
 def test_blocks_are_read_once_an_epoch(dataset, monkeypatch):
     monkeypatch.setattr(fetch, "GATHERED_TOKENS", 1)  # else half this dataset is gathered ahead
-    with loader(dataset, num_lanes=1, reading=ReadSettings(buffer_bytes=20_000, num_threads=2)) as steps:
+    with loader(
+        dataset, num_lanes=1, reading=ReadSettings(buffer_bytes=20_000, num_threads=2)
+    ) as steps:
         while next(steps).first_position < 192:
             pass
         assert 25 <= steps.reads.blocks <= 25 + 25  # a whole epoch, and what is read ahead
@@ -237,7 +264,9 @@ def test_micro_tokens_bounds_micro_batches_without_changing_what_they_hold(tmp_p
         tokens = [len(batch.input_ids) for batch in step.micro_batches]
         assert max(tokens) <= micro_tokens
         lengths = torch.cat([batch.cu_seqlens.diff() for batch in step.micro_batches])
-        assert len(tokens) == len(cut_micro_batches(torch.tensor([0, *lengths]).cumsum(0).numpy(), micro_tokens))
+        assert len(tokens) == len(
+            cut_micro_batches(torch.tensor([0, *lengths]).cumsum(0).numpy(), micro_tokens)
+        )
         shares.append(instances_of(step.micro_batches))
     assert len(step.micro_batches) == 1
     assert shares[0] == shares[1] == shares[2]
@@ -256,19 +285,28 @@ def test_sizes_that_do_not_fit_are_refused(dataset, changes, message):
 
 
 def test_a_length_that_is_not_there_is_refused(dataset):
-    with pytest.raises(ValueError, match="no train instances of seq_len 128; the dataset has train L8192, validation"):
-        StepLoader(dataset, "train", 128, rank=0, world_size=1, global_batch=1, micro_tokens=128, seed=0)
+    with pytest.raises(
+        ValueError,
+        match="no train instances of seq_len 128; the dataset has train L8192, validation",
+    ):
+        StepLoader(
+            dataset, "train", 128, rank=0, world_size=1, global_batch=1, micro_tokens=128, seed=0
+        )
 
 
 def test_another_stream_is_refused_by_naming_what_changed(dataset, tmp_path, make_dataset):
     state = take(dataset, 1)[-1].state
-    with pytest.raises(ValueError, match=r"began: seed was 3, is 4; num_lanes was 4, is 2\. The order"):
+    with pytest.raises(
+        ValueError, match=r"began: seed was 3, is 4; num_lanes was 4, is 2\. The order"
+    ):
         loader(dataset, state=state, seed=4, num_lanes=2)
     more = open_dataset(str(make_dataset(tmp_path / "more", (*TRAIN, (20,)))))
     with pytest.raises(ValueError, match=r"began: passes of data was 2, is 3\. The order"):
         loader(more, state=state)
     other = open_dataset(str(make_dataset(tmp_path / "other", TRAIN, seed=1)))
-    with pytest.raises(ValueError, match=r"began: content of data was \w{16}, is \w{16}\. The order"):
+    with pytest.raises(
+        ValueError, match=r"began: content of data was \w{16}, is \w{16}\. The order"
+    ):
         loader(other, state=state)
     same = open_dataset(str(make_dataset(tmp_path / "same", TRAIN)))  # validation apart
     assert take(same, 1, state=state)[0].first_position == 12
@@ -288,7 +326,9 @@ def test_foreign_states_are_refused(state, message):
 
 
 def test_states_come_back_whole():
-    state = StreamState(5, 1, 2, "train", 128, ((1, 4),), (DatasetState(3, 5, "ab"), DatasetState(1, 2, "cd")))
+    state = StreamState(
+        5, 1, 2, "train", 128, ((1, 4),), (DatasetState(3, 5, "ab"), DatasetState(1, 2, "cd"))
+    )
     assert parse_state(json.loads(json.dumps(state.to_dict()))) == state
 
 
@@ -315,18 +355,27 @@ def test_an_abandoned_loader_stops_its_threads(dataset):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 60])
 @pytest.mark.parametrize("max_instances", [None, 17])
 def test_validation_is_read_once_and_in_order(dataset, world_size, max_instances):
-    expected = [row for shard in read_pass(dataset, "validation", 0) for row in shard][:max_instances]
+    expected = [row for shard in read_pass(dataset, "validation", 0) for row in shard][
+        :max_instances
+    ]
     found = []
     for rank in range(world_size):
         share = iterate_validation(
-            dataset, SEQ_LEN, rank=rank, world_size=world_size, micro_tokens=SEQ_LEN, max_instances=max_instances
+            dataset,
+            SEQ_LEN,
+            rank=rank,
+            world_size=world_size,
+            micro_tokens=SEQ_LEN,
+            max_instances=max_instances,
         )
         found += instances_of(list(share))
     assert found == expected
 
 
 def test_validation_micro_batches_are_full(tmp_path, make_dataset):
-    small = open_dataset(str(make_dataset(tmp_path, ((9,),), validation=(1500,), seq_len=64, max_tokens=64)))
+    small = open_dataset(
+        str(make_dataset(tmp_path, ((9,),), validation=(1500,), seq_len=64, max_tokens=64))
+    )
     share = list(iterate_validation(small, 64, rank=0, world_size=1, micro_tokens=1000))
     assert all(1000 - 64 < len(batch.input_ids) <= 1000 for batch in share[:-1])
     assert sum(len(batch.is_random_next) for batch in share) == 1500
@@ -355,11 +404,16 @@ def test_packing_a_block_by_hand(make_block):
 def test_models_get_the_same_values_in_wider_types(make_block, first_id):
     block = make_block(3, seed=1)
     dtype = np.uint16 if first_id < 65_536 else np.uint32
-    ids = {name: getattr(block, name).astype(dtype) + dtype(first_id) for name in ("input_ids", "masked_lm_ids")}
+    ids = {
+        name: getattr(block, name).astype(dtype) + dtype(first_id)
+        for name in ("input_ids", "masked_lm_ids")
+    }
     [batch] = pack_micro_batches(dataclasses.replace(block, **ids), [(0, 3)])
     moved = to_device(batch, torch.device("cpu"))
     assert {name: getattr(moved, name).dtype for name in DEVICE_DTYPES} == DEVICE_DTYPES
-    assert all(getattr(moved, name).tolist() == getattr(batch, name).tolist() for name in DEVICE_DTYPES)
+    assert all(
+        getattr(moved, name).tolist() == getattr(batch, name).tolist() for name in DEVICE_DTYPES
+    )
     assert moved.input_ids.min() >= first_id
     assert moved.max_seqlen == batch.max_seqlen
 
@@ -368,8 +422,13 @@ def test_micro_batches_are_cut_from_one_packed_block(make_block):
     block = make_block(9, seed=2)
     cuts = [(0, 4), (4, 5), (5, 9)]
     batches = pack_micro_batches(block, cuts)
-    assert [instances_of([batch]) for batch in batches] == [instances_of_block(block.slice(*cut)) for cut in cuts]
-    assert all(batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == len(batch.input_ids) for batch in batches)
+    assert [instances_of([batch]) for batch in batches] == [
+        instances_of_block(block.slice(*cut)) for cut in cuts
+    ]
+    assert all(
+        batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == len(batch.input_ids)
+        for batch in batches
+    )
     assert all(batch.input_ids[batch.masked_positions].eq(4).all() for batch in batches)
 
 
@@ -377,7 +436,9 @@ def test_a_padded_view_holds_the_same_instances(make_block):
     block = make_block(5, seed=3)
     [batch] = pack_micro_batches(block, [(0, 5)])
     padded = pad_micro_batch(batch, 48)
-    for n, (ids, types, _, positions, labels, is_random_next) in enumerate(instances_of_block(block)):
+    for n, (ids, types, _, positions, labels, is_random_next) in enumerate(
+        instances_of_block(block)
+    ):
         rest = [0] * (48 - len(ids))
         assert padded["input_ids"][n].tolist() == [*ids, *rest]
         assert padded["attention_mask"][n].tolist() == [*[1] * len(ids), *rest]
@@ -393,7 +454,9 @@ def test_a_padded_view_holds_the_same_instances(make_block):
 def test_an_empty_micro_batch_is_one_of_no_instances(make_block):
     empty, [packed] = empty_micro_batch(), pack_micro_batches(make_block(2).slice(1, 1), [(0, 0)])
     for name in empty.__dataclass_fields__:
-        assert torch.equal(torch.as_tensor(getattr(empty, name)), torch.as_tensor(getattr(packed, name))), name
+        assert torch.equal(
+            torch.as_tensor(getattr(empty, name)), torch.as_tensor(getattr(packed, name))
+        ), name
         if name != "max_seqlen":
             assert getattr(empty, name).dtype == getattr(packed, name).dtype
 
@@ -411,18 +474,24 @@ def test_cuts_are_greedy_and_complete(lengths, micro_tokens):
 def fewest_tokens(lengths, num_cuts):
     """The least maximum of sums over all ways to cut a list into so many pieces: by trying them all."""
     places = combinations(range(1, len(lengths)), num_cuts - 1)
-    return min(max(sum(lengths[a:b]) for a, b in pairwise((0, *each, len(lengths)))) for each in places)
+    return min(
+        max(sum(lengths[a:b]) for a, b in pairwise((0, *each, len(lengths)))) for each in places
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 10), max_size=12), st.integers(10, 40))
 def test_balanced_cuts_are_as_few_and_the_longest_is_as_short_as_can_be(lengths, micro_tokens):
     offsets = torch.tensor([7, *lengths]).cumsum(0).numpy()
-    greedy, cuts = (cut(offsets, micro_tokens) for cut in (cut_micro_batches, balance_micro_batches))
+    greedy, cuts = (
+        cut(offsets, micro_tokens) for cut in (cut_micro_batches, balance_micro_batches)
+    )
     assert len(cuts) == len(greedy)
     assert [n for start, stop in cuts for n in range(start, stop)] == list(range(len(lengths)))
     if lengths:
-        assert max(sum(lengths[start:stop]) for start, stop in cuts) == fewest_tokens(lengths, len(cuts))
+        assert max(sum(lengths[start:stop]) for start, stop in cuts) == fewest_tokens(
+            lengths, len(cuts)
+        )
 
 
 def test_steps_lie_in_memory_that_is_used_again_when_they_are_dropped(dataset, monkeypatch):

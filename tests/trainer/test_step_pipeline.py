@@ -18,18 +18,30 @@ from trainer.stream.step import StepLoader
 
 SEQ_LEN = 8192
 NUM_STEPS = 11
-SIZES = {"rank": 0, "world_size": 1, "global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4}
+SIZES = {
+    "rank": 0,
+    "world_size": 1,
+    "global_batch": 12,
+    "micro_tokens": SEQ_LEN,
+    "seed": 3,
+    "num_lanes": 4,
+}
 LARGE = {"global_batch": 600}
 """Steps of several micro-batches."""
 QUICK = ReadSettings(num_threads=2)
 FORKED = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning", "ignore:This DataLoader will create 3 worker"
+    "ignore:This process .* is multi-threaded:DeprecationWarning",
+    "ignore:This DataLoader will create 3 worker",
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, make_dataset) -> str:
-    return str(make_dataset(tmp_path_factory.mktemp("pipeline") / "data", ((60, 45), (50, 37)), validation=(30, 23)))
+    return str(
+        make_dataset(
+            tmp_path_factory.mktemp("pipeline") / "data", ((60, 45), (50, 37)), validation=(30, 23)
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +51,37 @@ def expected(folder) -> list[RankStep]:
 
 
 def steps_of(data, **changes):
-    return planned_steps(data, "train", SEQ_LEN, **{"num_steps": NUM_STEPS, "reading": QUICK, **SIZES, **changes})
+    return planned_steps(
+        data, "train", SEQ_LEN, **{"num_steps": NUM_STEPS, "reading": QUICK, **SIZES, **changes}
+    )
 
 
 def tensors_of(step: RankStep) -> list[list[torch.Tensor]]:
-    return [[value for value in vars(batch).values() if torch.is_tensor(value)] for batch in step.micro_batches]
+    return [
+        [value for value in vars(batch).values() if torch.is_tensor(value)]
+        for batch in step.micro_batches
+    ]
 
 
 def assert_same(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert (one.step, one.state, one.drawn, one.epochs) == (other.step, other.state, other.drawn, other.epochs)
+        assert (one.step, one.state, one.drawn, one.epochs) == (
+            other.step,
+            other.state,
+            other.drawn,
+            other.epochs,
+        )
         for ours, theirs in zip(tensors_of(one), tensors_of(other), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def numbered(step):
-    return {"step": step.step, "state": step.state, "tokens": sum(len(each.input_ids) for each in step.micro_batches)}
+    return {
+        "step": step.step,
+        "state": step.state,
+        "tokens": sum(len(each.input_ids) for each in step.micro_batches),
+    }
 
 
 def micro_batches(step):
@@ -85,7 +111,9 @@ def test_stages_compose_as_those_of_webdataset(folder):
     pipeline = large.map(micro_batches).unlisted().map(lambda batch: len(batch.input_ids))
     assert list(pipeline) == whole
     assert sorted(pipeline.shuffle(10)) == sorted(whole)
-    by_hand = webdataset.DataPipeline(steps_of(folder), webdataset.map(numbered), webdataset.slice(3))
+    by_hand = webdataset.DataPipeline(
+        steps_of(folder), webdataset.map(numbered), webdataset.slice(3)
+    )
     assert [each["step"] for each in by_hand] == [0, 1, 2]
 
 
@@ -105,8 +133,12 @@ def test_workers_of_a_plain_dataloader_map_the_steps(folder, expected):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4, NUM_STEPS + 1])
-@pytest.mark.parametrize("changes", [{}, {"skip": [(30, 41), (50, 90)]}, {"rank": 1, "world_size": 3}], ids=str)
-def test_workers_share_the_steps_of_a_rank(tmp_path_factory, folder, make_dataset, num_workers, changes):
+@pytest.mark.parametrize(
+    "changes", [{}, {"skip": [(30, 41), (50, 90)]}, {"rank": 1, "world_size": 3}], ids=str
+)
+def test_workers_share_the_steps_of_a_rank(
+    tmp_path_factory, folder, make_dataset, num_workers, changes
+):
     """In this process: what each of them reads, of a mixture whose epochs end in between."""
     small = make_dataset(tmp_path_factory.mktemp("small") / "small", ((31,), (17, 9)), seed=1)
     mixture = open_mixture([f"{folder}:2", f"{small}:1"])
@@ -115,7 +147,9 @@ def test_workers_share_the_steps_of_a_rank(tmp_path_factory, folder, make_datase
         expected = list(loader)
     shares = []
     for worker in range(num_workers):
-        with StepLoader(mixture, "train", SEQ_LEN, **sizes, worker=worker, num_workers=num_workers) as loader:
+        with StepLoader(
+            mixture, "train", SEQ_LEN, **sizes, worker=worker, num_workers=num_workers
+        ) as loader:
             shares.append(list(loader))
     assert_same([shares[n % num_workers][n // num_workers] for n in range(NUM_STEPS)], expected)
     assert sum(map(len, shares)) == NUM_STEPS
@@ -124,7 +158,14 @@ def test_workers_share_the_steps_of_a_rank(tmp_path_factory, folder, make_datase
 def test_a_worker_plans_many_windows_as_one(folder, expected, monkeypatch):
     monkeypatch.setattr("trainer.stream.rank_steps.PLANNED_STEPS", 4)
     with StepLoader(
-        open_dataset(folder), "train", SEQ_LEN, **SIZES, num_steps=NUM_STEPS, reading=QUICK, worker=1, num_workers=2
+        open_dataset(folder),
+        "train",
+        SEQ_LEN,
+        **SIZES,
+        num_steps=NUM_STEPS,
+        reading=QUICK,
+        worker=1,
+        num_workers=2,
     ) as loader:
         assert_same(list(loader), expected[1::2])
 
@@ -167,7 +208,9 @@ def test_opened_datasets_do_not_go_to_workers(folder):
         list(webdataset.WebLoader(steps_of(open_dataset(folder)), batch_size=None, num_workers=1))
 
 
-@pytest.mark.parametrize("repeating", [lambda steps: steps.with_epoch(3), lambda steps: steps.repeat(2)])
+@pytest.mark.parametrize(
+    "repeating", [lambda steps: steps.with_epoch(3), lambda steps: steps.repeat(2)]
+)
 def test_repeating_is_refused(folder, repeating):
     with pytest.raises(ValueError, match="ask for num_steps"):
         iter(repeating(steps_of(folder)))
@@ -185,7 +228,10 @@ def test_workers_of_a_rank_share_its_memory(folder, monkeypatch):
     opened = []
     info = dataclasses.make_dataclass("Info", ["id", "num_workers"])(1, 2)
     monkeypatch.setattr("trainer.stream.pipeline.get_worker_info", lambda: info)
-    monkeypatch.setattr("trainer.stream.pipeline.StepLoader.__init__", lambda _, *__, **options: opened.append(options))
+    monkeypatch.setattr(
+        "trainer.stream.pipeline.StepLoader.__init__",
+        lambda _, *__, **options: opened.append(options),
+    )
     monkeypatch.setattr("trainer.stream.pipeline.StepLoader.__iter__", lambda _: iter([]))
     list(steps_of(folder, reading=ReadSettings(buffer_bytes=1000), pin_memory=True))
     [options] = opened

@@ -10,7 +10,9 @@ ASSUMED = Assumed(
     mfu_share=0.5, launch_seconds=5e-6, hop_seconds=20e-6, link_share=0.5, network_gb_s=10, memory_share=0.5,
     once_seconds=2e-3,
 )  # fmt: skip
-ALONE = Work(flops=4e12, micro_batches=2, num_layers=10, num_parameters=100_000_000, ranks=1, mfu=0.4)
+ALONE = Work(
+    flops=4e12, micro_batches=2, num_layers=10, num_parameters=100_000_000, ranks=1, mfu=0.4
+)
 
 
 def work(**changes):
@@ -40,7 +42,10 @@ def test_launches_are_the_floor_of_a_small_step():
         # 8 bytes for a gradient and 2 for a weight, at 50 GB/s.
         ({"zero_stage": 1, "ranks": 4}, 6 * 20e-6 * 3 + 0.75e8 * (8 + 2) / 50e9),
         ({"zero_stage": 0, "ranks": 4, "value_bytes": 4}, 6 * 20e-6 * 3 + 0.75e8 * 8 / 50e9),
-        ({"zero_stage": 2, "ranks": 4}, 9 * 20e-6 * 3 + 0.75e8 * (16 + 2) / 50e9),  # both micro-batches reduce
+        (
+            {"zero_stage": 2, "ranks": 4},
+            9 * 20e-6 * 3 + 0.75e8 * (16 + 2) / 50e9,
+        ),  # both micro-batches reduce
         ({"zero_stage": 1, "ranks": 16}, 6 * 20e-6 * 5 + 15 / 16 * 1e8 * 10 / 10e9),  # two nodes
     ],
 )

@@ -20,7 +20,13 @@ from trainer.checkpoints.read import find_checkpoints
 from trainer.guards.watchdog import HUNG
 from trainer.process.stopping import STOPPED, find_launchers, is_launcher
 
-TINY = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
+TINY = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "num_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+}
 LIMIT_SECONDS = 600  # not a claim: only who hangs takes as long
 DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--module")
 TORCHRUN = ("torchrun", "--nproc_per_node", "2", "--shutdown_timeout", "280", "-m")
@@ -45,7 +51,12 @@ class Job:
         self.run = folder / "run"
         self.config = config = folder / "config.yaml"
         phase = {"seq_len": 16, "global_batch": 8, "steps": 1_000_000, "peak_lr": 0.001}
-        fields = {"data": [str(data)], "output": str(self.run), "phases": [phase], "micro_tokens": 64}
+        fields = {
+            "data": [str(data)],
+            "output": str(self.run),
+            "phases": [phase],
+            "micro_tokens": 64,
+        }
         saving = {"checkpoint": {"interval": 0}, "model": {"preset": "tiny", "overrides": TINY}}
         config.write_text(yaml.safe_dump({**fields, **saving}))
         name, *options, module = launcher
@@ -86,7 +97,11 @@ class Job:
     def pids(self, word=""):
         """Living processes of the job whose command line has a word."""
         pids = sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        return [pid for pid in pids if {str(self.config), word or str(self.config)} <= set(words_of(pid))]
+        return [
+            pid
+            for pid in pids
+            if {str(self.config), word or str(self.config)} <= set(words_of(pid))
+        ]
 
     def ranks(self):
         return [pid for pid in self.pids() if words_of(pid)[1:4] == ["-u", "-m", "trainer"]]
@@ -173,8 +188,13 @@ def test_ctrl_c_saves_and_leaves(tmp_path, data, launcher):
         said = job.log.read_text()
         assert job.saved_step() == job.last_step() >= before, said
         assert said.count(NOTICE) == 1
-        assert f"stopped by a signal and saved after step {job.saved_step()}; the same command continues" in said
-        assert job.process.returncode in {ALONE: [130], DEEPSPEED: [-2], TORCHRUN: [1]}[launcher], said
+        assert (
+            f"stopped by a signal and saved after step {job.saved_step()}; the same command continues"
+            in said
+        )
+        assert job.process.returncode in {ALONE: [130], DEEPSPEED: [-2], TORCHRUN: [1]}[launcher], (
+            said
+        )
         assert "trainer/" not in said, "a traceback of ours"
 
 
@@ -206,7 +226,9 @@ with stops_requested(watch, Loud(), lambda text: print(text, flush=True), "first
 )
 def test_the_second_ctrl_c_leaves_though_the_main_thread_waits_for_ever(launcher, numbers):
     command = [sys.executable, "-c", BLOCKED, launcher]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         said = [["ready"], ["made 2", "first"], ["made 15"]]
         for lines, number in zip(said, numbers, strict=False):
             assert [process.stdout.readline().strip() for _ in lines] == lines

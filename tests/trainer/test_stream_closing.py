@@ -34,7 +34,9 @@ def threads_end():
     before = set(threading.enumerate())  # a test before may have left one in a request that hangs
 
     def left():
-        return {each.name for each in set(threading.enumerate()) - before if each.name.startswith(NAMES)}
+        return {
+            each.name for each in set(threading.enumerate()) - before if each.name.startswith(NAMES)
+        }
 
     def wait():
         deadline = time.monotonic() + LIMIT_SECONDS
@@ -164,5 +166,7 @@ def test_tables_of_held_blocks_are_this_process_s_own(folder):
     with open("/proc/self/maps", encoding="ascii") as maps:
         spans = [(line.split()[0].split("-"), line.split()[1]) for line in maps]
     place = held.slot.ctypes.data
-    (rights,) = [rights for (start, stop), rights in spans if int(start, 16) <= place < int(stop, 16)]
+    (rights,) = [
+        rights for (start, stop), rights in spans if int(start, 16) <= place < int(stop, 16)
+    ]
     assert rights == "rw-p"

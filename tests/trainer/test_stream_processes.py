@@ -26,7 +26,13 @@ def folder(tmp_path_factory, make_dataset) -> Path:
 
 
 def load_steps(folder: str, rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:
-    sizes = {"rank": rank, "world_size": world_size, "global_batch": 8, "micro_tokens": 8192, "seed": 1}
+    sizes = {
+        "rank": rank,
+        "world_size": world_size,
+        "global_batch": 8,
+        "micro_tokens": 8192,
+        "seed": 1,
+    }
     with StepLoader(open_dataset(folder), "train", 8192, **sizes) as loader:
         return [step.micro_batches[0].input_ids for step in islice(loader, NUM_STEPS)]
 
@@ -45,7 +51,11 @@ class InWorker(IterableDataset):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_worker_of_a_dataloader_gives_the_same_batches(folder, context):
     expected = load_steps(str(folder))  # and the parent has read before it forks
-    found = list(DataLoader(InWorker(str(folder)), batch_size=None, num_workers=1, multiprocessing_context=context))
+    found = list(
+        DataLoader(
+            InWorker(str(folder)), batch_size=None, num_workers=1, multiprocessing_context=context
+        )
+    )
     assert len(found) == NUM_STEPS
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
@@ -60,7 +70,9 @@ torch.save(load_steps(sys.argv[1], int(sys.argv[2]), 2), sys.argv[3])
 
 def run_python(code: str, *arguments: object) -> subprocess.Popen:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_plain_processes_are_ranks(folder, tmp_path):
@@ -70,7 +82,9 @@ def test_plain_processes_are_ranks(folder, tmp_path):
         assert [rank.wait().stderr for rank in ranks] == ["", ""]
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     joined = [torch.cat(parts) for parts in zip(*shares, strict=True)]
-    assert all(torch.equal(one, other) for one, other in zip(joined, load_steps(str(folder)), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(joined, load_steps(str(folder)), strict=True)
+    )
 
 
 OPEN_AND_LEAVE = """
@@ -85,7 +99,9 @@ dataset.blocks(dataset.all_shards[0])
 def test_a_process_that_opened_a_dataset_ends_well(folder):
     """Threads of Arrow's pool, which reading Parquet used to start, ended 3 of 10 such processes by abort()."""
     with contextlib.ExitStack() as programs:
-        started = [programs.enter_context(Program(["-c", OPEN_AND_LEAVE, folder])) for _ in range(8)]
+        started = [
+            programs.enter_context(Program(["-c", OPEN_AND_LEAVE, folder])) for _ in range(8)
+        ]
         ended = [program.wait() for program in started]
     assert [(program.stderr, program.returncode) for program in ended] == [("", 0)] * 8
 

@@ -43,8 +43,12 @@ def test_ranks_and_mixtures(folder, capsys):
     assert all(float(row[4]) > 0 for row in rows)
     assert totals[0].startswith("5 steps of 16 instances on 3 rank(s)")
     assert any(line.startswith("tokens of the fullest rank over the mean: 1.") for line in totals)
-    assert any(line.startswith("w: 60 instances, ") and line.endswith("0.5000 epochs") for line in totals)
-    assert any(line.startswith("b: 20 instances, ") and line.endswith("0.6452 epochs") for line in totals)
+    assert any(
+        line.startswith("w: 60 instances, ") and line.endswith("0.5000 epochs") for line in totals
+    )
+    assert any(
+        line.startswith("b: 20 instances, ") and line.endswith("0.6452 epochs") for line in totals
+    )
     assert "ranks share lanes" in totals[-1]
 
 

@@ -14,25 +14,35 @@ from trainer.settings import OF_PHASES, Phase, PretrainSettings, resolve
 
 def pretrain_settings(*arguments):
     return resolve(
-        parse_settings("trainer pretrain", COMMANDS["pretrain"], ["--data", "D", "--output", "R", *arguments])
+        parse_settings(
+            "trainer pretrain", COMMANDS["pretrain"], ["--data", "D", "--output", "R", *arguments]
+        )
     )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["pretrain", "--help"], ["export", "--help"], ["fill-mask", "--help"], ["stream", "--help"]],
+    [
+        ["--help"],
+        ["pretrain", "--help"],
+        ["export", "--help"],
+        ["fill-mask", "--help"],
+        ["stream", "--help"],
+    ],
 )
 def test_help_is_quick_because_it_imports_no_torch(arguments):
-    code = (
-        "import sys, trainer.cli\ntry:\n trainer.cli.main(sys.argv[1:])\nfinally:\n assert 'torch' not in sys.modules"
+    code = "import sys, trainer.cli\ntry:\n trainer.cli.main(sys.argv[1:])\nfinally:\n assert 'torch' not in sys.modules"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
-    finished = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert "usage: python -m trainer" in finished.stdout
 
 
-@pytest.mark.parametrize(("name", "seq_lens"), [("tiny", [32, 128]), ("base", [128, 512]), ("large", [128, 512])])
+@pytest.mark.parametrize(
+    ("name", "seq_lens"), [("tiny", [32, 128]), ("base", [128, 512]), ("large", [128, 512])]
+)
 def test_configs_of_the_project_are_read(name, seq_lens):
     settings = pretrain_settings("--config", f"configs/pretrain/bert-{name}.yaml")
     assert [phase.seq_len for phase in settings.phases] == seq_lens
@@ -41,15 +51,30 @@ def test_configs_of_the_project_are_read(name, seq_lens):
 def test_published_recipe():
     first, second = pretrain_settings("--config", "configs/pretrain/bert-large.yaml").phases
     assert first.steps + second.steps == 1_000_000
-    assert (first.seq_len, second.seq_len, first.global_batch, second.global_batch) == (128, 512, 256, 256)
+    assert (first.seq_len, second.seq_len, first.global_batch, second.global_batch) == (
+        128,
+        512,
+        256,
+        256,
+    )
     assert first.schedule.learning_rate(10_000) == pytest.approx(1e-4)
-    assert first.schedule.learning_rate(900_000) == pytest.approx(second.schedule.learning_rate(0)) == 1e-5
+    assert (
+        first.schedule.learning_rate(900_000)
+        == pytest.approx(second.schedule.learning_rate(0))
+        == 1e-5
+    )
     assert second.schedule.learning_rate(100_000) == 0.0
 
 
 def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
-    settings = pretrain_settings("--config", "configs/pretrain/bert-tiny.yaml", "--steps", "60", "9")
-    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (60, 3, 69)
+    settings = pretrain_settings(
+        "--config", "configs/pretrain/bert-tiny.yaml", "--steps", "60", "9"
+    )
+    assert (settings.phases[0].steps, settings.phases[0].num_warmup_steps, settings.num_steps) == (
+        60,
+        3,
+        69,
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,16 +82,26 @@ def test_steps_replace_those_of_the_phases_and_the_warm_up_follows():
     [
         (["--peak_lr", "1e-3", "2e-4"], {"peak_lr": [1e-3, 2e-4]}),
         (["--peak_lr", "1e-3", "--end_lr", "0", "--global_batch", "16"], None),
-        (["--global_batch", "16", "8", "--steps", "40000"], {"global_batch": [16, 8], "steps": [40_000, 40_000]}),
-        (["--steps", "40", "--warmup_steps", "7", "4"], {"num_warmup_steps": [7, 4], "warmup_fraction": [None, None]}),
-        (["--steps", "40", "--warmup_fraction", "0.25"], {"num_warmup_steps": [10, 10], "warmup_steps": [None, None]}),
+        (
+            ["--global_batch", "16", "8", "--steps", "40000"],
+            {"global_batch": [16, 8], "steps": [40_000, 40_000]},
+        ),
+        (
+            ["--steps", "40", "--warmup_steps", "7", "4"],
+            {"num_warmup_steps": [7, 4], "warmup_fraction": [None, None]},
+        ),
+        (
+            ["--steps", "40", "--warmup_fraction", "0.25"],
+            {"num_warmup_steps": [10, 10], "warmup_steps": [None, None]},
+        ),
     ],
 )
 def test_flags_for_all_phases_or_for_each(flags, values):
     arguments = ("--config", "configs/pretrain/bert-base.yaml", *flags)
     if values is None:
         with pytest.raises(
-            ValueError, match="unknown flag --end_lr; end_lr belongs to each of phases, in the --config file"
+            ValueError,
+            match="unknown flag --end_lr; end_lr belongs to each of phases, in the --config file",
         ):
             pretrain_settings(*arguments)
         return
@@ -75,7 +110,9 @@ def test_flags_for_all_phases_or_for_each(flags, values):
 
 
 def test_what_is_given_for_phases_is_written_into_them_alone():
-    settings = pretrain_settings("--config", "configs/pretrain/bert-base.yaml", "--peak_lr", "3e-4", "--seed", "7")
+    settings = pretrain_settings(
+        "--config", "configs/pretrain/bert-base.yaml", "--peak_lr", "3e-4", "--seed", "7"
+    )
     assert "peak_lr: 0.0003" in to_yaml(settings)
     assert yaml.safe_load(to_yaml(settings)).keys().isdisjoint(OF_PHASES)
 
@@ -87,14 +124,29 @@ def test_the_dotted_form_is_refused_where_there_are_several_phases():
 
 
 def test_doctor_takes_the_place_of_pretrain():
-    words = ["--config", "configs/pretrain/bert-large.yaml", "--data", "s3://bucket/data", "--output", "/shared/run"]
-    settings = parse_settings("trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4", "--min_free_gb", "8"])
-    assert (settings.data, settings.output, settings.min_free_gb) == (["s3://bucket/data"], "/shared/run", 8)
+    words = [
+        "--config",
+        "configs/pretrain/bert-large.yaml",
+        "--data",
+        "s3://bucket/data",
+        "--output",
+        "/shared/run",
+    ]
+    settings = parse_settings(
+        "trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4", "--min_free_gb", "8"]
+    )
+    assert (settings.data, settings.output, settings.min_free_gb) == (
+        ["s3://bucket/data"],
+        "/shared/run",
+        8,
+    )
     assert parse_settings("trainer doctor", COMMANDS["doctor"], []).phases == []
 
 
 def test_flags_win_over_files_wherever_they_stand():
-    settings = pretrain_settings("--seed", "7", "--config", "configs/pretrain/bert-base.yaml", "--precision", "fp32")
+    settings = pretrain_settings(
+        "--seed", "7", "--config", "configs/pretrain/bert-base.yaml", "--precision", "fp32"
+    )
     assert (settings.seed, settings.precision, settings.zero_stage) == (7, "fp32", 1)
 
 
@@ -137,13 +189,19 @@ def test_settings_that_make_no_sense(changed, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretend"], "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune,"),
+        (
+            ["pretend"],
+            "unknown command 'pretend'; did you mean pretrain? The commands are pretrain, finetune,",
+        ),
         (
             ["pretrain", "--data", "D", "--output", "R"],
             "missing: phases of a --config file; python",
         ),
         (["pretrain", "--config", "none.yaml"], "no configuration file none.yaml"),
-        (["fill-mask", "hf", "It [MASK]."], "missing: --model; python -m trainer fill-mask --help says what it takes"),
+        (
+            ["fill-mask", "hf", "It [MASK]."],
+            "missing: --model; python -m trainer fill-mask --help says what it takes",
+        ),
         (["export", "no-such-run", "--output", "x"], "no-such-run holds no run.json"),
     ],
 )
@@ -165,10 +223,22 @@ def test_a_mistake_gives_one_message_and_code_2(capsys, arguments, message):
         (["--optimizer.eps", "-1"], "optimizer.eps is -1.0; it must be at least 0"),
         (["--checkpoint.keep", "-1"], "checkpoint.keep is -1; it must be at least 0"),
         (["--validation.interval", "-1"], "validation.interval is -1; it must be at least 0"),
-        (["--model.overrides", "{hiden_size: 3}"], "model setting hiden_size is unknown; did you mean hidden_size?"),
-        (["--model.overrides.hidden_size", "abc"], "model setting hidden_size is 'abc'; it must be a whole number"),
-        (["--model.overrides.pre_norm", "1"], "model setting pre_norm is 1; it must be true or false"),
-        (["--model.overrides.hidden_dropout", "true"], "model setting hidden_dropout is True; it must be a number"),
+        (
+            ["--model.overrides", "{hiden_size: 3}"],
+            "model setting hiden_size is unknown; did you mean hidden_size?",
+        ),
+        (
+            ["--model.overrides.hidden_size", "abc"],
+            "model setting hidden_size is 'abc'; it must be a whole number",
+        ),
+        (
+            ["--model.overrides.pre_norm", "1"],
+            "model setting pre_norm is 1; it must be true or false",
+        ),
+        (
+            ["--model.overrides.hidden_dropout", "true"],
+            "model setting hidden_dropout is True; it must be a number",
+        ),
     ],
 )
 def test_values_out_of_range_say_what_is_allowed(flags, message, capsys):
@@ -178,7 +248,9 @@ def test_values_out_of_range_say_what_is_allowed(flags, message, capsys):
 
 def test_a_misspelled_key_is_named_with_its_line(tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    path.write_text("phases: [{seq_len: 128, global_batch: 8, steps: 1, peak_lr: 0.1}]\nmicro_token: 5\n")
+    path.write_text(
+        "phases: [{seq_len: 128, global_batch: 8, steps: 1, peak_lr: 0.1}]\nmicro_token: 5\n"
+    )
     assert main(["pretrain", "--config", str(path), "--data", "D", "--output", "R"]) == 2
     printed = capsys.readouterr().err
     assert printed == (

@@ -1,6 +1,7 @@
 """Whole runs with another objective, ZeRO-3, starting weights, a time budget or an accuracy to stop at.
 
-Run as a program, this file is one rank that is killed: `test_training_choices.py STEP pretrain ...`.
+Run as a program, this file is one rank that is killed: `test_training_choices.py STEP pretrain
+...`.
 """
 
 import json
@@ -23,7 +24,13 @@ from trainer.model.config import preset
 
 pytestmark = pytest.mark.engines
 
-SIZES = {"num_layers": 2, "hidden_size": 24, "num_heads": 3, "intermediate_size": 40, "max_position_embeddings": 32}
+SIZES = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "num_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+}
 WITHOUT_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CONFIG = preset("tiny", vocab_size=60, **SIZES, **WITHOUT_DROPOUT)
 
@@ -52,7 +59,9 @@ def command(data, output, **changes):
 
 def launch(program, arguments, world_size, expected=0):
     finished = run_ranks([*program, *arguments], world_size, timeout=400)
-    assert [process.returncode for process in finished] == [expected] * world_size, finished[0].stderr
+    assert [process.returncode for process in finished] == [expected] * world_size, finished[
+        0
+    ].stderr
     return finished[0].stdout + finished[0].stderr
 
 
@@ -78,7 +87,9 @@ def die_after(step):
 OURS, DYING = ["-m", "trainer"], [__file__, "5"]
 
 
-def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(data, tmp_path, capsys):
+def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(
+    data, tmp_path, capsys
+):
     """Two ranks under ZeRO-3, killed, continued by one under ZeRO-1 with layers recomputed; equal to one calm run."""
     calm = command(data, tmp_path / "calm", objective="mlm")
     launch(OURS, calm, 1)
@@ -88,7 +99,10 @@ def test_masked_lm_alone_keeps_the_other_head_through_zero_3_and_an_accident(dat
     assert "continuing after step 4" in said
     losses = [[row["loss"] for row in rows_of(tmp_path / name)] for name in ("calm", "rough")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert all(row["loss"] == row["mlm_loss"] and "nsp_loss" not in row for row in rows_of(tmp_path / "calm"))
+    assert all(
+        row["loss"] == row["mlm_loss"] and "nsp_loss" not in row
+        for row in rows_of(tmp_path / "calm")
+    )
     assert all("nsp_accuracy" not in row for row in rows_of(tmp_path / "calm", "validation"))
     initial = build_model(CONFIG, seed=11).state_dict()
     for name in ("calm", "rough"):
@@ -106,7 +120,10 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
     launch(OURS, command(data, tmp_path / "run", **chosen), 2)
     rows = rows_of(tmp_path / "run")
     assert rows[-1]["loss"] < rows[0]["loss"]
-    assert all(0 < row["trust_ratio_min"] <= row["trust_ratio_median"] <= row["trust_ratio_max"] for row in rows[1:])
+    assert all(
+        0 < row["trust_ratio_min"] <= row["trust_ratio_median"] <= row["trust_ratio_max"]
+        for row in rows[1:]
+    )
     [validation] = rows_of(tmp_path / "run", "validation")[-1:]
     assert validation["masked"] > 8 * validation["instances"]  # every token but the last of each
     config = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
@@ -116,7 +133,11 @@ def test_left_to_right_predicts_every_token_with_lamb_and_its_trust_ratios(data,
 @pytest.mark.skipif(shutil.which("g++") is None, reason="generated code for the CPU is C++")
 def test_a_compiled_run_trains_as_a_plain_one(data, tmp_path):
     for name, is_compiled in (("plain", False), ("compiled", True)):
-        launch(OURS, command(data, tmp_path / name, compile=is_compiled, zero_stage=2, precision="fp32"), 1)
+        launch(
+            OURS,
+            command(data, tmp_path / name, compile=is_compiled, zero_stage=2, precision="fp32"),
+            1,
+        )
     losses = [[row["loss"] for row in rows_of(tmp_path / name)] for name in ("plain", "compiled")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
@@ -139,8 +160,18 @@ def test_a_run_starts_from_an_export_and_refuses_another_start_later(data, tmp_p
 
 
 def test_a_budget_ends_phases_by_time_and_goes_on_after_an_accident(data, tmp_path):
-    phase = {"seq_len": 16, "global_batch": 12, "steps": 20, "peak_lr": 0.02, "warmup_fraction": 0.1}
-    chosen = {"budget_hours": 4 / 3600, "phases": [phase, phase | {"steps": 60}], "checkpoint": {"interval": 1}}
+    phase = {
+        "seq_len": 16,
+        "global_batch": 12,
+        "steps": 20,
+        "peak_lr": 0.02,
+        "warmup_fraction": 0.1,
+    }
+    chosen = {
+        "budget_hours": 4 / 3600,
+        "phases": [phase, phase | {"steps": 60}],
+        "checkpoint": {"interval": 1},
+    }
     run = command(data, tmp_path / "run", **chosen)
     launch([__file__, "3"], run, 2, expected=9)
     launch(OURS, run, 2)
@@ -153,11 +184,17 @@ def test_a_budget_ends_phases_by_time_and_goes_on_after_an_accident(data, tmp_pa
         assert shares[-1] >= 1.0
         assert all(share < 1.0 for share in shares[:-1])
         expected = [0.02 * min(share / 0.1, (1 - min(share, 1)) / 0.9) for share in shares]
-        assert [row["learning_rate"] for row in of_phase] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        assert [row["learning_rate"] for row in of_phase] == pytest.approx(
+            expected, rel=1e-6, abs=1e-12
+        )
 
 
 def test_a_run_is_finished_at_its_accuracy(data, tmp_path):
-    run = command(data, tmp_path / "run", validation={"interval": 2, "num_instances": 60, "stop_at_mlm_accuracy": 1e-6})
+    run = command(
+        data,
+        tmp_path / "run",
+        validation={"interval": 2, "num_instances": 60, "stop_at_mlm_accuracy": 1e-6},
+    )
     launch(OURS, run, 1)
     assert len(rows_of(tmp_path / "run")) == 2
     assert "this run is finished, all 2 steps are made" in launch(OURS, run, 1)

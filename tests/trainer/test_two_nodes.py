@@ -1,6 +1,7 @@
 """One run started in three ways: two nodes by `deepspeed --no_ssh`, one node by torchrun, one process by nothing.
 
-The two nodes are real ones but for their address: each has a launcher of its own and they meet over TCP.
+The two nodes are real ones but for their address: each has a launcher of its own and they meet over
+TCP.
 """
 
 import json
@@ -32,11 +33,22 @@ CONFIG = {
 
 def start(command, folder, name):
     """A process whose output goes to a file, so that no pipe fills up; without any launcher's environment."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
     with (folder / f"{name}.log").open("w") as log:
-        return subprocess.Popen(list(map(str, command)), cwd=ROOT, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            list(map(str, command)), cwd=ROOT, env=environment, stdout=log, stderr=log
+        )
 
 
 def wait(processes, folder):
@@ -46,7 +58,9 @@ def wait(processes, folder):
     finally:
         for process in processes.values():
             process.kill()
-    assert set(codes.values()) == {0}, {name: (folder / f"{name}.log").read_text()[-3000:] for name in codes}
+    assert set(codes.values()) == {0}, {
+        name: (folder / f"{name}.log").read_text()[-3000:] for name in codes
+    }
 
 
 def losses(run):
@@ -62,20 +76,34 @@ def test_two_nodes_train_as_one(tmp_path):
     (tmp_path / "hosts").write_text("node-a slots=1\nnode-b slots=1\n")
 
     def pretrain(name):
-        return ["trainer", "pretrain", "--config", config, "--data", data, "--output", tmp_path / name]
+        return [
+            "trainer",
+            "pretrain",
+            "--config",
+            config,
+            "--data",
+            data,
+            "--output",
+            tmp_path / name,
+        ]
 
     port = free_port()
     nodes = {}
     for rank in range(2):
         place = ["--node_rank", rank, "--master_addr", "127.0.0.1", "--master_port", port]
         launcher = [BIN / "deepspeed", "--hostfile", tmp_path / "hosts", "--no_ssh", *place]
-        nodes[f"node{rank}"] = start([*launcher, "--module", *pretrain("two-nodes")], tmp_path, f"node{rank}")
+        nodes[f"node{rank}"] = start(
+            [*launcher, "--module", *pretrain("two-nodes")], tmp_path, f"node{rank}"
+        )
     wait(nodes, tmp_path)
     torchrun = [BIN / "torchrun", "--nproc_per_node", 2, "--master_port", free_port(), "-m"]
     wait({"torchrun": start([*torchrun, *pretrain("one-node")], tmp_path, "torchrun")}, tmp_path)
     alone = [sys.executable, "-X", "importtime", "-m", *pretrain("alone")]
     wait({"alone": start(alone, tmp_path, "alone")}, tmp_path)
-    imported = {line.rpartition("|")[2].strip() for line in (tmp_path / "alone.log").read_text().splitlines()}
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in (tmp_path / "alone.log").read_text().splitlines()
+    }
     assert "deepspeed" in imported
     assert "torch._dynamo" not in imported, "torch's compiler, which takes a second of a start"
 

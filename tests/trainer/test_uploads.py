@@ -56,7 +56,9 @@ class Trained:
         for name in RUN_FILES:
             (folder / name).write_text(json.dumps(FACTS) if name == "run.json" else name)
         self.store = CheckpointStore(url) if url else None
-        self.saver = CheckpointSaver(self.run, CheckpointSettings(**settings), ranks, self.store, self.said.append)
+        self.saver = CheckpointSaver(
+            self.run, CheckpointSettings(**settings), ranks, self.store, self.said.append
+        )
 
     def train(self, step):
         for parameter in self.engine.module.parameters():
@@ -72,7 +74,9 @@ class Trained:
         self.saver.finish()
 
     def choose(self, skip_damaged=False, **more):
-        return choose_checkpoint(self.run, self.store, self.ranks, skip_damaged, self.said.append, **more)
+        return choose_checkpoint(
+            self.run, self.store, self.ranks, skip_damaged, self.said.append, **more
+        )
 
     def weights(self):
         return self.engine.module.weight.detach().clone()
@@ -141,7 +145,9 @@ def test_old_ones_and_torn_uploads_are_removed_on_both_sides(ranks, bucket, tmp_
 
 
 @pytest.mark.engines
-def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(ranks, bucket, tmp_path, monkeypatch):
+def test_the_marker_is_uploaded_last_and_a_crash_before_it_leaves_the_one_before(
+    ranks, bucket, tmp_path, monkeypatch
+):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     order, write = [], Folder.write
@@ -181,7 +187,9 @@ def test_an_upload_that_fails_lastingly_names_url_and_cause(ranks, bucket, tmp_p
     with pytest.raises(StorageError, match=message):
         trained.save(3)
     assert names_in(bucket) == ["step-00000001"]
-    assert newest_checkpoint(trained.run.checkpoints).name == "step-00000002", "it lies on this disk"
+    assert newest_checkpoint(trained.run.checkpoints).name == "step-00000002", (
+        "it lies on this disk"
+    )
 
 
 @pytest.mark.engines
@@ -195,7 +203,9 @@ def test_a_damaged_checkpoint_is_skipped_with_consent_only(ranks, bucket, tmp_pa
     bucket.pipe_file(weights, bytes(data))
     local = trained.run.checkpoints / "step-00000002" / "state.json"
     local.write_text(local.read_text() + " ")
-    with pytest.raises(ValueError, match=r"state\.json: bytes is .* or give --checkpoint\.skip_damaged true"):
+    with pytest.raises(
+        ValueError, match=r"state\.json: bytes is .* or give --checkpoint\.skip_damaged true"
+    ):
         read_state(trained.run.checkpoints / "step-00000002")
     assert trained.choose().name == "step-00000003", "the load finds the damage and names the file"
     assert trained.choose(skip_damaged=True).name == "step-00000001"
@@ -244,7 +254,9 @@ def test_a_body_that_is_cut_short_is_asked_for_again(ranks, bucket, tmp_path, mo
 
     monkeypatch.setattr(type(bucket), "get_file", cut_once)
     assert trained.choose().name == "step-00000001"
-    assert {path.rpartition("/")[2] for path in cut} == {path.name for path in trained.choose().iterdir()}
+    assert {path.rpartition("/")[2] for path in cut} == {
+        path.name for path in trained.choose().iterdir()
+    }
 
 
 @pytest.mark.engines
@@ -257,14 +269,18 @@ def test_the_url_of_another_run_is_refused(ranks, bucket, tmp_path):
 
 
 @pytest.mark.engines
-def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, tmp_path, monkeypatch):
+def test_training_waits_for_one_upload_only_when_the_next_begins(
+    ranks, bucket, tmp_path, monkeypatch
+):
     trained = Trained(ranks, tmp_path / "run")
     trained.save(1)
     gates = {name: Event() for name in ("step-00000002", "step-00000003")}
     write = Folder.write
 
     def write_when_open(folder, name, data):
-        assert all(gate.wait(600) for step, gate in gates.items() if step in name), "training waits for it"
+        assert all(gate.wait(600) for step, gate in gates.items() if step in name), (
+            "training waits for it"
+        )
         write(folder, name, data)
 
     def open_and_join():
@@ -287,7 +303,9 @@ def test_training_waits_for_one_upload_only_when_the_next_begins(ranks, bucket, 
     assert any(said.startswith("waited ") and "step-00000002" in said for said in trained.said)
     gates["step-00000003"].set()
     trained.saver.finish()
-    load_checkpoint(trained.run.checkpoints / "step-00000002", trained.engine, trained.optimizer, ranks)
+    load_checkpoint(
+        trained.run.checkpoints / "step-00000002", trained.engine, trained.optimizer, ranks
+    )
     assert torch.equal(trained.weights(), at_save)
 
 
@@ -305,10 +323,15 @@ def test_a_marker_that_names_files_elsewhere_writes_nothing_there(ranks, bucket,
     bucket.pipe_file(marker, json.dumps({"files": files | {name: files["state.json"]}}).encode())
     if name:
         bucket.pipe_file(f"/bucket/run/checkpoints/step-00000002/{name}", b"planted")
-    with pytest.raises(ValueError, match=r"memory:///?bucket/run/checkpoints/step-00000002/COMMITTED: found the name"):
+    with pytest.raises(
+        ValueError,
+        match=r"memory:///?bucket/run/checkpoints/step-00000002/COMMITTED: found the name",
+    ):
         trained.store.fetch_checkpoint("step-00000002", trained.run.checkpoints)
     assert list(outside.iterdir()) == []
-    found = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")}
+    found = {
+        path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")
+    }
     assert found == {*RUN_FILES, "metrics.jsonl", "checkpoints"} | {
         f"checkpoints/step-00000002.tmp{end}" for end in ("", "/COMMITTED")
     }

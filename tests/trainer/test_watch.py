@@ -48,13 +48,21 @@ def test_operations_of_mixed_lengths_are_those_torch_counts():
             sums = forward_sums(model, batch, torch.device("cpu"))
             (sums.mlm_nll + sums.nsp_nll).backward()
         counted += counter.get_total_flops()
-        tokens, squared, masked = tokens + length, squared + length**2, masked + len(batch.masked_labels)
-    assert counted == pytest.approx(batch_flops(config, len(lengths), tokens, squared, masked), rel=0.02)
+        tokens, squared, masked = (
+            tokens + length,
+            squared + length**2,
+            masked + len(batch.masked_labels),
+        )
+    assert counted == pytest.approx(
+        batch_flops(config, len(lengths), tokens, squared, masked), rel=0.02
+    )
 
 
 def test_columns_of_a_step():
     config, phases = preset("tiny"), [Phase(128, 4, 10, 1e-3), Phase(512, 2, 5, 1e-3)]
-    found = Gauge(config, phases, CPU_RANKS, peak_tflops=0.001).columns(COUNTS, 2.0, phase=0, steps_left=9)
+    found = Gauge(config, phases, CPU_RANKS, peak_tflops=0.001).columns(
+        COUNTS, 2.0, phase=0, steps_left=9
+    )
     flops = batch_flops(config, 4, 100, 3000, 8)
     assert found["tokens_per_second"] == 50.0
     assert found["max_over_mean_tokens"] == 1.2
@@ -92,11 +100,14 @@ def test_a_line_has_units():
     )
     assert "MFU" not in format_step(ROW | {"mfu": None}, 90_000)
     without_nsp = {key: value for key, value in ROW.items() if not key.startswith("nsp")}
-    assert format_step(without_nsp, None).startswith("step 1,200: loss 6.368 nats; MLM 5.637 (accuracy 0.154); grad")
+    assert format_step(without_nsp, None).startswith(
+        "step 1,200: loss 6.368 nats; MLM 5.637 (accuracy 0.154); grad"
+    )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3_600, "1 h 0 min"), (273_600, "3 d 4 h")]
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3_600, "1 h 0 min"), (273_600, "3 d 4 h")],
 )
 def test_durations(seconds, text):
     assert format_seconds(seconds) == text
@@ -122,7 +133,15 @@ def test_other_ranks_say_nothing(capsys):
 
 def test_numbers_of_a_row_become_curves():
     found = curves(
-        {"step": 3, "split": "train", "loss": 1.5, "mfu": None, "seconds": 2, "trust": {"a.b": 0.5}, "x": []}
+        {
+            "step": 3,
+            "split": "train",
+            "loss": 1.5,
+            "mfu": None,
+            "seconds": 2,
+            "trust": {"a.b": 0.5},
+            "x": [],
+        }
     )
     assert found == {"train/loss": 1.5, "speed/seconds": 2, "train/trust/a.b": 0.5}
 
@@ -156,7 +175,10 @@ def wandb(monkeypatch):
 
 def test_a_run_that_goes_back_doubles_no_step(wandb, tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    shown = [TensorBoard(tmp_path / "tensorboard", 0), WeightsAndBiases("berts", tmp_path, FACTS, {})]
+    shown = [
+        TensorBoard(tmp_path / "tensorboard", 0),
+        WeightsAndBiases("berts", tmp_path, FACTS, {}),
+    ]
     recorder = Recorder(metrics, shown)
     for step in (1, 2, 3):
         recorder.add({"step": step, "split": "train", "loss": float(step)})
@@ -208,7 +230,9 @@ def test_weights_and_biases_that_is_missing_or_refuses(wandb, tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"--wandb berts: no API key; `wandb login`"):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb needs the package wandb, which cannot be imported"):
+    with pytest.raises(
+        ValueError, match="--wandb needs the package wandb, which cannot be imported"
+    ):
         WeightsAndBiases("berts", tmp_path, FACTS, {})
 
 

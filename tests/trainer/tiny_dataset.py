@@ -30,12 +30,15 @@ def write_tiny_dataset(
         ]:
             size = block_instances(seq_len)
             shards[split, seq_len, pass_index, bucket] = [
-                random_block(rng, min(size, count - first), seq_len, vocab_size) for first in range(0, count, size)
+                random_block(rng, min(size, count - first), seq_len, vocab_size)
+                for first in range(0, count, size)
             ]
     return write_dataset(folder, shards, vocab_size, {"lower_case": True, "seed": seed})
 
 
-def random_block(rng: np.random.Generator, num_instances: int, seq_len: int, vocab_size: int) -> Block:
+def random_block(
+    rng: np.random.Generator, num_instances: int, seq_len: int, vocab_size: int
+) -> Block:
     """Instances of 8 to seq_len tokens, two of them masked; B is random where A's first token is odd."""
     lengths = rng.integers(8, seq_len + 1, num_instances)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

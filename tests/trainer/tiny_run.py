@@ -23,7 +23,9 @@ def train_tiny_run(data: Path, output: Path, **changed: object) -> Path:
     config = {
         "data": [str(data)],
         "output": str(output),
-        "phases": [{"seq_len": 16, "global_batch": 12, "steps": 4, "peak_lr": 0.02, "warmup_steps": 1}],
+        "phases": [
+            {"seq_len": 16, "global_batch": 12, "steps": 4, "peak_lr": 0.02, "warmup_steps": 1}
+        ],
         "model": {"preset": "tiny", "overrides": SIZES},
         "validation": {"interval": 2},
         "checkpoint": {"interval": 2, "keep": 4},

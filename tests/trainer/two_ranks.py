@@ -14,7 +14,9 @@ from trainer.stream.packing import MicroBatch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> list[subprocess.CompletedProcess]:
+def run_ranks(
+    command: Sequence[str], world_size: int, timeout: float = 600
+) -> list[subprocess.CompletedProcess]:
     """Runs `python COMMAND...` once per rank, as a launcher would, in forks of a Python that has torch loaded.
 
     Returns:
@@ -23,7 +25,9 @@ def run_ranks(command: Sequence[str], world_size: int, timeout: float = 600) -> 
     return run_nodes([(command, world_size)], timeout)
 
 
-def run_nodes(nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600) -> list[subprocess.CompletedProcess]:
+def run_nodes(
+    nodes: Sequence[tuple[Sequence[str], int]], timeout: float = 600
+) -> list[subprocess.CompletedProcess]:
     """Runs a command and a number of ranks for every node, all on this machine; the finished processes, by rank."""
     places = [(command, local_rank, size) for command, size in nodes for local_rank in range(size)]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": len(places)}
@@ -41,7 +45,9 @@ def random_micro_batch(lengths: Sequence[int], vocab_size: int, seed: int) -> Mi
     generator = torch.Generator().manual_seed(seed)
     num_tokens = sum(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    masked = torch.randperm(num_tokens, generator=generator)[: max(1, num_tokens // 6)].sort().values
+    masked = (
+        torch.randperm(num_tokens, generator=generator)[: max(1, num_tokens // 6)].sort().values
+    )
     return MicroBatch(
         input_ids=torch.randint(5, vocab_size, (num_tokens,), generator=generator),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),

@@ -1,9 +1,11 @@
 """Checkpoints per parameter, so that any number of ranks and any ZeRO stage reads the same files.
 
-    checkpoints/step-00000600/model.safetensors                     weights as the model uses them, fp32 or bf16
-                              fragments-00000-of-00002.safetensors  rank 0's pieces: "fp32/NAME", "exp_avg/NAME", ...
-                              state.json                            progress, and which piece of what lies where
-                              COMMITTED                             sizes and hashes of the others, written last
+    checkpoints/step-00000600/model.safetensors                     weights as the model uses them,
+    fp32 or bf16
+                              fragments-00000-of-00002.safetensors  rank 0's pieces: "fp32/NAME",
+                              "exp_avg/NAME", ... state.json                            progress,
+                              and which piece of what lies where COMMITTED
+                              sizes and hashes of the others, written last
 
 This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are
 keyed to the step (`trainer.optim.engine.seed_dropout`), so there is no random state to save.
@@ -50,7 +52,9 @@ def is_checkpoint(name: str) -> bool:
 def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
     """Committed checkpoints, oldest first, and folders of saves that never ended."""
     folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
-    finished = [path for path in folders if is_checkpoint(path.name) and (path / COMMITTED).is_file()]
+    finished = [
+        path for path in folders if is_checkpoint(path.name) and (path / COMMITTED).is_file()
+    ]
     return finished, [path for path in folders if path not in finished]
 
 
@@ -62,8 +66,12 @@ def newest_checkpoint(checkpoints: Path) -> Path:
     """
     finished, unfinished = find_checkpoints(checkpoints)
     if not finished:
-        others = f" (unfinished: {', '.join(path.name for path in unfinished)})" if unfinished else ""
-        raise FileNotFoundError(f"no committed checkpoint in {checkpoints}{others}; train first, or give another run")
+        others = (
+            f" (unfinished: {', '.join(path.name for path in unfinished)})" if unfinished else ""
+        )
+        raise FileNotFoundError(
+            f"no committed checkpoint in {checkpoints}{others}; train first, or give another run"
+        )
     return finished[-1]
 
 
@@ -76,11 +84,15 @@ def read_state(path: Path) -> dict[str, Any]:
     verify_file(path, STATE)
     state = parse_object((path / STATE).read_bytes(), str(path / STATE), _remedy(path))
     if state.get("format") != FORMAT:
-        raise ValueError(f"{path / STATE}: format is {state.get('format')}, this version reads {FORMAT}")
+        raise ValueError(
+            f"{path / STATE}: format is {state.get('format')}, this version reads {FORMAT}"
+        )
     return state
 
 
-def load_checkpoint(path: Path, engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, engine: Any, optimizer: ShardedOptimizer, ranks: Ranks
+) -> dict[str, Any]:
     """Restores weights and optimizer states on any number of ranks; called by all of them.
 
     Returns:
@@ -124,17 +136,23 @@ def read_marker(path: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"]
-        described = {name: {key: facts[key] for key in ("bytes", "sha256")} for name, facts in files.items()}
+        described = {
+            name: {key: facts[key] for key in ("bytes", "sha256")} for name, facts in files.items()
+        }
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path / COMMITTED} does not describe {STATE} ({error!r}); {_remedy(path)}") from error
+        raise ValueError(
+            f"{path / COMMITTED} does not describe {STATE} ({error!r}); {_remedy(path)}"
+        ) from error
     require_plain(described, str(path / COMMITTED))
     return described
 
 
 @torch.no_grad()
-def _read_fragments(path: Path, files: Mapping[str, Mapping[str, list[int]]], optimizer: ShardedOptimizer) -> None:
+def _read_fragments(
+    path: Path, files: Mapping[str, Mapping[str, list[int]]], optimizer: ShardedOptimizer
+) -> None:
     """Fills this rank's weights and states from every file that holds a part of them."""
     kinds = {kind: optimizer.tensors(kind) for kind in ("fp32", *optimizer.state_names)}
     missing = {piece.name: piece.numel for piece in optimizer.fragments}
@@ -157,7 +175,9 @@ def _read_fragments(path: Path, files: Mapping[str, Mapping[str, list[int]]], op
             missing[mine.name] -= stop - start
     lacking = [name for name, numel in missing.items() if numel]
     if lacking:
-        raise ValueError(f"{path} does not hold all of {', '.join(lacking[:3])}; it is of another model")
+        raise ValueError(
+            f"{path} does not hold all of {', '.join(lacking[:3])}; it is of another model"
+        )
 
 
 def verify_file(path: Path, name: str) -> None:
@@ -175,13 +195,18 @@ def verify_file(path: Path, name: str) -> None:
         raise ValueError(f"{error.filename} is missing; {_remedy(path)}") from error
     for key, value in found.items():
         if value != files[name][key]:
-            raise ValueError(f"{path / name}: {key} is {value}, {COMMITTED} says {files[name][key]}; {_remedy(path)}")
+            raise ValueError(
+                f"{path / name}: {key} is {value}, {COMMITTED} says {files[name][key]}; {_remedy(path)}"
+            )
 
 
 def describe_file(path: Path) -> dict[str, Any]:
     """Its bytes and sha256, as COMMITTED has them."""
     with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def _remedy(path: Path) -> str:

@@ -58,7 +58,9 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
             )
     if all(ranks.gather(is_shared)):
         return
-    files = [{name: (run.path / name).read_bytes() for name in RUN_FILES} if ranks.rank == 0 else {}]
+    files = [
+        {name: (run.path / name).read_bytes() for name in RUN_FILES} if ranks.rank == 0 else {}
+    ]
     torch.distributed.broadcast_object_list(files, src=0, group=ranks.counts_group)
     with together(ranks):
         if not is_shared and _is_first_of_node():
@@ -96,7 +98,9 @@ def choose_checkpoint(
         if ranks.rank == 0:
             local, remote = _list_checkpoints(run, store, say)
             found = local | remote if everywhere else remote
-            names = sorted((each for each in found if before is None or step_of(each) < before), reverse=True)
+            names = sorted(
+                (each for each in found if before is None or step_of(each) < before), reverse=True
+            )
             name = _choose(run, store, names, local, skip_damaged, say)
     name = ranks.gather(name)[0]
     if name is None:
@@ -114,7 +118,9 @@ def discard_from(run: RunFolder, store: CheckpointStore | None, step: int) -> No
     finished, _ = find_checkpoints(run.checkpoints)
     remove_folders(*(path for path in finished if step_of(path.name) >= step))
     if store is not None:
-        store.remove_checkpoints([name for name in store.list_checkpoints()[0] if step_of(name) >= step])
+        store.remove_checkpoints(
+            [name for name in store.list_checkpoints()[0] if step_of(name) >= step]
+        )
 
 
 def _choose(
@@ -129,12 +135,16 @@ def _choose(
     for name in names:
         try:
             if store is not None and name not in local:
-                store.fetch_files([METRICS], run.path)  # first: where the checkpoint is, its rows are
+                store.fetch_files(
+                    [METRICS], run.path
+                )  # first: where the checkpoint is, its rows are
                 store.fetch_checkpoint(name, run.checkpoints)
             if skip_damaged:
                 verify_checkpoint(run.checkpoints / name)
         except ValueError as damage:
-            if not skip_damaged or isinstance(damage, OSError):  # an OSError: the store did not answer
+            if not skip_damaged or isinstance(
+                damage, OSError
+            ):  # an OSError: the store did not answer
                 raise
             say(f"skipped: {damage}")
             (run.checkpoints / name / COMMITTED).unlink(missing_ok=True)
@@ -168,7 +178,9 @@ def _refuse_other_run(run: RunFolder, expected: str) -> None:
     where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
     PRETRAINING.refuse_foreign(where, names_in(run.path))
     if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
-        raise ValueError(f"{where} holds another run ({found}) than rank 0's ({expected}); remove it")
+        raise ValueError(
+            f"{where} holds another run ({found}) than rank 0's ({expected}); remove it"
+        )
 
 
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:

@@ -17,7 +17,14 @@ import torch.distributed
 
 from trainer.checkpoints.read import COMMITTED, STATE
 from trainer.checkpoints.store import CheckpointStore
-from trainer.checkpoints.write import HostCopies, Snapshot, remove_folders, remove_old, take_snapshot, write_snapshot
+from trainer.checkpoints.write import (
+    HostCopies,
+    Snapshot,
+    remove_folders,
+    remove_old,
+    take_snapshot,
+    write_snapshot,
+)
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 from trainer.runs.run_folder import RunFolder
@@ -48,7 +55,9 @@ class CheckpointSaver:
             say: Tells the user something, from rank 0.
         """
         group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_UPLOAD)
-        torch.distributed.barrier(group=group)  # connects now: a launcher that is lost may take the addresses with it
+        torch.distributed.barrier(
+            group=group
+        )  # connects now: a launcher that is lost may take the addresses with it
         self._run, self._settings, self._store, self._say = run, settings, store, say
         self._ranks = dataclasses.replace(ranks, counts_group=group)
         self._copies = HostCopies()
@@ -93,7 +102,9 @@ class CheckpointSaver:
             self._thread.join()
             self._thread = None
         if (waited := time.monotonic() - began) > WORTH_SAYING_SECONDS:
-            self._say(f"waited {waited:.1f} s until {self._in_flight} was written{' and uploaded' * bool(self._store)}")
+            self._say(
+                f"waited {waited:.1f} s until {self._in_flight} was written{' and uploaded' * bool(self._store)}"
+            )
         if self._failure is not None:
             raise self._failure
 
@@ -104,7 +115,9 @@ class CheckpointSaver:
                 self._upload(self._store, folder, snapshot)
             with together(self._ranks):
                 if self._ranks.rank == 0:
-                    remove_old(self._run.checkpoints, self._settings.keep, self._settings.keep_every)
+                    remove_old(
+                        self._run.checkpoints, self._settings.keep, self._settings.keep_every
+                    )
                 elif folder.suffix:
                     remove_folders(folder)  # pieces of a node that does not see rank 0's folder
         except BaseException as failure:  # noqa: BLE001 - raised by finish()

@@ -44,7 +44,9 @@ class CheckpointStore:
         """Names of committed checkpoints, oldest first, and of those whose upload never ended."""
         found = (self._folder / CHECKPOINTS).list()
         names = sorted({name.partition("/")[0] for name in found})
-        names = [name for name in names if is_checkpoint(name)]  # anything else is not ours to remove
+        names = [
+            name for name in names if is_checkpoint(name)
+        ]  # anything else is not ours to remove
         finished = [name for name in names if f"{name}/{COMMITTED}" in found]
         return finished, [name for name in names if name not in finished]
 
@@ -96,7 +98,9 @@ class CheckpointStore:
         for name in names:
             replace_file(folder / name, self._folder.read(name))
 
-    def fetch_checkpoint(self, name: str, checkpoints: Path, files: Iterable[str] | None = None) -> Path:
+    def fetch_checkpoint(
+        self, name: str, checkpoints: Path, files: Iterable[str] | None = None
+    ) -> Path:
         """Downloads a committed checkpoint, or some of its files.
 
         Its folder appears when all of them are there.
@@ -143,4 +147,6 @@ class CheckpointStore:
         try:
             return read_marker(folder)
         except ValueError as error:
-            raise ValueError(str(error).replace(str(folder), self.locate(f"{CHECKPOINTS}/{name}"))) from error
+            raise ValueError(
+                str(error).replace(str(folder), self.locate(f"{CHECKPOINTS}/{name}"))
+            ) from error

@@ -75,7 +75,11 @@ class HostCopies:
 
 
 def take_snapshot(
-    position: Mapping[str, Any], engine: Any, optimizer: ShardedOptimizer, ranks: Ranks, copies: HostCopies
+    position: Mapping[str, Any],
+    engine: Any,
+    optimizer: ShardedOptimizer,
+    ranks: Ranks,
+    copies: HostCopies,
 ) -> Snapshot:
     """Copies what this rank writes of a checkpoint.
 
@@ -90,7 +94,9 @@ def take_snapshot(
     """
     files: dict[str, dict[str, Tensor]] = {}
     pieces: dict[str, dict[str, list[int]]] = {}
-    weights = {key: copies.copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)}
+    weights = {
+        key: copies.copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)
+    }
     if ranks.rank == 0:
         files[MODEL] = weights
     if optimizer.is_partitioned or ranks.rank == 0:  # otherwise every rank holds everything
@@ -106,7 +112,11 @@ def take_snapshot(
 
 
 def _copy_piece(
-    kind: str, piece: Fragment, optimizer: ShardedOptimizer, weights: Mapping[str, Tensor], copies: HostCopies
+    kind: str,
+    piece: Fragment,
+    optimizer: ShardedOptimizer,
+    weights: Mapping[str, Tensor],
+    copies: HostCopies,
 ) -> Tensor:
     """A piece of a state, or of the weights.
 
@@ -140,7 +150,9 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
             folder.mkdir(parents=True)
     with together(ranks):
         folder.mkdir(parents=True, exist_ok=True)
-        mine = {name: _write_tensors(folder / name, tensors) for name, tensors in snapshot.files.items()}
+        mine = {
+            name: _write_tensors(folder / name, tensors) for name, tensors in snapshot.files.items()
+        }
     parts = ranks.gather((mine, dict(snapshot.pieces)))
     with together(ranks):
         if ranks.rank == 0:
@@ -194,10 +206,19 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _commit(
-    folder: Path, final: Path, snapshot: Snapshot, files: dict[str, dict[str, Any]], pieces: Mapping[str, Any]
+    folder: Path,
+    final: Path,
+    snapshot: Snapshot,
+    files: dict[str, dict[str, Any]],
+    pieces: Mapping[str, Any],
 ) -> None:
     """Writes state.json, then COMMITTED when all else is on the disk, and renames the folder."""
-    state = {"format": FORMAT, **snapshot.position, "num_updates": snapshot.num_updates, "fragments": pieces}
+    state = {
+        "format": FORMAT,
+        **snapshot.position,
+        "num_updates": snapshot.num_updates,
+        "fragments": pieces,
+    }
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
     make_durable(folder / STATE)
     make_durable(folder)

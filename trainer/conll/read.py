@@ -14,7 +14,15 @@ Rules (docs/token-classification.md):
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.conll.tags import OUTSIDE, Scheme, SchemeName, find_entities, is_tag, resolve_scheme, write_tags
+from trainer.conll.tags import (
+    OUTSIDE,
+    Scheme,
+    SchemeName,
+    find_entities,
+    is_tag,
+    resolve_scheme,
+    write_tags,
+)
 
 DOCUMENT_START = "-DOCSTART-"
 
@@ -85,13 +93,17 @@ class _Layout:
             return False
         if self.separator == "\t":
             return "\t" not in line
-        return len(cells) != self.num_columns or (self.columns.tag is not None and not is_tag(cells[self.columns.tag]))
+        return len(cells) != self.num_columns or (
+            self.columns.tag is not None and not is_tag(cells[self.columns.tag])
+        )
 
     def read_row(self, number: int, cells: Sequence[str]) -> tuple[str, str]:
         """Word and tag of a line; the tag is "O" where tags are not read."""
         where = f"{self.path}:{number}"
         if len(cells) != self.num_columns:
-            raise ValueError(f"{where}: {len(cells)} columns, the first line of words has {self.num_columns}")
+            raise ValueError(
+                f"{where}: {len(cells)} columns, the first line of words has {self.num_columns}"
+            )
         word = cells[self.columns.token]
         if not word.strip():
             raise ValueError(f"{where}: no word in column {self.columns.token} (token_column)")
@@ -108,7 +120,9 @@ _Block = tuple[int, list[int], list[tuple[str, str]]]
 """What a sentence consists of: its first line, those of its words, and words with tags."""
 
 
-def read_conll(text: str, path: str, columns: Columns, scheme: SchemeName = "auto") -> list[Sentence]:
+def read_conll(
+    text: str, path: str, columns: Columns, scheme: SchemeName = "auto"
+) -> list[Sentence]:
     """Sentences of a file's text, in order.
 
     Raises:
@@ -138,15 +152,23 @@ def add_column(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> 
 
 
 def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
-    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip() and line[0] != "#"]
+    filled = [
+        (number, line)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and line[0] != "#"
+    ]
     if not filled:
-        raise ValueError(f"{path}: has no sentence; expected a word and its tag in columns, one word a line")
+        raise ValueError(
+            f"{path}: has no sentence; expected a word and its tag in columns, one word a line"
+        )
     separator = "\t" if any("\t" in line for _, line in filled) else None
     number, first = next(((n, line) for n, line in filled if DOCUMENT_START not in line), filled[0])
     num_columns = len(first.split(separator))
     for name, column in (("token_column", columns.token), ("tag_column", columns.tag)):
         if column is not None and not -num_columns <= column < num_columns:
-            raise ValueError(f"{path}:{number}: {num_columns} columns, {name} is {column}, counted from 0")
+            raise ValueError(
+                f"{path}:{number}: {num_columns} columns, {name} is {column}, counted from 0"
+            )
     if columns.tag is not None and (columns.tag - columns.token) % num_columns == 0:
         raise ValueError(
             f"{path}:{number}: {num_columns} columns, so token_column {columns.token} and tag_column "

@@ -152,7 +152,9 @@ def _find_fault(before: str, tag: str, scheme: Scheme) -> str | None:
     """What is wrong with a tag after the one before it; None if nothing is."""
     if scheme == "bioes":
         if before[0] in "BI" and not _continues(before, tag):
-            return f"{before} is followed by {tag}, which neither goes on with the entity nor ends it"
+            return (
+                f"{before} is followed by {tag}, which neither goes on with the entity nor ends it"
+            )
         if tag[0] in "IE" and not _continues(before, tag):
             return f"{tag} after {before} begins an entity, which B or S does"
         return None
@@ -160,7 +162,11 @@ def _find_fault(before: str, tag: str, scheme: Scheme) -> str | None:
         return f"{tag} is a tag of bioes only"
     if scheme == "iob2" and tag[0] == "I" and not _continues(before, tag):
         return f"{tag} after {before} begins an entity, which B does in iob2"
-    if scheme == "iob1" and tag[0] == "B" and (before == OUTSIDE or type_of(before) != type_of(tag)):
+    if (
+        scheme == "iob1"
+        and tag[0] == "B"
+        and (before == OUTSIDE or type_of(before) != type_of(tag))
+    ):
         return f"{tag} after {before}: iob1 writes B only where an entity follows another of its type at once"
     return None
 

@@ -59,8 +59,8 @@ def export_hf(
         vocab: Content of vocab.txt.
         folder: Local path or fsspec URL.
         lower_case: Whether the model reads lower-cased text.
-        provenance: JSON values for config.json's key "beambert" and the card; "tokens_seen", "steps"
-            and "training" are some of the known ones.
+        provenance: JSON values for config.json's key "beambert" and the card; "tokens_seen",
+            "steps" and "training" are some of the known ones.
         head: Head of a fine-tuned model; None for a pretrained one.
 
     Raises:
@@ -71,13 +71,18 @@ def export_hf(
     if head is None:
         settings, renamed = to_hf_config(config, vocabulary.pad_id), to_hf_state(state, config)
     else:
-        settings, renamed = to_hf_task_config(config, head, vocabulary.pad_id), to_hf_task_state(state, config, head)
+        settings, renamed = (
+            to_hf_task_config(config, head, vocabulary.pad_id),
+            to_hf_task_state(state, config, head),
+        )
     tensors = {name: _plain(tensor) for name, tensor in renamed.items()}
     files = {
         WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
         VOCAB: vocab,
         TOKENIZER: tokenizer_json(vocabulary, lower_case).encode(),
-        TOKENIZER_CONFIG: tokenizer_config_json(vocabulary, lower_case, config.max_position_embeddings).encode(),
+        TOKENIZER_CONFIG: tokenizer_config_json(
+            vocabulary, lower_case, config.max_position_embeddings
+        ).encode(),
         CARD: model_card(config, provenance, lower_case=lower_case, head=head),
         CONFIG: _to_json(settings | {PROVENANCE_KEY: dict(provenance)}),
     }
@@ -129,7 +134,11 @@ def load_hf_task(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head] | No
     if (head := head_of_hf_config(settings, f"{folder}/{CONFIG}")) is None:
         return None
     config = from_hf_config(settings, f"{folder}/{CONFIG}")
-    return config, from_hf_task_state(_read_tensors(folder), config, head, f"{folder}/{WEIGHTS}"), head
+    return (
+        config,
+        from_hf_task_state(_read_tensors(folder), config, head, f"{folder}/{WEIGHTS}"),
+        head,
+    )
 
 
 def read_provenance(folder: str) -> dict[str, Any]:
@@ -150,7 +159,9 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{folder}/{name}: not JSON ({error})") from error
     if not isinstance(settings, dict):
-        raise ValueError(f"{folder}/{name}: expected a JSON object, found {type(settings).__name__}")  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"{folder}/{name}: expected a JSON object, found {type(settings).__name__}"
+        )
     return settings
 
 
@@ -196,7 +207,9 @@ def _read_tensors(folder: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except SafetensorError as error:
-        raise ValueError(f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again") from error
+        raise ValueError(
+            f"{folder}/{WEIGHTS}: damaged ({error}); copy or export it again"
+        ) from error
 
 
 def _parse_fitting_vocab(vocab: bytes, config: BertConfig) -> Vocabulary:
@@ -228,15 +241,21 @@ def _refuse_foreign_folder(folder: Folder, names: Sequence[str]) -> None:
         foreign.append(CARD)
     is_export = names[-1] in found and PROVENANCE_KEY in read_json(folder.url, names[-1])
     if found and (foreign or not is_export):
-        what = ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"
-        raise ValueError(f"{folder.url}: holds {what}, which no export wrote; empty it or name another folder")
+        what = (
+            ", ".join(foreign[:5]) if foreign else f"{names[-1]} without the key {PROVENANCE_KEY!r}"
+        )
+        raise ValueError(
+            f"{folder.url}: holds {what}, which no export wrote; empty it or name another folder"
+        )
 
 
 def _replace_local_folder(target: Path, files: Mapping[str, bytes]) -> None:
     """Gives a temporary neighbour the folder's name; a kill may leave the old one beside it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
-    fresh, old = (target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("partial", "replaced"))
+    fresh, old = (
+        target.with_name(f".{target.name}.{kind}-{mark}") for kind in ("partial", "replaced")
+    )
     try:
         fresh.mkdir()
         for name, data in files.items():

@@ -38,7 +38,10 @@ def google_names(config: BertConfig) -> dict[str, str]:
 
 
 def from_google_tensors(
-    tensors: Mapping[str, npt.NDArray[np.generic]], all_names: Collection[str], config: BertConfig, where: str
+    tensors: Mapping[str, npt.NDArray[np.generic]],
+    all_names: Collection[str],
+    config: BertConfig,
+    where: str,
 ) -> dict[str, Tensor]:
     """Parameters under our names, fp32; heads that the checkpoint lacks are absent.
 
@@ -54,11 +57,17 @@ def from_google_tensors(
     """
     known = google_names(config)
     names = set(known.values())
-    unknown = [name for name in sorted(all_names) if _is_of_model(name) and not _is_slot(name, names)]
+    unknown = [
+        name for name in sorted(all_names) if _is_of_model(name) and not _is_slot(name, names)
+    ]
     if unknown := [name for name in unknown if name not in names]:
-        raise ValueError(f"{where}: variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers")
+        raise ValueError(
+            f"{where}: variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers"
+        )
     found = {
-        hugging: torch.from_numpy(np.array(tensors[name].T if _is_kernel(name) else tensors[name], order="C"))
+        hugging: torch.from_numpy(
+            np.array(tensors[name].T if _is_kernel(name) else tensors[name], order="C")
+        )
         for hugging, name in known.items()
         if name in tensors
     }
@@ -81,7 +90,9 @@ def to_google_config(config: BertConfig) -> dict[str, Any]:
     return {name: settings[name] for name in _SETTINGS}
 
 
-def to_google_tensors(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, npt.NDArray[np.float32]]:
+def to_google_tensors(
+    state: Mapping[str, Tensor], config: BertConfig
+) -> dict[str, npt.NDArray[np.float32]]:
     """All parameters of BertForPreTraining under Google's names, fp32."""
     known = google_names(config)
     arrays = {
@@ -97,7 +108,11 @@ def _google_name(name: str) -> str:
     path = re.sub(r"\.layer\.(\d+)\.", r"/layer_\1/", name).replace(".", "/")
     if "LayerNorm" in path:
         return path.replace("/weight", "/gamma").replace("/bias", "/beta")
-    return path.removesuffix("/weight") if path.endswith("_embeddings/weight") else path.replace("/weight", "/kernel")
+    return (
+        path.removesuffix("/weight")
+        if path.endswith("_embeddings/weight")
+        else path.replace("/weight", "/kernel")
+    )
 
 
 def _is_kernel(name: str) -> bool:

@@ -84,7 +84,10 @@ def hf_names(num_layers: int, pre_norm: bool = False) -> dict[str, str]:
         modules |= _PRE_NORM
         in_layer |= _PRE_NORM_LAYER
     for layer in range(num_layers):
-        modules |= {f"bert.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{hf}" for ours, hf in in_layer.items()}
+        modules |= {
+            f"bert.layers.{layer}.{ours}": f"bert.encoder.layer.{layer}.{hf}"
+            for ours, hf in in_layer.items()
+        }
     names: dict[str, str] = {}
     for ours, theirs in (modules | _HEADS).items():
         leaves = ("",) if ours.endswith((".weight", ".bias")) else (".weight", ".bias")
@@ -95,11 +98,15 @@ def hf_names(num_layers: int, pre_norm: bool = False) -> dict[str, str]:
 def to_hf_state(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
     """Our parameters under Hugging Face's names; the tied decoder is left out, as there."""
     names = hf_names(config.num_layers, config.pre_norm)
-    assert set(state) == set(names), f"parameters differ from BERT's: {sorted(set(state) ^ set(names))}"
+    assert set(state) == set(names), (
+        f"parameters differ from BERT's: {sorted(set(state) ^ set(names))}"
+    )
     return {names[name]: tensor for name, tensor in state.items()}
 
 
-def from_hf_state(tensors: Mapping[str, Tensor], config: BertConfig, where: str) -> dict[str, Tensor]:
+def from_hf_state(
+    tensors: Mapping[str, Tensor], config: BertConfig, where: str
+) -> dict[str, Tensor]:
     """Hugging Face's tensors under our names, in float32; heads that the file lacks are absent.
 
     Reads files of BertForPreTraining, BertForMaskedLM and BertModel, old (gamma, beta) and new.
@@ -113,14 +120,18 @@ def from_hf_state(tensors: Mapping[str, Tensor], config: BertConfig, where: str)
     ours = {theirs: name for name, theirs in hf_names(config.num_layers, config.pre_norm).items()}
     unknown = sorted(set(found) - set(ours) - set(_TIED) - _IGNORED)
     missing = [
-        theirs for theirs, name in ours.items() if theirs not in found and not name.startswith(OPTIONAL_PREFIXES)
+        theirs
+        for theirs, name in ours.items()
+        if theirs not in found and not name.startswith(OPTIONAL_PREFIXES)
     ]
     if unknown or missing:
         raise ValueError(
             f"{where}: not the weights of a pretrained BERT of {config.num_layers} layers: "
             f"unknown {unknown[:5]}, missing {missing[:5]}; save it with transformers' BertForPreTraining"
         )
-    state = {name: found[theirs].to(torch.float32) for theirs, name in ours.items() if theirs in found}
+    state = {
+        name: found[theirs].to(torch.float32) for theirs, name in ours.items() if theirs in found
+    }
     _check_shapes(state, config, where)
     return state
 
@@ -159,11 +170,15 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
     """
     model_type = settings.get("model_type", "bert")
     if model_type not in _MODEL_TYPES:
-        raise ValueError(f"{where}: model_type is {model_type!r}, expected one of {', '.join(_MODEL_TYPES)}")
+        raise ValueError(
+            f"{where}: model_type is {model_type!r}, expected one of {', '.join(_MODEL_TYPES)}"
+        )
     for name, expected in _FIXED.items():
         found = settings.get(name, expected)
         if found != expected:
-            raise ValueError(f"{where}: {name} is {found!r}, expected {expected!r}; this model cannot be read here")
+            raise ValueError(
+                f"{where}: {name} is {found!r}, expected {expected!r}; this model cannot be read here"
+            )
     given = {**_MEGATRON_DEFAULTS, **settings} if model_type == "megatron-bert" else settings
     sizes = {ours: given[theirs] for ours, theirs in _SETTINGS.items() if theirs in given}
     is_causal = bool(settings.get("is_decoder", False))
@@ -172,11 +187,15 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
 
 def _modern_name(name: str) -> str:
     """Today's name of a tensor: files of 2018 say gamma and beta, BertModel lacks the prefix."""
-    name = name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
+    name = name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(
+        ".LayerNorm.beta", ".LayerNorm.bias"
+    )
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 
 def _check_tied(found: Mapping[str, Tensor], where: str) -> None:
     for copy, original in _TIED.items():
         if copy in found and original in found and not torch.equal(found[copy], found[original]):
-            raise ValueError(f"{where}: {copy} differs from {original}; a BERT whose decoder is not tied is not read")
+            raise ValueError(
+                f"{where}: {copy} differs from {original}; a BERT whose decoder is not tied is not read"
+            )

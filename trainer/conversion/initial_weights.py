@@ -18,7 +18,15 @@ from pipeline.storage.folder import Folder
 from tokenizer.extend import is_unused
 from tokenizer.vocab import parse_vocab
 from tokenizer.wordpiece import split_piece
-from trainer.conversion.export import CONFIG, GOOGLE_CONFIG, VOCAB, WEIGHTS, load_hf, read_export_file, read_json
+from trainer.conversion.export import (
+    CONFIG,
+    GOOGLE_CONFIG,
+    VOCAB,
+    WEIGHTS,
+    load_hf,
+    read_export_file,
+    read_json,
+)
 from trainer.conversion.google import from_google_tensors, google_names
 from trainer.conversion.huggingface import from_hf_config, from_hf_state
 from trainer.conversion.tensor_bundle import TensorBundle
@@ -57,7 +65,11 @@ def read_initial_weights(folder: str, *, allow_pickle: bool = False) -> InitialW
         return InitialWeights(*load_hf(folder), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
         return InitialWeights(*_load_pickled(folder, allow_pickle), vocab)
-    indexes = sorted(name for name in names if name.endswith(".ckpt.index") or (".ckpt-" in name and ".index" in name))
+    indexes = sorted(
+        name
+        for name in names
+        if name.endswith(".ckpt.index") or (".ckpt-" in name and ".index" in name)
+    )
     if GOOGLE_CONFIG in names and len(indexes) == 1:
         return InitialWeights(*_load_google(folder, indexes[0].removesuffix(".index")), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"
@@ -74,15 +86,21 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
     masked-LM head, begin as the means of those of the pieces that the old vocabulary cuts it into.
 
     Raises:
-        ValueError: The vocabulary is not theirs, extended: another piece than an [unusedN] has gone or moved.
+        ValueError: The vocabulary is not theirs, extended: another piece than an [unusedN] has gone
+            or moved.
     """
     assert found.vocab is not None
-    old, vocabulary = parse_vocab(found.vocab, f"{folder}/{VOCAB}"), parse_vocab(vocab, "the dataset's vocabulary")
+    old, vocabulary = (
+        parse_vocab(found.vocab, f"{folder}/{VOCAB}"),
+        parse_vocab(vocab, "the dataset's vocabulary"),
+    )
     kept = list(zip(old.tokens, vocabulary.tokens, strict=False))
     moved = [(before, after) for before, after in kept if before != after and not is_unused(before)]
     if moved or len(vocabulary) < len(old):
         shown = (
-            f"{moved[0][0]!r} of it is {moved[0][1]!r} there" if moved else f"{len(old)} lines, there {len(vocabulary)}"
+            f"{moved[0][0]!r} of it is {moved[0][1]!r} there"
+            if moved
+            else f"{len(old)} lines, there {len(vocabulary)}"
         )
         raise ValueError(
             f"{folder}/{VOCAB} differs from the dataset's vocabulary, so ids mean other words ({shown}); build the "
@@ -93,13 +111,18 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
     if not new:
         return found, 0
     state = dict(found.state)
-    pieces = {index: [old.ids[piece] for piece in split_piece(vocabulary.tokens[index], old)] for index in new}
+    pieces = {
+        index: [old.ids[piece] for piece in split_piece(vocabulary.tokens[index], old)]
+        for index in new
+    }
     for name in _ROWS_BY_TOKEN & state.keys():
         rows = state[name][: len(old)]
         state[name] = torch.cat([rows, rows.new_zeros(len(vocabulary) - len(old), *rows.shape[1:])])
         for index in new:
             state[name][index] = rows[pieces[index]].mean(0)
-    return InitialWeights(replace(found.config, vocab_size=len(vocabulary)), state, found.vocab), len(new)
+    return InitialWeights(
+        replace(found.config, vocab_size=len(vocabulary)), state, found.vocab
+    ), len(new)
 
 
 def hash_state(state: Mapping[str, Tensor]) -> str:
@@ -120,9 +143,13 @@ def _load_pickled(folder: str, allow_pickle: bool) -> tuple[BertConfig, dict[str
         )
     config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
     try:
-        tensors = torch.load(io.BytesIO(read_export_file(folder, PICKLED_WEIGHTS)), "cpu", weights_only=True)
+        tensors = torch.load(
+            io.BytesIO(read_export_file(folder, PICKLED_WEIGHTS)), "cpu", weights_only=True
+        )
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{where}: not a file of tensors alone ({error}); it is not read") from error
+        raise ValueError(
+            f"{where}: not a file of tensors alone ({error}); it is not read"
+        ) from error
     return config, from_hf_state(tensors, config, where)
 
 
@@ -141,5 +168,7 @@ def _load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]
 
     bundle = TensorBundle(f"{folder}/{name}", read)
     known = google_names(config)
-    tensors: Mapping[str, Any] = {each: bundle.read(each) for each in known.values() if each in bundle.names}
+    tensors: Mapping[str, Any] = {
+        each: bundle.read(each) for each in known.values() if each in bundle.names
+    }
     return config, from_google_tensors(tensors, bundle.names, config, bundle.where)

@@ -82,10 +82,15 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _describe_model(config: BertConfig, lower_case: bool, head: Head | None) -> Iterable[tuple[str, Any]]:
+def _describe_model(
+    config: BertConfig, lower_case: bool, head: Head | None
+) -> Iterable[tuple[str, Any]]:
     yield "layers, width, heads", f"{config.num_layers}, {config.hidden_size}, {config.num_heads}"
     yield "longest input", f"{config.max_position_embeddings} tokens"
-    yield "vocabulary", f"{config.vocab_size:,} WordPiece tokens, {'lower-cased' if lower_case else 'cased'}"
+    yield (
+        "vocabulary",
+        f"{config.vocab_size:,} WordPiece tokens, {'lower-cased' if lower_case else 'cased'}",
+    )
     if head:
         yield "head", head.kind + (f": {', '.join(head.labels[:20])}" if head.labels else "")
 
@@ -102,13 +107,22 @@ def _describe_training(provenance: Mapping[str, Any]) -> list[str]:
         "software": training.get("software"),
     }
     facts = [(name, value) for name, value in known.items() if value not in (None, "")]
-    facts += [(f"phase {number}", each) for number, each in enumerate(training.get("phases", []), 1)]
+    facts += [
+        (f"phase {number}", each) for number, each in enumerate(training.get("phases", []), 1)
+    ]
     lines = ["## Pretraining", "", *_table(("fact", ""), facts)] if facts else []
     if datasets := provenance.get("datasets"):
-        rows = [(each.get("name"), each.get("weight"), f"`{each.get('root_hash')}`") for each in datasets]
+        rows = [
+            (each.get("name"), each.get("weight"), f"`{each.get('root_hash')}`")
+            for each in datasets
+        ]
         lines += ["## Data", "", *_table(("dataset", "weight", "root hash"), rows)]
     if losses := provenance.get("losses"):
-        lines += ["## Losses", "", *_table(("step", "training, nats", "validation MLM, nats"), losses)]
+        lines += [
+            "## Losses",
+            "",
+            *_table(("step", "training, nats", "validation MLM, nats"), losses),
+        ]
     return lines
 
 
@@ -121,7 +135,11 @@ def _describe_task(finetuned: Mapping[str, Any]) -> list[str]:
         ("sequence length", finetuned.get("seq_len")),
     ]
     for file, metrics in finetuned.get("metrics", {}).items():
-        facts += [(f"{name}, {file}", f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
+        facts += [
+            (f"{name}, {file}", f"{value:.4f}")
+            for name, value in metrics.items()
+            if isinstance(value, float)
+        ]
     return ["## Fine-tuning", "", *_table(("fact", ""), facts)]
 
 
@@ -130,5 +148,8 @@ def _count(value: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    shown = (["" if cell is None else str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+    shown = (
+        ["" if cell is None else str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
+        for row in rows
+    )
     return [*("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *shown)), ""]

@@ -21,7 +21,9 @@ _CLASSES: dict[HeadKind, str] = {
     "tokens": "ForTokenClassification",
     "span": "ForQuestionAnswering",
 }
-_KINDS: dict[str, HeadKind] = {suffix: kind for kind, suffix in _CLASSES.items() if kind != "regression"}
+_KINDS: dict[str, HeadKind] = {
+    suffix: kind for kind, suffix in _CLASSES.items() if kind != "regression"
+}
 _PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 _DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
 
@@ -30,7 +32,10 @@ def to_hf_task_config(config: BertConfig, head: Head, pad_id: int) -> dict[str, 
     """Content of config.json that opens as the class of the head's kind, with its labels."""
     settings = to_hf_config(config, pad_id)
     prefix = "MegatronBert" if config.pre_norm else "Bert"
-    settings |= {"architectures": [prefix + _CLASSES[head.kind]], "classifier_dropout": head.dropout}
+    settings |= {
+        "architectures": [prefix + _CLASSES[head.kind]],
+        "classifier_dropout": head.dropout,
+    }
     if head.kind in _PROBLEM_TYPES:
         settings["problem_type"] = _PROBLEM_TYPES[head.kind]
     labels = ("LABEL_0",) if head.kind == "regression" else head.labels
@@ -53,25 +58,40 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
     kind, dropout = _KINDS[suffix], settings.get("classifier_dropout")
     if kind in ("choice", "span"):
         return Head(kind, dropout=dropout)
-    labels = {int(index): str(label) for index, label in (settings.get("id2label") or _DEFAULT_LABELS).items()}
+    labels = {
+        int(index): str(label)
+        for index, label in (settings.get("id2label") or _DEFAULT_LABELS).items()
+    }
     if sorted(labels) != list(range(len(labels))):
-        raise ValueError(f"{where}: id2label has the ids {sorted(labels)}, expected 0 to {len(labels) - 1}")
+        raise ValueError(
+            f"{where}: id2label has the ids {sorted(labels)}, expected 0 to {len(labels) - 1}"
+        )
     problem = settings.get("problem_type")
-    if kind == "classification" and (problem == "regression" or (problem is None and len(labels) == 1)):
+    if kind == "classification" and (
+        problem == "regression" or (problem is None and len(labels) == 1)
+    ):
         return Head("regression", dropout=dropout)
     if problem == "multi_label_classification":
-        raise ValueError(f"{where}: problem_type is {problem}; heads of one label a sequence are read here")
+        raise ValueError(
+            f"{where}: problem_type is {problem}; heads of one label a sequence are read here"
+        )
     return Head(kind, tuple(labels[index] for index in range(len(labels))), dropout)
 
 
-def to_hf_task_state(state: Mapping[str, Tensor], config: BertConfig, head: Head) -> dict[str, Tensor]:
+def to_hf_task_state(
+    state: Mapping[str, Tensor], config: BertConfig, head: Head
+) -> dict[str, Tensor]:
     """Parameters of BertForTask under transformers' names."""
     names = _names(config, head)
-    assert set(state) == set(names), f"parameters differ from the model's: {sorted(set(state) ^ set(names))}"
+    assert set(state) == set(names), (
+        f"parameters differ from the model's: {sorted(set(state) ^ set(names))}"
+    )
     return {names[name]: tensor for name, tensor in state.items()}
 
 
-def from_hf_task_state(tensors: Mapping[str, Tensor], config: BertConfig, head: Head, where: str) -> dict[str, Tensor]:
+def from_hf_task_state(
+    tensors: Mapping[str, Tensor], config: BertConfig, head: Head, where: str
+) -> dict[str, Tensor]:
     """Tensors of transformers under the names of BertForTask, in float32.
 
     Raises:
@@ -80,7 +100,9 @@ def from_hf_task_state(tensors: Mapping[str, Tensor], config: BertConfig, head: 
     """
     ours = {f"task_head.{leaf}": f"{_head_name(head)}.{leaf}" for leaf in ("weight", "bias")}
     if missing := sorted(set(ours.values()) - set(tensors)):
-        raise ValueError(f"{where}: config.json says {_CLASSES[head.kind]}, but there is no {', '.join(missing)}")
+        raise ValueError(
+            f"{where}: config.json says {_CLASSES[head.kind]}, but there is no {', '.join(missing)}"
+        )
     rest = {name: tensor for name, tensor in tensors.items() if name not in ours.values()}
     found = {name: tensors[theirs].float() for name, theirs in ours.items()}
     expected = (head.num_outputs, config.hidden_size)
@@ -103,5 +125,9 @@ def _names(config: BertConfig, head: Head) -> dict[str, str]:
         if ours.startswith("bert.")
     }
     if not head.reads_pooled:
-        encoder = {ours: theirs for ours, theirs in encoder.items() if not ours.startswith("bert.pooler.")}
-    return encoder | {f"task_head.{leaf}": f"{_head_name(head)}.{leaf}" for leaf in ("weight", "bias")}
+        encoder = {
+            ours: theirs for ours, theirs in encoder.items() if not ours.startswith("bert.pooler.")
+        }
+    return encoder | {
+        f"task_head.{leaf}": f"{_head_name(head)}.{leaf}" for leaf in ("weight", "bias")
+    }

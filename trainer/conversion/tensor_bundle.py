@@ -1,7 +1,7 @@
 """Reads TensorFlow checkpoints (format V2, "tensor bundle") without TensorFlow.
 
-    NAME.index                  a LevelDB table: name -> BundleEntryProto (dtype, shape, shard, offset, size, crc)
-    NAME.data-00000-of-00001    the tensors' bytes, little endian
+    NAME.index                  a LevelDB table: name -> BundleEntryProto (dtype, shape, shard,
+    offset, size, crc) NAME.data-00000-of-00001    the tensors' bytes, little endian
 
 Written from the format's description (tensorflow/core/protobuf/tensor_bundle.proto,
 leveldb/doc/table_format.md). Nothing is executed and every block and tensor is held to its crc32c.
@@ -71,7 +71,9 @@ class TensorBundle:
             self._num_shards = int(header.get(1, [1])[0])
             self._entries = {key.decode(): _parse_entry(value) for key, value in table.items()}
         except (IndexError, KeyError, struct.error, UnicodeDecodeError) as error:
-            raise ValueError(f"{where}.index: not a TensorFlow checkpoint, or damaged ({error!r})") from error
+            raise ValueError(
+                f"{where}.index: not a TensorFlow checkpoint, or damaged ({error!r})"
+            ) from error
         except ValueError as error:
             raise ValueError(f"{where}.index: {error}") from error
         if header.get(2, [0])[0]:
@@ -87,7 +89,9 @@ class TensorBundle:
         """
         entry = self._entries[name]
         if entry.dtype not in DTYPES or entry.is_sliced:
-            raise ValueError(f"{self.where}: {name} has dtype {entry.dtype} or is cut into slices; not read here")
+            raise ValueError(
+                f"{self.where}: {name} has dtype {entry.dtype} or is cut into slices; not read here"
+            )
         dtype = DTYPES[entry.dtype]
         suffix = f".data-{entry.shard:05d}-of-{self._num_shards:05d}"
         data = self._read(suffix, (entry.offset, entry.offset + entry.size))
@@ -105,7 +109,9 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of a LevelDB table."""
     footer = data[-FOOTER_BYTES:]
     if len(footer) < FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != MAGIC:
-        raise ValueError("it does not end as a TensorFlow checkpoint's index does; copy the checkpoint again")
+        raise ValueError(
+            "it does not end as a TensorFlow checkpoint's index does; copy the checkpoint again"
+        )
     _, position = _handle(footer, 0)  # of the table's metadata
     index, _ = _handle(footer, position)
     for _, value in _block_entries(_block(data, index)):
@@ -115,10 +121,15 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _block(data: bytes, handle: tuple[int, int]) -> bytes:
     start, size = handle
     block = data[start : start + size + TRAILER_BYTES]
-    if len(block) != size + TRAILER_BYTES or masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]:
+    if (
+        len(block) != size + TRAILER_BYTES
+        or masked_crc32c(block[:-4]) != struct.unpack("<I", block[-4:])[0]
+    ):
         raise ValueError("a block is cut short or has another crc32c; copy the checkpoint again")
     if block[size]:
-        raise ValueError(f"a block is compressed (type {block[size]}), which TensorFlow's writers do not do")
+        raise ValueError(
+            f"a block is compressed (type {block[size]}), which TensorFlow's writers do not do"
+        )
     return block[:size]
 
 
@@ -159,7 +170,9 @@ def _parse_entry(data: bytes) -> _Entry:
 def _as_bytes(value: int | bytes) -> bytes:
     """A field that holds others; of a number Python would make as many zeros."""
     if isinstance(value, int):
-        raise ValueError(f"a protocol buffer has the number {value} where fields belong; copy the checkpoint again")  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"a protocol buffer has the number {value} where fields belong; copy the checkpoint again"
+        )
     return value
 
 

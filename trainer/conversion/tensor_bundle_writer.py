@@ -15,7 +15,9 @@ from pipeline.storage.tensorflow_bytes import bytes_field, masked_crc32c, varint
 from trainer.conversion.tensor_bundle import DTYPES, FOOTER_BYTES, MAGIC, TRAILER_BYTES
 
 INDEX_SUFFIX, DATA_SUFFIX = ".index", ".data-00000-of-00001"
-_HEADER = b"\x08\x01\x1a\x02\x08\x01"  # BundleHeaderProto: one file of data, little endian, version 1
+_HEADER = (
+    b"\x08\x01\x1a\x02\x08\x01"  # BundleHeaderProto: one file of data, little endian, version 1
+)
 _RESTART_INTERVAL = 16
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
@@ -68,11 +70,17 @@ def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
         if number % _RESTART_INTERVAL == 0:
             restarts.append(len(block))
             before = b""
-        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, key, strict=False)))
-        block += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        shared = sum(
+            1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, key, strict=False))
+        )
+        block += (
+            varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        )
         before = key
     restarts = restarts or [0]
-    block += struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts)) + b"\0"  # not compressed
+    block += (
+        struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts)) + b"\0"
+    )  # not compressed
     return block + struct.pack("<I", masked_crc32c(block))
 
 

@@ -86,10 +86,20 @@ def make_step(items: Sequence[Item], world_size: int, micro_tokens: int) -> Step
 
 
 def iterate_steps(
-    items: Sequence[Item], *, global_batch: int, epochs: int, seed: int, world_size: int, micro_tokens: int
+    items: Sequence[Item],
+    *,
+    global_batch: int,
+    epochs: int,
+    seed: int,
+    world_size: int,
+    micro_tokens: int,
 ) -> Iterator[Step]:
     """All steps of a training run: every epoch has an order of its own and a shorter last batch."""
     for epoch in range(epochs):
         order = shuffled_order(len(items), seed, epoch)
         for start in range(0, len(order), global_batch):
-            yield make_step([items[index] for index in order[start : start + global_batch]], world_size, micro_tokens)
+            yield make_step(
+                [items[index] for index in order[start : start + global_batch]],
+                world_size,
+                micro_tokens,
+            )

@@ -63,7 +63,9 @@ class ChoiceTask:
         optional = [columns.text_b, columns.id, None if split == "test" else columns.label]
         needed = [columns.text, *columns.choices, *(name for name in optional if name is not None)]
         records = read_table(path, needed).records
-        return ReadSet([self._example(record, number, split) for number, record in enumerate(records)])
+        return ReadSet(
+            [self._example(record, number, split) for number, record in enumerate(records)]
+        )
 
     def find_labels(self, examples: Sequence[ChoiceExample]) -> tuple[str, ...]:  # noqa: ARG002
         """None: choices have no names."""
@@ -78,7 +80,9 @@ class ChoiceTask:
     ) -> EncodedSet:
         """A sequence for each choice; the longer of context and ending is cut, and counted."""
         contexts = encoder.encode_texts([example.context for example in examples])
-        endings = iter(encoder.encode_texts([ending for example in examples for ending in example.endings]))
+        endings = iter(
+            encoder.encode_texts([ending for example in examples for ending in example.endings])
+        )
         items, num_cut, num_removed = [], 0, 0
         for index, (example, context) in enumerate(zip(examples, contexts, strict=True)):
             kept = [encoder.truncate(context, next(endings)) for _ in example.endings]
@@ -100,9 +104,15 @@ class ChoiceTask:
         assert len(examples) == len(items), "one item an example"
         return [int(output.argmax()) for output in outputs]
 
-    def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[ChoiceExample], predictions: Sequence[int]
+    ) -> dict[str, float]:
         """Share of questions answered right."""
-        return {"accuracy": accuracy([str(each) for each in predictions], [str(each.label) for each in examples])}
+        return {
+            "accuracy": accuracy(
+                [str(each) for each in predictions], [str(each.label) for each in examples]
+            )
+        }
 
     def prediction_files(
         self,
@@ -115,7 +125,9 @@ class ChoiceTask:
         if self.is_swag:
             lines = [f"{row},{choice}\n" for row, choice in enumerate(predictions)]
             return {f"{plain_name(path)}.csv": "".join([",pred\n", *lines])}
-        rows = [(example.id, str(choice)) for example, choice in zip(examples, predictions, strict=True)]
+        rows = [
+            (example.id, str(choice)) for example, choice in zip(examples, predictions, strict=True)
+        ]
         return {f"{plain_name(path)}.tsv": tab_separated(("id", "prediction"), rows)}
 
     def _example(self, record: Record, number: int, split: Split) -> ChoiceExample:
@@ -132,7 +144,9 @@ class ChoiceTask:
     def _label(self, record: Record) -> int:
         text, last = record.fields[self.columns.label], len(self.columns.choices) - 1
         if text not in {str(index) for index in range(last + 1)}:
-            raise ValueError(f"{record.place}: label {text!r}, expected the number of a choice, 0 to {last}")
+            raise ValueError(
+                f"{record.place}: label {text!r}, expected the number of a choice, 0 to {last}"
+            )
         return int(text)
 
 
@@ -148,5 +162,7 @@ def open_multiple_choice(settings: FinetuneSettings) -> ChoiceTask:
         ValueError: Fewer than two columns of choices.
     """
     if len(settings.columns.choices) < 2:
-        raise ValueError(f"columns.choices is {settings.columns.choices}; a choice needs at least two columns")
+        raise ValueError(
+            f"columns.choices is {settings.columns.choices}; a choice needs at least two columns"
+        )
     return ChoiceTask(settings.columns)

@@ -84,7 +84,9 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
             line.
     """
     is_test = split == "test"
-    columns = ColumnSettings(layout.text, layout.text_b, layout.label, id=layout.id if is_test else None)
+    columns = ColumnSettings(
+        layout.text, layout.text_b, layout.label, id=layout.id if is_test else None
+    )
     header, skips = (None, False) if is_test else (layout.header, layout.skips_short_rows)
     return read_pairs(columns, path, split, header, skips)
 
@@ -93,7 +95,10 @@ def _submission(
     layout: Layout, path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]
 ) -> tuple[str, str]:
     """The file of GLUE's server: index and prediction, scores between 0 and 5."""
-    values = [f"{min(5.0, max(0.0, each)):.3f}" if isinstance(each, float) else each for each in predictions]
+    values = [
+        f"{min(5.0, max(0.0, each)):.3f}" if isinstance(each, float) else each
+        for each in predictions
+    ]
     rows = [(example.id, value) for example, value in zip(examples, values, strict=True)]
     return f"{_file_name(layout, path)}.tsv", tab_separated(("index", "prediction"), rows)
 

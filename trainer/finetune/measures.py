@@ -59,7 +59,9 @@ def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
 
 def mean_squared_error(found: Sequence[float], expected: Sequence[float]) -> float:
     """Mean of squared differences."""
-    return float(np.mean((np.asarray(found, dtype=np.float64) - np.asarray(expected, dtype=np.float64)) ** 2))
+    return float(
+        np.mean((np.asarray(found, dtype=np.float64) - np.asarray(expected, dtype=np.float64)) ** 2)
+    )
 
 
 METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
@@ -75,7 +77,9 @@ METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
 
 
 def _ranks(values: Sequence[float]) -> Numbers:
-    _, inverse_N, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    _, inverse_N, counts = np.unique(
+        np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
+    )
     last = np.cumsum(counts)
     means: Numbers = last - (counts - 1) / 2
     return means[inverse_N]

@@ -79,7 +79,11 @@ class PairTask:
         return found
 
     def encode(
-        self, examples: Sequence[PairExample], labels: tuple[str, ...], encoder: TextEncoder, split: Split
+        self,
+        examples: Sequence[PairExample],
+        labels: tuple[str, ...],
+        encoder: TextEncoder,
+        split: Split,
     ) -> EncodedSet:
         """One sequence an example; the longer text of a pair is cut, and counted."""
         first = encoder.encode_texts([example.text for example in examples])
@@ -91,7 +95,11 @@ class PairTask:
             num_empty += not len(a) or (example.text_b is not None and not len(b))
             sequence = TokenSequence(*encoder.join(kept.a, kept.b))
             items.append(Item(index, (sequence,), self._encode_label(example, labels, split)))
-        counts = {"truncated_examples": num_cut, "truncated_tokens": num_removed, "examples_with_empty_text": num_empty}
+        counts = {
+            "truncated_examples": num_cut,
+            "truncated_tokens": num_removed,
+            "examples_with_empty_text": num_empty,
+        }
         return EncodedSet(items, counts)
 
     def decode(
@@ -107,7 +115,9 @@ class PairTask:
             return [float(output[0]) for output in outputs]
         return [labels[int(output.argmax())] for output in outputs]
 
-    def score(self, examples: Sequence[PairExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[PairExample], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
         """Metrics of the predictions."""
         convert = float if self.kind == "regression" else str
         expected = [convert(str(example.label)) for example in examples]
@@ -131,7 +141,9 @@ class PairTask:
         if self.kind == "regression":
             return np.array([read_number(example)], np.float32)
         if example.label not in labels:
-            raise ValueError(f"{example.place}: label {example.label!r}, the labels are {', '.join(labels)}")
+            raise ValueError(
+                f"{example.place}: label {example.label!r}, the labels are {', '.join(labels)}"
+            )
         return np.array([labels.index(example.label)], np.int64)
 
 

@@ -43,7 +43,9 @@ def predict(settings: PredictSettings, remainder: object = None) -> None:
             task = open_task(asked)
             has_own_model = isinstance(task, OwnModel)
             if has_own_model:
-                raise ValueError(f"task {asked.task} predicts within finetune alone; give its files there as --test")
+                raise ValueError(
+                    f"task {asked.task} predicts within finetune alone; give its files there as --test"
+                )
             head = check_kind(opened, task.kind)
             check_positions(asked.seq_len, opened)
             lower_case = opened.lower_case if asked.lower_case is None else asked.lower_case
@@ -60,7 +62,10 @@ def predict(settings: PredictSettings, remainder: object = None) -> None:
                     predictions = task.decode(file.examples, file.items, outputs, head.labels)
                     contents = task.prediction_files(path, file.examples, predictions, metrics)
                     output.write_predictions(file.name, contents)
-                    cut = "".join(f", {number} {name.replace('_', ' ')}" for name, number in _cut(file.facts).items())
+                    cut = "".join(
+                        f", {number} {name.replace('_', ' ')}"
+                        for name, number in _cut(file.facts).items()
+                    )
                     tqdm.write(
                         f"{output.predictions / file.name}: {', '.join(contents)}, {len(predictions):,} rows{cut}"
                     )
@@ -77,11 +82,15 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
     facts = opened.provenance.get("finetuned", {})
     task = settings.task or facts.get("task")
     if task is None:
-        raise ValueError(f"{opened.where} does not say which task it was fine-tuned on; give --task")
+        raise ValueError(
+            f"{opened.where} does not say which task it was fine-tuned on; give --task"
+        )
     names = {field.name for field in dataclasses.fields(FinetuneSettings)}
     given = {name: value for name, value in vars(settings).items() if name in names}
     seq_len = settings.seq_len or facts.get("seq_len") or _SEQ_LEN
-    asked = FinetuneSettings(**{**given, "task": task, "seq_len": seq_len, "train": [], "validation": []})
+    asked = FinetuneSettings(
+        **{**given, "task": task, "seq_len": seq_len, "train": [], "validation": []}
+    )
     check_lengths(asked)
     return asked
 

@@ -88,10 +88,16 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     """
     task = open_task(settings)
     check_names([*settings.validation, *settings.test])
-    read = {(split, path): task.read(path, split) for split, paths in _splits(settings) for path in paths}
+    read = {
+        (split, path): task.read(path, split)
+        for split, paths in _splits(settings)
+        for path in paths
+    }
     opened = open_model(settings.model)
     check_positions(settings.seq_len, opened)
-    found = task.find_labels([each for path in settings.train for each in read["train", path].examples])
+    found = task.find_labels(
+        [each for path in settings.train for each in read["train", path].examples]
+    )
     head, keeps_head, notes = choose_head(task, found, opened, settings.replace_head)
     if settings.hidden_dropout is not None:
         head = dataclasses.replace(head, dropout=settings.hidden_dropout)
@@ -121,7 +127,9 @@ def prepare_data(settings: FinetuneSettings) -> Prepared:
     )
 
 
-def encode_file(task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder) -> DataFile:
+def encode_file(
+    task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder
+) -> DataFile:
     """A file that was read, as the model reads it."""
     encoded = task.encode(rows.examples, head.labels, encoder, split)
     tokens = sum(len(sequence.input_ids) for item in encoded.items for sequence in item.sequences)
@@ -155,7 +163,9 @@ def check_names(paths: Sequence[str]) -> None:
     names = Counter(map(plain_name, paths))
     repeated = [name for name, count in names.items() if count > 1]
     if repeated:
-        raise ValueError(f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice")
+        raise ValueError(
+            f"two files to be predicted are called {', '.join(repeated)}; rename one, or run twice"
+        )
 
 
 def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig:
@@ -163,7 +173,9 @@ def _with_dropouts(config: BertConfig, settings: FinetuneSettings) -> BertConfig
         "hidden_dropout": settings.hidden_dropout,
         "attention_dropout": settings.attention_dropout,
     }
-    return dataclasses.replace(config, **{name: value for name, value in chosen.items() if value is not None})
+    return dataclasses.replace(
+        config, **{name: value for name, value in chosen.items() if value is not None}
+    )
 
 
 def _sha256(path: str) -> str:

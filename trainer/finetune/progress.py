@@ -9,7 +9,13 @@ from trainer.watch.terminal import LOG_SECONDS, Bar, format_seconds
 class GridProgress(Bar):
     """The bar on rank 0's terminal; where standard error is none, a line every ten seconds."""
 
-    def __init__(self, num_steps: int, num_runs: int, shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        num_runs: int,
+        shown: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(num_steps, 0, shown)
         self._writes_lines = shown and not self.is_terminal
         self._num_steps, self._num_runs, self._clock = num_steps, num_runs, clock

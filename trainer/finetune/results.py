@@ -40,7 +40,9 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
             **dict(zip(_GRID, key, strict=True)),
             "num_seeds": len(group),
             "mean": _over_seeds(group, statistics.fmean),
-            "standard_deviation": _over_seeds(group, lambda values: statistics.stdev(values) if values[1:] else None),
+            "standard_deviation": _over_seeds(
+                group, lambda values: statistics.stdev(values) if values[1:] else None
+            ),
         }
         for key, group in groups.items()
     ]
@@ -55,10 +57,18 @@ def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
     for entry in summary:
         mark = " *" if all(entry[name] == best[name] for name in _GRID) else ""
         setting = [str(entry["global_batch"]), f"{entry['peak_lr']:g}", str(entry["epochs"])]
-        pairs = [(entry["mean"][file][metric], entry["standard_deviation"][file][metric]) for file, metric in columns]
-        rows.append([*setting, f"{entry['num_seeds']}{mark}", *(_format_cell(*pair) for pair in pairs)])
+        pairs = [
+            (entry["mean"][file][metric], entry["standard_deviation"][file][metric])
+            for file, metric in columns
+        ]
+        rows.append(
+            [*setting, f"{entry['num_seeds']}{mark}", *(_format_cell(*pair) for pair in pairs)]
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return "\n".join([*lines, f"* has the best run, {best['name']}"])
 
 

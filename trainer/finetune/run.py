@@ -53,7 +53,9 @@ def finetune(settings: FinetuneSettings, remainder: object = None) -> None:
         stop_ranks()
 
 
-def finetune_on(ranks: Ranks, settings: FinetuneSettings, watch: LauncherWatch | None = None) -> None:
+def finetune_on(
+    ranks: Ranks, settings: FinetuneSettings, watch: LauncherWatch | None = None
+) -> None:
     """Fine-tunes by processes that have joined each other already; may be called again and again.
 
     Raises:
@@ -73,7 +75,11 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings, watch: LauncherWatch |
 
 
 def run_grid(
-    settings: FinetuneSettings, prepared: Prepared, output: OutputFolder, ranks: Ranks, watch: LauncherWatch
+    settings: FinetuneSettings,
+    prepared: Prepared,
+    output: OutputFolder,
+    ranks: Ranks,
+    watch: LauncherWatch,
 ) -> list[Run]:
     """All runs of the grid, finished before or now, in the grid's order."""
     recipes = list_recipes(settings)
@@ -96,11 +102,15 @@ def run_grid(
         for recipe in left:
             progress.begin(recipe.name)
             try:
-                finished[recipe.name] = _run(recipe, settings, prepared, output, finished, ranks, progress, told)
+                finished[recipe.name] = _run(
+                    recipe, settings, prepared, output, finished, ranks, progress, told
+                )
                 _leave_if_told(ranks, told)
             except Interrupted as error:
                 kept = f"{len(finished)} of {len(recipes)} runs are kept"
-                raise Interrupted(f"{INTERRUPTED}; {kept}, the same command continues", stop.number) from error
+                raise Interrupted(
+                    f"{INTERRUPTED}; {kept}, the same command continues", stop.number
+                ) from error
             gc.collect()  # engines are cycles: five large ones would fill a GPU before they are found
     return [finished[recipe.name] for recipe in recipes]
 
@@ -111,7 +121,9 @@ def _leave_if_told(ranks: Ranks, told: Told) -> None:
         raise Interrupted(INTERRUPTED)
 
 
-def read_finished(output: OutputFolder, prepared: Prepared, recipes: list[Recipe]) -> dict[str, Run]:
+def read_finished(
+    output: OutputFolder, prepared: Prepared, recipes: list[Recipe]
+) -> dict[str, Run]:
     """Finished runs by name; the best one is redone where its model is not in OUTPUT/best."""
     found = {recipe.name: output.read_run(recipe.name) for recipe in recipes}
     finished: dict[str, Run] = {name: run for name, run in found.items() if run is not None}
@@ -194,7 +206,8 @@ def _run(
         "steps": len(losses),
         "train_loss": statistics.fmean(losses[-(len(losses) // recipe.epochs) :]),
         "metrics": {
-            file.name: measure(engine.module, file, prepared, settings, ranks, told) for file in prepared.validation
+            file.name: measure(engine.module, file, prepared, settings, ranks, told)
+            for file in prepared.validation
         },
     }
     file, metric = prepared.validation[0].name, prepared.task.main_metric
@@ -204,15 +217,25 @@ def _run(
         if best is run:
             _export(state, run, settings, prepared, output)
         tokens = recipe.epochs * sum(file.facts["tokens"] for file in prepared.train)
-        speed = {"train_seconds": trained_seconds, "train_tokens_per_second": tokens / trained_seconds}
+        speed = {
+            "train_seconds": trained_seconds,
+            "train_tokens_per_second": tokens / trained_seconds,
+        }
         output.write_run(recipe.name, {**run, **speed})
         progress.say(f"{recipe.name}: {file} {metric} {run['metrics'][file][metric]:.4f}")
     engine.destroy()
     return run
 
 
-def _export(state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, output: OutputFolder) -> None:
-    facts = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len, "metrics": run["metrics"]}
+def _export(
+    state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared, output: OutputFolder
+) -> None:
+    facts = {
+        "task": settings.task,
+        "run": run["name"],
+        "seq_len": settings.seq_len,
+        "metrics": run["metrics"],
+    }
     provenance = {**prepared.opened.provenance, "finetuned": facts}
     if isinstance(prepared.task, OwnModel):
         write_export(prepared.task.model_files(state, prepared.head, provenance), str(output.best))
@@ -229,7 +252,11 @@ def _export(state: Any, run: Run, settings: FinetuneSettings, prepared: Prepared
 
 
 def _finish(
-    settings: FinetuneSettings, prepared: Prepared, output: OutputFolder, runs: list[Run], ranks: Ranks
+    settings: FinetuneSettings,
+    prepared: Prepared,
+    output: OutputFolder,
+    runs: list[Run],
+    ranks: Ranks,
 ) -> None:
     """Predictions of the best model, results.json, and the table."""
     best = best_run(runs, prepared.validation[0].name, prepared.task.main_metric)
@@ -246,14 +273,20 @@ def _finish(
         summary = summarize(runs)
         replace_file(output.results, to_json(_results(settings, prepared, runs, summary, best)))
         tqdm.write(format_table(summary, best))
-        tqdm.write(f"{output.path}: {output.results.name}, predictions, and the best model in {output.best}")
+        tqdm.write(
+            f"{output.path}: {output.results.name}, predictions, and the best model in {output.best}"
+        )
         sys.stdout.flush()
 
 
 def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> Any:
     """The best run's model on every rank; rank 0 alone reads it, others may not see its disk."""
     own = prepared.task if isinstance(prepared.task, OwnModel) else None
-    model = own.build_model(prepared.head, 0) if own else build_task_model(prepared.config, prepared.head, 0)
+    model = (
+        own.build_model(prepared.head, 0)
+        if own
+        else build_task_model(prepared.config, prepared.head, 0)
+    )
     with together(ranks):
         if ranks.rank == 0:
             if own:
@@ -270,7 +303,11 @@ def _open_best(prepared: Prepared, output: OutputFolder, ranks: Ranks) -> Any:
 
 
 def _results(
-    settings: FinetuneSettings, prepared: Prepared, runs: list[Run], summary: list[dict[str, Any]], best: Run
+    settings: FinetuneSettings,
+    prepared: Prepared,
+    runs: list[Run],
+    summary: list[dict[str, Any]],
+    best: Run,
 ) -> dict[str, Any]:
     """Content of results.json: nothing in it depends on when or how often the command ran."""
     return {
@@ -292,5 +329,7 @@ def _results(
 
 def _without_times(run: Run) -> dict[str, Any]:
     return {
-        name: value for name, value in run.items() if not name.startswith("train_seconds") and "per_second" not in name
+        name: value
+        for name, value in run.items()
+        if not name.startswith("train_seconds") and "per_second" not in name
     }

@@ -159,7 +159,8 @@ class PredictSettings:
 
     Model:
         task: The task; null means the one that the model was fine-tuned on here.
-        seq_len: Sequence length in tokens, with [CLS] and [SEP]; null means that of the fine-tuning.
+        seq_len: Sequence length in tokens, with [CLS] and [SEP]; null means that of the
+        fine-tuning.
         lower_case: Whether the model reads lower-cased text; null means what its folder says.
         precision: The numbers of weights and activations.
         micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
@@ -192,7 +193,9 @@ def check_settings(settings: FinetuneSettings) -> None:
         if min(getattr(settings, name)) <= 0:
             raise ValueError(f"{name} is {getattr(settings, name)}; every one must be above 0")
     if not 0.0 <= settings.warmup_fraction < 1.0:
-        raise ValueError(f"warmup_fraction is {settings.warmup_fraction}; it is a share of the steps, in [0, 1)")
+        raise ValueError(
+            f"warmup_fraction is {settings.warmup_fraction}; it is a share of the steps, in [0, 1)"
+        )
     check_lengths(settings)
     _check_seeds(settings.seeds)
 
@@ -203,7 +206,9 @@ def check_lengths(settings: FinetuneSettings) -> None:
     if length < 5:
         raise ValueError(f"seq_len is {length}; [CLS] A [SEP] B [SEP] needs 5")
     if micro_tokens < length:
-        raise ValueError(f"micro_tokens {micro_tokens} cannot hold one sequence of seq_len {length} tokens")
+        raise ValueError(
+            f"micro_tokens {micro_tokens} cannot hold one sequence of seq_len {length} tokens"
+        )
 
 
 def _check_seeds(seeds: list[int]) -> None:

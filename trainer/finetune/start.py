@@ -26,14 +26,24 @@ def choose_head(
     if old is None:
         return fresh, False, [f"{opened.where} has no head for this task: it begins with a new one"]
     if replace_head:
-        return fresh, False, [f"the head of {opened.where} ({_describe(old)}) is replaced by a new one"]
+        return (
+            fresh,
+            False,
+            [f"the head of {opened.where} ({_describe(old)}) is replaced by a new one"],
+        )
     if old.kind == fresh.kind:
         if set(labels) <= set(old.labels):
             return old, True, [f"{opened.where} goes on with its head ({_describe(old)})"]
         is_unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in old.labels)
         if is_unnamed and len(labels) == len(old.labels):
             named = dataclasses.replace(old, labels=labels)
-            return named, True, [f"{opened.where} goes on with its head, whose classes are taken as {_describe(named)}"]
+            return (
+                named,
+                True,
+                [
+                    f"{opened.where} goes on with its head, whose classes are taken as {_describe(named)}"
+                ],
+            )
     raise ValueError(
         f"{opened.where} has a head for {_describe(old)}, this task needs one for {_describe(fresh)}; give "
         "--replace_head true for a new one, or another model"
@@ -47,10 +57,14 @@ def check_kind(opened: OpenedModel, kind: HeadKind) -> Head:
         ValueError: It has none, or one of another kind.
     """
     if opened.head is None:
-        raise ValueError(f"{opened.where} has no head for a task; fine-tune it first, and give OUTPUT/best of that")
+        raise ValueError(
+            f"{opened.where} has no head for a task; fine-tune it first, and give OUTPUT/best of that"
+        )
     if opened.head.kind != kind:
         needed = _describe(Head(kind))
-        raise ValueError(f"{opened.where} has a head for {_describe(opened.head)}, this task needs one for {needed}")
+        raise ValueError(
+            f"{opened.where} has a head for {_describe(opened.head)}, this task needs one for {needed}"
+        )
     return opened.head
 
 
@@ -66,7 +80,9 @@ def read_vocabulary(opened: OpenedModel) -> Vocabulary:
     elif opened.tokenizer_file is not None:
         vocab = _wordpieces(opened.tokenizer_file, f"{opened.where}/{TOKENIZER}")
     else:
-        raise ValueError(f"{opened.where}: holds neither {VOCAB} nor {TOKENIZER}; put the model's vocabulary beside it")
+        raise ValueError(
+            f"{opened.where}: holds neither {VOCAB} nor {TOKENIZER}; put the model's vocabulary beside it"
+        )
     if len(vocab) != opened.config.vocab_size:
         raise ValueError(
             f"{opened.where}: the vocabulary has {len(vocab)} tokens, the model {opened.config.vocab_size}; give the "
@@ -91,7 +107,11 @@ def start_model(
         The model, and the names of its parameters that begin as new.
     """
     model = build_task_model(config, head, seed)
-    wanted = {name for name, _ in model.named_parameters() if keeps_head or not name.startswith("task_head.")}
+    wanted = {
+        name
+        for name, _ in model.named_parameters()
+        if keeps_head or not name.startswith("task_head.")
+    }
     state = {name: tensor for name, tensor in opened.state.items() if name in wanted}
     return model, sorted(model.load_state_dict(state, strict=False).missing_keys)
 
@@ -107,7 +127,9 @@ def _wordpieces(tokenizer_file: bytes, where: str) -> Vocabulary:
     if model.get("type") != "WordPiece":
         raise ValueError(f"{where}: is a {model.get('type')} tokenizer, expected BERT's WordPiece")
     ids: dict[str, int] = model["vocab"]
-    return parse_vocab("".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)).encode(), where)
+    return parse_vocab(
+        "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)).encode(), where
+    )
 
 
 def _describe(head: Head) -> str:

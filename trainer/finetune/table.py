@@ -66,6 +66,8 @@ def read_pairs(
     return ReadSet(examples, {"skipped_rows": table.num_skipped} if skips_short_rows else {})
 
 
-def _write_table(path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]) -> tuple[str, str]:
+def _write_table(
+    path: str, examples: Sequence[PairExample], predictions: Sequence[Prediction]
+) -> tuple[str, str]:
     rows = [(example.id, str(value)) for example, value in zip(examples, predictions, strict=True)]
     return f"{plain_name(path)}.tsv", tab_separated(("id", "prediction"), rows)

@@ -40,7 +40,10 @@ class Table:
 
 
 def read_table(
-    path: str, needed: Sequence[str], header: Sequence[str] | None = None, skips_short_rows: bool = False
+    path: str,
+    needed: Sequence[str],
+    header: Sequence[str] | None = None,
+    skips_short_rows: bool = False,
 ) -> Table:
     """Rows of a table.
 
@@ -64,7 +67,9 @@ def read_table(
         rows = _tsv_rows(path) if extension == "tsv" else _csv_rows(path)
         table = _by_name(path, list(rows), header, needed, skips_short_rows)
     else:
-        raise ValueError(f"{path}: ends in .{extension}, expected .tsv, .csv or .jsonl (also .gz or .zst after it)")
+        raise ValueError(
+            f"{path}: ends in .{extension}, expected .tsv, .csv or .jsonl (also .gz or .zst after it)"
+        )
     if not table.records:
         raise ValueError(f"{path}: has no rows")
     return table
@@ -97,7 +102,9 @@ def _by_name(
 def _check_columns(place: str, found: Sequence[str], needed: Sequence[str]) -> None:
     missing = [name for name in needed if name not in found]
     if missing:
-        raise ValueError(f"{place}: no column {', '.join(missing)}; the columns are {', '.join(found)}")
+        raise ValueError(
+            f"{place}: no column {', '.join(missing)}; the columns are {', '.join(found)}"
+        )
     if len(set(found)) != len(found):
         raise ValueError(f"{place}: two columns have one name: {', '.join(found)}")
 
@@ -118,7 +125,9 @@ def _csv_rows(path: str) -> Iterator[tuple[str, list[str]]]:
                 yield f"{path}:{start}", cells
             start = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{path}:{start}: {error}; a cell with quotes or commas stands in double quotes") from error
+        raise ValueError(
+            f"{path}:{start}: {error}; a cell with quotes or commas stands in double quotes"
+        ) from error
 
 
 def _read_json_lines(path: str, needed: Sequence[str]) -> Iterator[Record]:
@@ -136,6 +145,11 @@ def _read_json_lines(path: str, needed: Sequence[str]) -> Iterator[Record]:
         if nothing := [name for name in needed if values[name] is None]:
             raise ValueError(f"{place}: {', '.join(nothing)} is null, expected a value")
         if nested := [name for name in needed if isinstance(values[name], (dict, list))]:
-            raise ValueError(f"{place}: {', '.join(nested)} is an array or an object, expected a text or a number")
-        fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+            raise ValueError(
+                f"{place}: {', '.join(nested)} is an array or an object, expected a text or a number"
+            )
+        fields = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+        }
         yield Record(place, fields)

@@ -1,6 +1,7 @@
 """What a task is: how files become items, and outputs predictions, metrics and files.
 
-    files --read--> examples --encode--> items --[BertForTask]--> outputs --decode--> predictions --score--> metrics
+    files --read--> examples --encode--> items --[BertForTask]--> outputs --decode--> predictions
+    --score--> metrics
 
 A task is a class that follows `Task`; it is
 found by its name in trainer.finetune.tasks. Losses are the head's (trainer.model.task_heads).
@@ -87,7 +88,9 @@ class OwnModel(Protocol):
     def build_model(self, head: Any, seed: int) -> Any:
         """A new model, called as trainer.model.task_heads.BertForTask is."""
 
-    def model_files(self, state: Mapping[str, Any], head: Any, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+    def model_files(
+        self, state: Mapping[str, Any], head: Any, provenance: Mapping[str, Any]
+    ) -> dict[str, bytes]:
         """What OUTPUT/best holds, by file name; config.json, with the provenance, is last."""
 
     def load_model(self, folder: str, head: Any) -> Any:
@@ -125,7 +128,11 @@ class Task(Protocol):
         """
 
     def decode(
-        self, examples: Sequence[Any], items: Sequence[Item], outputs: Sequence[Outputs], labels: tuple[str, ...]
+        self,
+        examples: Sequence[Any],
+        items: Sequence[Item],
+        outputs: Sequence[Outputs],
+        labels: tuple[str, ...],
     ) -> list[Any]:
         """One prediction for each example, from one output for each item."""
 
@@ -133,7 +140,11 @@ class Task(Protocol):
         """Metrics by name, `main_metric` among them, and what is tuned on these examples."""
 
     def prediction_files(
-        self, path: str, examples: Sequence[Any], predictions: Sequence[Any], metrics: Mapping[str, float]
+        self,
+        path: str,
+        examples: Sequence[Any],
+        predictions: Sequence[Any],
+        metrics: Mapping[str, float],
     ) -> dict[str, str]:
         """Contents by file name of what is written for the predictions of a file.
 

@@ -8,7 +8,8 @@ from trainer.finetune.task import Task
 
 TASKS = {
     **dict.fromkeys(
-        ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"), "trainer.finetune.glue:open_glue"
+        ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
+        "trainer.finetune.glue:open_glue",
     ),
     "classification": "trainer.finetune.table:open_classification",
     "regression": "trainer.finetune.table:open_regression",

@@ -22,7 +22,9 @@ def read_text(path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+        raise ValueError(
+            f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8"
+        ) from error
 
 
 def plain_name(path: str) -> str:

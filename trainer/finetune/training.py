@@ -77,8 +77,12 @@ def train_task(
         Interrupted: A rank was told to stop; on all ranks after the same step.
     """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
-    zero_stage = 0 if settings.precision == "fp32" else 1  # fp32 gradients of bf16 weights need a stage
-    engine = start_engine(model, optimizer, deepspeed_config({}, zero_stage, settings.precision), ranks)
+    zero_stage = (
+        0 if settings.precision == "fp32" else 1
+    )  # fp32 gradients of bf16 weights need a stage
+    engine = start_engine(
+        model, optimizer, deepspeed_config({}, zero_stage, settings.precision), ranks
+    )
     steps = recipe.num_steps(len(items))
     schedule = Schedule(steps, round(settings.warmup_fraction * steps), recipe.peak_lr)
     engine.train()
@@ -97,13 +101,17 @@ def train_task(
     return engine
 
 
-def task_step(engine: Any, head: Head, step: Step, ranks: Ranks, told: Told = lambda: False) -> float:
+def task_step(
+    engine: Any, head: Head, step: Step, ranks: Ranks, told: Told = lambda: False
+) -> float:
     """One optimizer step, exact for any split over ranks and micro-batches; the loss."""
     count = max(1, sum(count_losses(head, torch.from_numpy(item.labels)) for item in step.items))
     total = torch.tensor([0.0, told()], dtype=torch.float64, device=ranks.device)
     for items in step.ranks[ranks.rank]:
         batch = pack_items(items, ranks.device)
-        loss_sum = task_loss_sum(head, forward(engine, batch), batch.labels, batch.cu_seqlens, batch.item_starts)
+        loss_sum = task_loss_sum(
+            head, forward(engine, batch), batch.labels, batch.cu_seqlens, batch.item_starts
+        )
         engine.backward(loss_sum / count * ranks.world_size, scale_wrt_gas=False)
         total[0] += loss_sum.detach().double()
     optimizer: ShardedOptimizer = engine.basic_optimizer
@@ -125,7 +133,11 @@ def forward(module: Any, batch: TaskBatch) -> Tensor:
 
 @torch.no_grad()
 def predict_items(
-    model: BertForTask, items: Sequence[Item], micro_tokens: int, ranks: Ranks, told: Told = lambda: False
+    model: BertForTask,
+    items: Sequence[Item],
+    micro_tokens: int,
+    ranks: Ranks,
+    told: Told = lambda: False,
 ) -> list[Outputs]:
     """The head's outputs for each item, in order, known to all ranks, which compute them together.
 
@@ -146,7 +158,9 @@ def predict_items(
     shares = ranks.gather(None if told() else mine)
     if None in shares:
         raise Interrupted(INTERRUPTED)
-    return [shares[index % ranks.world_size][index // ranks.world_size] for index in range(len(items))]
+    return [
+        shares[index % ranks.world_size][index // ranks.world_size] for index in range(len(items))
+    ]
 
 
 def split_outputs(head: Head, logits: Tensor, batch: TaskBatch) -> list[Outputs]:

@@ -95,7 +95,9 @@ class SpikeGuard:
         if self.streak is None or self.streak.phase != phase:
             self.streak = Streak(1, step, phase, start, stop)
         else:
-            self.streak = Streak(self.streak.length + 1, self.streak.first_step, phase, self.streak.start, stop)
+            self.streak = Streak(
+                self.streak.length + 1, self.streak.first_step, phase, self.streak.start, stop
+            )
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":

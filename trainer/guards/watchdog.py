@@ -69,7 +69,12 @@ class Watchdog:
         if not limit_seconds:
             return
         self._listener = socket.create_server(("", 0), backlog=128)
-        mine = Peer(ranks.rank, platform.node(), os.getpid(), (_own_address(), self._listener.getsockname()[1]))
+        mine = Peer(
+            ranks.rank,
+            platform.node(),
+            os.getpid(),
+            (_own_address(), self._listener.getsockname()[1]),
+        )
         self._peers: list[Peer] = ranks.gather(mine)
         self.beat("start", FIRST_STEP_FACTOR)
         for target in (self._answer, self._watch):
@@ -115,7 +120,9 @@ class Watchdog:
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / f"rank-{self._rank:05d}.txt").open("w") as file:
-                file.write(f"rank {self._rank} on {platform.node()}, process {os.getpid()}: {self._place}\n")
+                file.write(
+                    f"rank {self._rank} on {platform.node()}, process {os.getpid()}: {self._place}\n"
+                )
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
 
@@ -126,18 +133,26 @@ class Watchdog:
             except OSError:
                 return
             with connection, contextlib.suppress(OSError):
-                connection.sendall(json.dumps({"beats": self._beats, "place": self._place}).encode())
+                connection.sendall(
+                    json.dumps({"beats": self._beats, "place": self._place}).encode()
+                )
 
 
 def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None]) -> str:
     """Who is at fault, by who answered and from where."""
     pairs = list(zip(peers, answers, strict=True))
-    silent = [f"rank {p.rank} on {p.host} (process {p.pid})" for p, answer in pairs if answer is None]
+    silent = [
+        f"rank {p.rank} on {p.host} (process {p.pid})" for p, answer in pairs if answer is None
+    ]
     if silent:
         return f"No answer from {', '.join(silent)}: stopped, or its machine is gone."
     behind = min(answer["beats"] for answer in answers if answer)
     if any(answer["beats"] > behind for answer in answers if answer):
-        slow = [f"rank {p.rank} on {p.host} (at {a['place']})" for p, a in pairs if a and a["beats"] == behind]
+        slow = [
+            f"rank {p.rank} on {p.host} (at {a['place']})"
+            for p, a in pairs
+            if a and a["beats"] == behind
+        ]
         return f"All ranks answer; behind the others is {', '.join(slow)}."
     place = answers[0]["place"] if answers[0] else "?"
     return f"All ranks answer from the same place ({place}); their stacks tell where each waits."
@@ -147,7 +162,9 @@ def _kill_later(pids: Sequence[int]) -> None:
     """Kills stopped processes before their launchers do, but after those saw this one's code."""
     if pids:
         command = f"sleep {KILL_SECONDS}; kill -KILL {' '.join(map(str, pids))}"
-        subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)
+        subprocess.Popen(
+            ["/bin/sh", "-c", command], start_new_session=True, stderr=subprocess.DEVNULL
+        )
 
 
 def _ask(peer: Peer) -> dict[str, Any] | None:

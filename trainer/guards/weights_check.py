@@ -28,7 +28,9 @@ class CorruptWeightsError(Exception):
 class WeightsCheck:
     """Compares weights every `interval` updates, on the way into the optimizer's step."""
 
-    def __init__(self, model: Module, optimizer: ShardedOptimizer, ranks: Ranks, interval: int) -> None:
+    def __init__(
+        self, model: Module, optimizer: ShardedOptimizer, ranks: Ranks, interval: int
+    ) -> None:
         """Hooks into the optimizer.
 
         Args:
@@ -40,7 +42,9 @@ class WeightsCheck:
         self._parameters = list(model.parameters())
         self._optimizer, self._ranks, self._interval = optimizer, ranks, interval
         self._calls = 0
-        self._left: int | None = None  # checksum of what this rank updates, as the last update left it
+        self._left: int | None = (
+            None  # checksum of what this rank updates, as the last update left it
+        )
         if interval:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)

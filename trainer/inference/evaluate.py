@@ -98,7 +98,10 @@ def evaluate(
     """
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
-    has_nsp = opened.provenance.get("objective", WITH_NSP) == WITH_NSP and "nsp_head.weight" in opened.state
+    has_nsp = (
+        opened.provenance.get("objective", WITH_NSP) == WITH_NSP
+        and "nsp_head.weight" in opened.state
+    )
     total = sum(shard.instances for shard in dataset.shards(split, seq_len, 0))
     batches = iterate_validation(
         dataset,
@@ -139,7 +142,9 @@ def format_evaluation(evaluation: Evaluation) -> str:
             f" (constant answer {columns['nsp_majority_share']:.4f})"
         )
     width = max(len(band.name) for band in evaluation.bands)
-    lines.append(f"{'in a million tokens of the text':<{width}}  {'masked':>9}    loss  perplexity  accuracy")
+    lines.append(
+        f"{'in a million tokens of the text':<{width}}  {'masked':>9}    loss  perplexity  accuracy"
+    )
     lines += [
         f"{band.name:<{width}}  {band.masked:>9,}  {band.mlm_loss:6.3f}  {band.perplexity:10.1f}  "
         f"{band.mlm_accuracy:8.4f}"
@@ -150,7 +155,10 @@ def format_evaluation(evaluation: Evaluation) -> str:
 
 def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
     manifest, config = dataset.manifest, opened.config
-    same = opened.vocab is None or parse_vocab(opened.vocab, opened.where).sha256 == manifest.vocab_sha256
+    same = (
+        opened.vocab is None
+        or parse_vocab(opened.vocab, opened.where).sha256 == manifest.vocab_sha256
+    )
     if config.vocab_size != manifest.vocab_size or not same:
         raise ValueError(
             f"{dataset.url} has another vocabulary ({manifest.vocab_size} tokens) than {opened.where} "
@@ -164,16 +172,22 @@ def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
 
 
 def _with_progress(batches: Iterator[MicroBatch], instances: int) -> Iterator[MicroBatch]:
-    with tqdm(total=instances, unit="instance", unit_scale=True, mininterval=1.0, disable=None) as progress:
+    with tqdm(
+        total=instances, unit="instance", unit_scale=True, mininterval=1.0, disable=None
+    ) as progress:
         for batch in batches:
             yield batch
             progress.update(len(batch.is_random_next))
 
 
 @torch.inference_mode()
-def _measure(model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: bool, device: torch.device) -> _Tally:
+def _measure(
+    model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: bool, device: torch.device
+) -> _Tally:
     size = model.config.vocab_size
-    tally = _Tally(*(torch.zeros(length, dtype=torch.float64) for length in (size, size, size, size, 3)))
+    tally = _Tally(
+        *(torch.zeros(length, dtype=torch.float64) for length in (size, size, size, size, 3))
+    )
     for read in batches:
         batch = prepare_micro_batch(read, LEFT_TO_RIGHT) if model.config.is_causal else read
         tally.text.add_(torch.bincount(unmasked_text(read).long(), minlength=size))
@@ -184,10 +198,16 @@ def _measure(model: BertForPreTraining, batches: Iterator[MicroBatch], has_nsp: 
 def _add_batch(tally: _Tally, model: BertForPreTraining, batch: MicroBatch, has_nsp: bool) -> None:
     hidden_TH = model.bert.encode(batch)
     labels_M = batch.masked_labels
-    logits_MV = model.mlm_head(hidden_TH.index_select(0, batch.masked_positions), model.bert.embeddings.word.weight)
+    logits_MV = model.mlm_head(
+        hidden_TH.index_select(0, batch.masked_positions), model.bert.embeddings.word.weight
+    )
     nll_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
     hits_M = logits_MV.argmax(dim=-1) == labels_M
-    for total_V, values_M in ((tally.masked, torch.ones_like(nll_M)), (tally.nll, nll_M), (tally.hits, hits_M)):
+    for total_V, values_M in (
+        (tally.masked, torch.ones_like(nll_M)),
+        (tally.nll, nll_M),
+        (tally.hits, hits_M),
+    ):
         total_V.index_add_(0, labels_M.cpu(), values_M.double().cpu())
     if has_nsp:
         first_BH = hidden_TH.index_select(0, batch.cu_seqlens[:-1])

@@ -48,12 +48,16 @@ def open_mask_filler(name: str) -> MaskFiller:
     """
     opened = open_model(name)
     if opened.config.is_causal:
-        raise ValueError(f"{opened.where}: was trained left to right, so it predicts next tokens and cannot fill masks")
+        raise ValueError(
+            f"{opened.where}: was trained left to right, so it predicts next tokens and cannot fill masks"
+        )
     opened.check_has(("mlm_head.",), "the masked language model head, so it cannot fill masks")
     tokenizer = opened.tokenizer()
     mask_id = tokenizer.token_to_id(MASK)
     if mask_id is None:
-        raise ValueError(f"{opened.where}: its tokenizer has no token {MASK}; BERT's tokenizer is expected")
+        raise ValueError(
+            f"{opened.where}: its tokenizer has no token {MASK}; BERT's tokenizer is expected"
+        )
     return MaskFiller(opened.build(), tokenizer, mask_id, opened.provenance.get("tokens_seen"))
 
 
@@ -71,10 +75,17 @@ def fill_mask(filler: MaskFiller, text: str, top_k: int = 5) -> list[list[Candid
     input_ids_T = _encode(filler, text)
     masked_M = torch.nonzero(input_ids_T.eq(filler.mask_id)).flatten()
     if len(masked_M) == 0:
-        raise ValueError(f"the text has no {MASK}: {text!r}; write {MASK} where the model is to put a word")
-    probabilities_MK, ids_MK = _mlm_logits(filler.model, input_ids_T, masked_M).softmax(dim=-1).topk(top_k)
+        raise ValueError(
+            f"the text has no {MASK}: {text!r}; write {MASK} where the model is to put a word"
+        )
+    probabilities_MK, ids_MK = (
+        _mlm_logits(filler.model, input_ids_T, masked_M).softmax(dim=-1).topk(top_k)
+    )
     return [
-        [Candidate(str(filler.tokenizer.id_to_token(token)), value) for value, token in zip(*row, strict=True)]
+        [
+            Candidate(str(filler.tokenizer.id_to_token(token)), value)
+            for value, token in zip(*row, strict=True)
+        ]
         for row in zip(probabilities_MK.tolist(), ids_MK.tolist(), strict=True)
     ]
 
@@ -86,20 +97,29 @@ def format_candidates(filled: Mapping[str, list[list[Candidate]]], tokens_seen: 
         filled: The answers of fill_mask() by text.
         tokens_seen: How many tokens the model was trained on.
     """
-    width = max(len(candidate.token) for masks in filled.values() for of_mask in masks for candidate in of_mask)
+    width = max(
+        len(candidate.token)
+        for masks in filled.values()
+        for of_mask in masks
+        for candidate in of_mask
+    )
     lines = []
     for text, masks in filled.items():
         lines += [text] if len(filled) > 1 else []
         for number, of_mask in enumerate(masks, start=1):
             lines += [f"{MASK} {number}"] if len(masks) > 1 else []
-            lines += [f"{candidate.token:<{width}}  {candidate.probability:.4f}" for candidate in of_mask]
+            lines += [
+                f"{candidate.token:<{width}}  {candidate.probability:.4f}" for candidate in of_mask
+            ]
     seen = "an unknown number of" if tokens_seen is None else f"{tokens_seen:,}"
     return "\n".join([*lines, f"This model has seen {seen} tokens; BERT saw {BERT_TOKENS}."])
 
 
 def _check_top_k(top_k: int, vocab_size: int) -> None:
     if not 1 <= top_k <= vocab_size:
-        raise ValueError(f"top_k is {top_k}; it must be between 1 and the vocabulary's {vocab_size}")
+        raise ValueError(
+            f"top_k is {top_k}; it must be between 1 and the vocabulary's {vocab_size}"
+        )
 
 
 def _encode(filler: MaskFiller, text: str) -> Tensor:
@@ -110,7 +130,9 @@ def _encode(filler: MaskFiller, text: str) -> Tensor:
     ids = filler.tokenizer.encode(text).ids
     limit = filler.model.config.max_position_embeddings
     if len(ids) > limit:
-        raise ValueError(f"the text has {len(ids)} tokens with [CLS] and [SEP], the model reads {limit}; shorten it")
+        raise ValueError(
+            f"the text has {len(ids)} tokens with [CLS] and [SEP], the model reads {limit}; shorten it"
+        )
     return torch.tensor(ids)
 
 

@@ -33,7 +33,9 @@ def open_judge(name: str) -> NextSentenceJudge:
     opened.check_has(HEADS, "the pooler and the next sentence head, which tell what follows")
     objective = opened.provenance.get("objective", WITH_NSP)
     if objective != WITH_NSP:
-        raise ValueError(f"{opened.where}: was trained with objective {objective}, so its next sentence head is as new")
+        raise ValueError(
+            f"{opened.where}: was trained with objective {objective}, so its next sentence head is as new"
+        )
     return NextSentenceJudge(opened.build(), opened.tokenizer())
 
 
@@ -48,7 +50,9 @@ def follow_probabilities(judge: NextSentenceJudge, pairs: Sequence[tuple[str, st
     for pair, encoding in zip(pairs, encodings, strict=True):
         _check_length(pair, encoding, judge.model.config.max_position_embeddings)
     packed = pack_sequences(
-        [each.ids for each in encodings], torch.device("cpu"), [each.type_ids.count(0) for each in encodings]
+        [each.ids for each in encodings],
+        torch.device("cpu"),
+        [each.type_ids.count(0) for each in encodings],
     )
     _, pooled_BH = judge.model.bert(packed)
     probabilities_B2 = judge.model.nsp_head(pooled_BH).float().softmax(-1)

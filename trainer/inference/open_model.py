@@ -2,7 +2,8 @@
 
 RUN                 a run's folder or its --checkpoint.url: the newest committed checkpoint
 RUN@STEP            the checkpoint after that many optimizer steps
-FOLDER              an export, a folder of transformers' save_pretrained, or a checkpoint released by Google
+FOLDER              an export, a folder of transformers' save_pretrained, or a checkpoint released
+by Google
 """
 
 import dataclasses
@@ -29,7 +30,15 @@ from trainer.checkpoints.read import (
     read_weights,
 )
 from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
-from trainer.conversion.export import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB, WEIGHTS, load_hf_task
+from trainer.conversion.export import (
+    CONFIG,
+    PROVENANCE_KEY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCAB,
+    WEIGHTS,
+    load_hf_task,
+)
 from trainer.conversion.initial_weights import InitialWeights, read_initial_weights
 from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
@@ -85,7 +94,9 @@ class OpenedModel:
         """The model in evaluation mode; parts without weights stay on the meta device."""
         with torch.device("meta"):
             model = BertForPreTraining(self.config)
-        model.load_state_dict({name: each.to(device) for name, each in self.state.items()}, strict=False, assign=True)
+        model.load_state_dict(
+            {name: each.to(device) for name, each in self.state.items()}, strict=False, assign=True
+        )
         return model.eval()
 
     def check_has(self, prefixes: tuple[str, ...], what: str) -> None:
@@ -98,9 +109,13 @@ class OpenedModel:
         Raises:
             ValueError: It lacks one of them.
         """
-        missing = [each for each in prefixes if not any(name.startswith(each) for name in self.state)]
+        missing = [
+            each for each in prefixes if not any(name.startswith(each) for name in self.state)
+        ]
         if missing:
-            raise ValueError(f"{self.where}: saved without {what} ({', '.join(missing)} missing); give another model")
+            raise ValueError(
+                f"{self.where}: saved without {what} ({', '.join(missing)} missing); give another model"
+            )
 
 
 def open_model(name: str) -> OpenedModel:
@@ -149,7 +164,9 @@ def split_step(name: str) -> tuple[str, int | None]:
 def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     facts = run.read_facts()
     state, config = read_state(checkpoint), _read_model_config(run, facts)
-    datasets = [{key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]]
+    datasets = [
+        {key: each[key] for key in ("name", "weight", "root_hash")} for each in facts["datasets"]
+    ]
     weights = read_weights(checkpoint)
     _refuse_other_weights(weights, config, str(checkpoint))
     return OpenedModel(
@@ -174,7 +191,9 @@ def _read_model_config(run: RunFolder, facts: Mapping[str, Any]) -> BertConfig:
     try:
         return BertConfig(**facts["model"])
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}") from error
+        raise ValueError(
+            f"{run.facts} is damaged: its model is not one, {error}; {REMEDY}"
+        ) from error
 
 
 def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
@@ -182,10 +201,16 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
     with torch.device("meta"):
         model = BertForPreTraining(config)
     expected = dict(model.named_parameters())
-    wrong = [name for name, each in expected.items() if name not in weights or weights[name].shape != each.shape]
+    wrong = [
+        name
+        for name, each in expected.items()
+        if name not in weights or weights[name].shape != each.shape
+    ]
     wrong += sorted(weights.keys() - model.state_dict().keys())
     if wrong:
-        raise ValueError(f"{where} does not hold the weights of the run's model: {', '.join(wrong[:3])} differ or lack")
+        raise ValueError(
+            f"{where} does not hold the weights of the run's model: {', '.join(wrong[:3])} differ or lack"
+        )
 
 
 def _read_objective(run: RunFolder) -> Any:
@@ -205,7 +230,9 @@ def _choose_checkpoint(run: RunFolder, step: int | None) -> Path:
 
 def _check_step(step: int, found: list[int], where: str) -> int:
     if step not in found:
-        raise FileNotFoundError(f"{where} has no checkpoint of step {step}; it has {found or 'none'}")
+        raise FileNotFoundError(
+            f"{where} has no checkpoint of step {step}; it has {found or 'none'}"
+        )
     return step
 
 
@@ -216,10 +243,14 @@ def _step_of(name: str) -> int:
 def _open_remote_run(store: CheckpointStore, url: str, step: int | None) -> OpenedModel:
     """Downloads what reading weights takes, without the optimizer's states."""
     if store.read_facts() is None:
-        raise FileNotFoundError(f"{url} holds no {RUN_FACTS}; give the --checkpoint.url of a pretrain command")
+        raise FileNotFoundError(
+            f"{url} holds no {RUN_FACTS}; give the --checkpoint.url of a pretrain command"
+        )
     names = {_step_of(each): each for each in store.list_checkpoints()[0]}
     if not names:
-        raise FileNotFoundError(f"no committed checkpoint at {url}; train first, or give another run")
+        raise FileNotFoundError(
+            f"no committed checkpoint at {url}; train first, or give another run"
+        )
     name = names[max(names) if step is None else _check_step(step, sorted(names), url)]
     with tempfile.TemporaryDirectory(prefix="beambert-") as folder:
         run = RunFolder(Path(folder))
@@ -256,7 +287,9 @@ def _open_folder(folder: str) -> OpenedModel:
     )
 
 
-def _reads_lower_case(tokenizer: bytes | None, settings: dict[str, Any], vocab: bytes | None) -> bool:
+def _reads_lower_case(
+    tokenizer: bytes | None, settings: dict[str, Any], vocab: bytes | None
+) -> bool:
     """What tokenizer.json or tokenizer_config.json says, else whether vocab.txt has no capitals."""
     if tokenizer is not None:
         return bool((json.loads(tokenizer).get("normalizer") or {}).get("lowercase", False))
@@ -270,5 +303,9 @@ def _build_tokenizer(opened: OpenedModel) -> Tokenizer:
     if opened.tokenizer_file is not None:
         return Tokenizer.from_str(opened.tokenizer_file.decode())
     if opened.vocab is not None:
-        return build_tokenizer(parse_vocab(opened.vocab, f"{opened.where}/{VOCAB}"), opened.lower_case)
-    raise ValueError(f"{opened.where}: holds neither {TOKENIZER} nor {VOCAB}; put the model's vocabulary beside it")
+        return build_tokenizer(
+            parse_vocab(opened.vocab, f"{opened.where}/{VOCAB}"), opened.lower_case
+        )
+    raise ValueError(
+        f"{opened.where}: holds neither {TOKENIZER} nor {VOCAB}; put the model's vocabulary beside it"
+    )

@@ -3,13 +3,15 @@
 Shapes: B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded
 buffer.
 
-| back end | runs on                | attention dropout | how                                                     |
+| back end | runs on                | attention dropout | how
+|
 |----------|------------------------|-------------------|---------------------------------------------------------|
-| padded   | any device, any dtype  | yes               | pad -> scaled_dot_product_attention -> unpad            |
-| varlen   | CUDA, fp16 and bf16    | must be 0         | torch.nn.attention.varlen, torch's public interface     |
-| flash    | CUDA, fp16 and bf16    | yes               | the same kernel through aten, whose call takes dropout  |
-| triton   | CUDA, fp16 and bf16    | yes               | our kernels for short rows, never yet run on a GPU      |
-| auto     |                        |                   | varlen without dropout, flash with it, padded elsewhere |
+| padded   | any device, any dtype  | yes               | pad -> scaled_dot_product_attention ->
+unpad            | | varlen   | CUDA, fp16 and bf16    | must be 0         |
+torch.nn.attention.varlen, torch's public interface     | | flash    | CUDA, fp16 and bf16    | yes
+| the same kernel through aten, whose call takes dropout  | | triton   | CUDA, fp16 and bf16    |
+yes               | our kernels for short rows, never yet run on a GPU      | | auto     |
+|                   | varlen without dropout, flash with it, padded elsewhere |
 """
 
 from collections.abc import Sequence
@@ -74,7 +76,9 @@ def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
     """
     starts_B1 = cu_seqlens.cpu().long()
     lengths_B = starts_B1.diff()
-    row_lengths_B = ((lengths_B + row_step - 1) // row_step * row_step).clamp(max=int(lengths_B.max()))
+    row_lengths_B = ((lengths_B + row_step - 1) // row_step * row_step).clamp(
+        max=int(lengths_B.max())
+    )
     order_B = row_lengths_B.argsort(stable=True)
     row_starts_B = torch.empty_like(lengths_B)
     row_starts_B[order_B] = row_lengths_B[order_B].cumsum(0) - row_lengths_B[order_B]
@@ -84,7 +88,9 @@ def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
     return PaddedLayout(position_T.to(cu_seqlens.device), int(row_lengths_B.sum()), groups)
 
 
-def _groups(row_lengths_B: Tensor, lengths_B: Tensor, device: torch.device) -> tuple[PaddedGroup, ...]:
+def _groups(
+    row_lengths_B: Tensor, lengths_B: Tensor, device: torch.device
+) -> tuple[PaddedGroup, ...]:
     """Runs of equal row length, in the order given."""
     groups, start = [], 0
     values, counts = torch.unique_consecutive(row_lengths_B, return_counts=True)
@@ -122,7 +128,9 @@ def attention(
         ValueError: the back end cannot run on this device or dtype, or cannot drop out.
     """
     if q_TAD.shape[0] == 0:
-        return q_TAD + k_TAD + v_TAD  # empty, and connected to all three: backward must reach every parameter
+        return (
+            q_TAD + k_TAD + v_TAD
+        )  # empty, and connected to all three: backward must reach every parameter
     chosen = choose_backend(backend, q_TAD.device, q_TAD.dtype, dropout_p)
     if chosen == "varlen":
         return _varlen_attention(q_TAD, k_TAD, v_TAD, sequences, is_causal)
@@ -134,11 +142,19 @@ def attention(
 
 
 def attention_of(
-    products: Sequence[Tensor], sequences: PackedSequences, dropout_p: float, backend: str, is_causal: bool = False
+    products: Sequence[Tensor],
+    sequences: PackedSequences,
+    dropout_p: float,
+    backend: str,
+    is_causal: bool = False,
 ) -> Tensor:
     """Attention of three products [T, A, D], or of one [T, 3, A, D], whose gradient triton makes in one piece."""
     whole, is_whole = products[0], len(products) == 1
-    if is_whole and len(whole) and choose_backend(backend, whole.device, whole.dtype, dropout_p) == "triton":
+    if (
+        is_whole
+        and len(whole)
+        and choose_backend(backend, whole.device, whole.dtype, dropout_p) == "triton"
+    ):
         return _triton_attention(sequences, dropout_p, is_causal, whole)
     q_TAD, k_TAD, v_TAD = whole.unbind(1) if is_whole else products
     return attention(q_TAD, k_TAD, v_TAD, sequences, dropout_p, backend, is_causal)
@@ -154,7 +170,9 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype, dropo
             to choose.
     """
     if backend not in ATTENTION_BACKENDS:
-        raise ValueError(f"attention_backend {backend!r} is unknown; choose one of {', '.join(ATTENTION_BACKENDS)}")
+        raise ValueError(
+            f"attention_backend {backend!r} is unknown; choose one of {', '.join(ATTENTION_BACKENDS)}"
+        )
     has_kernel = _has_flash_kernel(device, dtype)
     if backend == "auto":
         return ("flash" if dropout_p > 0.0 else "varlen") if has_kernel else "padded"
@@ -180,10 +198,18 @@ def _has_flash_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _padded_attention(
-    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, layout: PaddedLayout, dropout_p: float, is_causal: bool
+    q_TAD: Tensor,
+    k_TAD: Tensor,
+    v_TAD: Tensor,
+    layout: PaddedLayout,
+    dropout_p: float,
+    is_causal: bool,
 ) -> Tensor:
     q_PAD, k_PAD, v_PAD = (_pad(x_TAD, layout) for x_TAD in (q_TAD, k_TAD, v_TAD))
-    contexts = [_group_attention(q_PAD, k_PAD, v_PAD, group, dropout_p, is_causal) for group in layout.groups]
+    contexts = [
+        _group_attention(q_PAD, k_PAD, v_PAD, group, dropout_p, is_causal)
+        for group in layout.groups
+    ]
     context_PAD = torch.cat(contexts)
     return context_PAD.index_select(0, layout.positions)
 
@@ -199,18 +225,27 @@ _SDPA_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def _group_attention(
-    q_PAD: Tensor, k_PAD: Tensor, v_PAD: Tensor, group: PaddedGroup, dropout_p: float, is_causal: bool
+    q_PAD: Tensor,
+    k_PAD: Tensor,
+    v_PAD: Tensor,
+    group: PaddedGroup,
+    dropout_p: float,
+    is_causal: bool,
 ) -> Tensor:
     """Attention of one group of rows, flat again: [num_rows * row_length, A, D]."""
     stop = group.start + group.num_rows * group.row_length
     q_BASD, k_BASD, v_BASD = (
-        x_PAD[group.start : stop].view(group.num_rows, group.row_length, *x_PAD.shape[1:]).transpose(1, 2)
+        x_PAD[group.start : stop]
+        .view(group.num_rows, group.row_length, *x_PAD.shape[1:])
+        .transpose(1, 2)
         for x_PAD in (q_PAD, k_PAD, v_PAD)
     )
     # Padding comes last in a row, where no real token looks when none looks ahead.
     mask = None if is_causal else group.key_mask
     with sdpa_kernel(_SDPA_KERNELS):
-        context_BASD = F.scaled_dot_product_attention(q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal)
+        context_BASD = F.scaled_dot_product_attention(
+            q_BASD, k_BASD, v_BASD, mask, dropout_p, is_causal
+        )
     return context_BASD.transpose(1, 2).flatten(0, 1)
 
 
@@ -220,8 +255,12 @@ def _varlen_attention(
     from torch.nn.attention.varlen import varlen_attn  # absent before torch 2.10
 
     borders, length = sequences.cu_seqlens, sequences.max_seqlen
-    context_TAD = varlen_attn(q_TAD, k_TAD, v_TAD, borders, borders, length, length, **_varlen_causality(is_causal))
-    assert isinstance(context_TAD, Tensor), "varlen_attn returns more than the context only when asked to"
+    context_TAD = varlen_attn(
+        q_TAD, k_TAD, v_TAD, borders, borders, length, length, **_varlen_causality(is_causal)
+    )
+    assert isinstance(context_TAD, Tensor), (
+        "varlen_attn returns more than the context only when asked to"
+    )
     return context_TAD
 
 
@@ -235,11 +274,20 @@ def _varlen_causality(is_causal: bool) -> dict[str, Any]:
 
     if not is_causal:
         return {}
-    return {"is_causal": True} if "is_causal" in signature(varlen_attn).parameters else {"window_size": (-1, 0)}
+    return (
+        {"is_causal": True}
+        if "is_causal" in signature(varlen_attn).parameters
+        else {"window_size": (-1, 0)}
+    )
 
 
 def _flash_attention(
-    q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, sequences: PackedSequences, dropout_p: float, is_causal: bool
+    q_TAD: Tensor,
+    k_TAD: Tensor,
+    v_TAD: Tensor,
+    sequences: PackedSequences,
+    dropout_p: float,
+    is_causal: bool,
 ) -> Tensor:
     """The kernel under varlen_attn.
 
@@ -248,13 +296,26 @@ def _flash_attention(
     borders, length = sequences.cu_seqlens, sequences.max_seqlen
     return_debug_mask = False
     context_TAD: Tensor = torch.ops.aten._flash_attention_forward(
-        q_TAD, k_TAD, v_TAD, borders, borders, length, length, dropout_p, is_causal, return_debug_mask
+        q_TAD,
+        k_TAD,
+        v_TAD,
+        borders,
+        borders,
+        length,
+        length,
+        dropout_p,
+        is_causal,
+        return_debug_mask,
     )[0]
     return context_TAD
 
 
-def _triton_attention(sequences: PackedSequences, dropout_p: float, is_causal: bool, *products: Tensor) -> Tensor:
-    from trainer.model.short_attention import ShortAttention  # Triton comes with the CUDA build of torch alone
+def _triton_attention(
+    sequences: PackedSequences, dropout_p: float, is_causal: bool, *products: Tensor
+) -> Tensor:
+    from trainer.model.short_attention import (
+        ShortAttention,
+    )  # Triton comes with the CUDA build of torch alone
 
     arguments = (sequences.cu_seqlens, sequences.max_seqlen, dropout_p, is_causal, *products)
     context_TAD: Tensor = ShortAttention.apply(*arguments)  # type: ignore[no-untyped-call]

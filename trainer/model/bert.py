@@ -36,10 +36,16 @@ class Embeddings(nn.Module):
         self.norm = nn.Identity() if config.pre_norm else _layer_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, input_ids_T: Tensor, token_type_ids_T: Tensor, position_ids_T: Tensor) -> Tensor:
+    def forward(
+        self, input_ids_T: Tensor, token_type_ids_T: Tensor, position_ids_T: Tensor
+    ) -> Tensor:
         """Embeddings [T, H]."""
         # Hugging Face adds in this order; another one differs in the last bit.
-        embedded_TH = self.word(input_ids_T) + self.token_type(token_type_ids_T) + self.position(position_ids_T)
+        embedded_TH = (
+            self.word(input_ids_T)
+            + self.token_type(token_type_ids_T)
+            + self.position(position_ids_T)
+        )
         hidden_TH: Tensor = self.dropout(self.norm(embedded_TH))
         return hidden_TH
 
@@ -61,7 +67,8 @@ class Layer(nn.Module):
         self.fused_qkv = config.fused_qkv
         self.fused_sums = config.fused_sums
         self.fp8 = config.fp8
-        # Whole numbers: torch.compile takes them as constants, and cannot hand a float to a function of our own.
+        # Whole numbers: torch.compile takes them as constants, and cannot hand a float to a
+        # function of our own.
         self.dropout_ratio = config.hidden_dropout.as_integer_ratio()
         self.eps_ratio = config.layer_norm_eps.as_integer_ratio()
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
@@ -78,7 +85,9 @@ class Layer(nn.Module):
         """Hidden states [T, H] after this layer."""
         products = self.project(hidden_TH)
         dropout_p = self.attention_dropout if self.training else 0.0
-        context_TAD = attention_of(products, sequences, dropout_p, self.attention_backend, self.is_causal)
+        context_TAD = attention_of(
+            products, sequences, dropout_p, self.attention_backend, self.is_causal
+        )
         return self.finish(hidden_TH, context_TAD)
 
     def project(self, hidden_TH: Tensor) -> tuple[Tensor, ...]:
@@ -99,12 +108,18 @@ class Layer(nn.Module):
         bias = torch.cat([each.bias for each in projections])
         num_tokens, hidden_size = inputs_TH.shape
         head_size = hidden_size // self.num_heads
-        qkv_T3AD = self._multiply(inputs_TH, weight, bias).view(num_tokens, 3, self.num_heads, head_size)
+        qkv_T3AD = self._multiply(inputs_TH, weight, bias).view(
+            num_tokens, 3, self.num_heads, head_size
+        )
         return (qkv_T3AD,) if self.attention_backend == "triton" else qkv_T3AD.unbind(1)
 
     def _through(self, linear: nn.Linear, inputs_TC: Tensor) -> Tensor:
         """A linear map; its module is called where it can be, as ZeRO-3 gathers weights there."""
-        return self._multiply(inputs_TC, linear.weight, linear.bias) if self._is_fp8(inputs_TC) else linear(inputs_TC)
+        return (
+            self._multiply(inputs_TC, linear.weight, linear.bias)
+            if self._is_fp8(inputs_TC)
+            else linear(inputs_TC)
+        )
 
     def _multiply(self, inputs_TC: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product of a linear map, and its bias if given."""
@@ -118,7 +133,9 @@ class Layer(nn.Module):
         """Hidden states [T, H] after this layer: what comes after attention."""
         if self.fused_sums and hidden_TH.is_cuda and hidden_TH.shape[0] > 0:
             return self._finish_with_sums(hidden_TH, context_TAD)
-        hidden_TH = self.dropout(self._through(self.attention_output, context_TAD.flatten(-2))) + hidden_TH
+        hidden_TH = (
+            self.dropout(self._through(self.attention_output, context_TAD.flatten(-2))) + hidden_TH
+        )
         if not self.pre_norm:
             hidden_TH = self.attention_norm(hidden_TH)
         inputs_TH = self.output_norm(hidden_TH) if self.pre_norm else hidden_TH
@@ -128,16 +145,31 @@ class Layer(nn.Module):
 
     def _finish_with_sums(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
         """The same by kernels that sum gradients of biases and norms as they make those under them."""
-        from trainer.model.fused_sums import GeluOfBiased, NormOfSum  # Triton comes with the CUDA build of torch alone
+        from trainer.model.fused_sums import (
+            GeluOfBiased,
+            NormOfSum,
+        )  # Triton comes with the CUDA build of torch alone
 
-        def normed_sum(inputs_TC: Tensor, output: nn.Linear, residual_TH: Tensor, norm: nn.LayerNorm) -> Tensor:
+        def normed_sum(
+            inputs_TC: Tensor, output: nn.Linear, residual_TH: Tensor, norm: nn.LayerNorm
+        ) -> Tensor:
             product_TH = self._multiply(inputs_TC, output.weight)
-            arguments = (product_TH, output.bias, residual_TH, norm.weight, norm.bias, dropout_ratio, self.eps_ratio)
+            arguments = (
+                product_TH,
+                output.bias,
+                residual_TH,
+                norm.weight,
+                norm.bias,
+                dropout_ratio,
+                self.eps_ratio,
+            )
             made_TH: Tensor = NormOfSum.apply(*arguments)  # type: ignore[no-untyped-call]
             return made_TH
 
         dropout_ratio = self.dropout_ratio if self.training else (0, 1)
-        hidden_TH = normed_sum(context_TAD.flatten(-2), self.attention_output, hidden_TH, self.attention_norm)
+        hidden_TH = normed_sum(
+            context_TAD.flatten(-2), self.attention_output, hidden_TH, self.attention_norm
+        )
         product_TC = self._multiply(hidden_TH, self.intermediate.weight)
         inner_TC: Tensor = GeluOfBiased.apply(product_TC, self.intermediate.bias)  # type: ignore[no-untyped-call]
         return normed_sum(inner_TC, self.output, hidden_TH, self.output_norm)
@@ -158,7 +190,9 @@ class BertModel(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = _layer_norm(config) if config.pre_norm else nn.Identity()
         self.recompute_layers = False
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if has_pooler else nn.Identity()
+        self.pooler = (
+            nn.Linear(config.hidden_size, config.hidden_size) if has_pooler else nn.Identity()
+        )
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
         """Hidden states [T, H] of the last layer and pooled [B, H] of each first token."""
@@ -191,7 +225,9 @@ class BertModel(nn.Module):
         return states_TH
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
-        embedded_TH: Tensor = self.embeddings(inputs.input_ids, inputs.token_type_ids, inputs.position_ids)
+        embedded_TH: Tensor = self.embeddings(
+            inputs.input_ids, inputs.token_type_ids, inputs.position_ids
+        )
         return embedded_TH
 
 
@@ -290,8 +326,8 @@ def compile_model(model: BertForPreTraining) -> None:
     Passes of validation, and of fewer than 2 tokens, stay eager. Five functions are compiled:
     embeddings, what a layer does before attention and after it, the masked-LM head and its loss.
     Their token counts are symbolic and all layers share their graphs, so a run compiles five times
-    however lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays as it
-    is.
+    however lengths vary. Attention itself has a data-dependent layout, or a fused kernel; it stays
+    as it is.
     """
     if model.config.fp8:
         fp8.allow_in_graphs()

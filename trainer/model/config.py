@@ -112,7 +112,9 @@ def _check_sizes(config: BertConfig) -> None:
     sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
     for name in (*sizes, "max_position_embeddings", "type_vocab_size"):
         if getattr(config, name) < 1:
-            raise ValueError(f"model setting {name} is {getattr(config, name)}; it must be at least 1")
+            raise ValueError(
+                f"model setting {name} is {getattr(config, name)}; it must be at least 1"
+            )
     if config.hidden_size % config.num_heads:
         raise ValueError(
             f"hidden_size {config.hidden_size} cannot be shared by {config.num_heads} heads; "
@@ -123,12 +125,18 @@ def _check_sizes(config: BertConfig) -> None:
 def _check_ranges(config: BertConfig) -> None:
     for name in ("hidden_dropout", "attention_dropout"):
         if not 0.0 <= getattr(config, name) < 1.0:
-            raise ValueError(f"model setting {name} is {getattr(config, name)}; a dropout is in [0, 1)")
+            raise ValueError(
+                f"model setting {name} is {getattr(config, name)}; a dropout is in [0, 1)"
+            )
     for name in ("layer_norm_eps", "initializer_range"):
         if getattr(config, name) <= 0.0:
-            raise ValueError(f"model setting {name} is {getattr(config, name)}; it must be positive")
+            raise ValueError(
+                f"model setting {name} is {getattr(config, name)}; it must be positive"
+            )
     if config.fused_sums and config.pre_norm:
-        raise ValueError("fused_sums is made for LayerNorm after each sum; set fused_sums or pre_norm to false")
+        raise ValueError(
+            "fused_sums is made for LayerNorm after each sum; set fused_sums or pre_norm to false"
+        )
     if config.fp8 and (config.hidden_size % FP8_STEP or config.intermediate_size % FP8_STEP):
         raise ValueError(
             f"fp8 wants multiples of {FP8_STEP}, hidden_size is {config.hidden_size} and intermediate_size "
@@ -136,4 +144,6 @@ def _check_ranges(config: BertConfig) -> None:
         )
     if config.attention_backend not in ATTENTION_BACKENDS:
         choices = ", ".join(ATTENTION_BACKENDS)
-        raise ValueError(f"attention_backend {config.attention_backend!r} is unknown; choose one of {choices}")
+        raise ValueError(
+            f"attention_backend {config.attention_backend!r} is unknown; choose one of {choices}"
+        )

@@ -39,7 +39,9 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
     return TRAINING_OVER_FORWARD * (dense + attention + head)
 
 
-def batch_flops(config: BertConfig, instances: int, tokens: int, squared_tokens: int, masked: int) -> float:
+def batch_flops(
+    config: BertConfig, instances: int, tokens: int, squared_tokens: int, masked: int
+) -> float:
     """Floating point operations of training on a batch, from sums over its instances.
 
     The sums are tokens, their squares, and masked positions.
@@ -52,7 +54,9 @@ def num_parameters(config: BertConfig) -> int:
     """Parameters of the model with both pretraining heads, tied ones once."""
     h, f = config.hidden_size, config.intermediate_size
     norm = 2 * h
-    embeddings = (config.vocab_size + config.max_position_embeddings + config.type_vocab_size) * h + norm
+    embeddings = (
+        config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    ) * h + norm
     layer = 4 * (h * h + h) + norm + (h * f + f) + (f * h + h) + norm
     pooler, nsp_head = h * h + h, 2 * h + 2
     mlm_head = h * h + h + norm + config.vocab_size

@@ -1,11 +1,13 @@
 """Matrix products of a layer in FP8; off until a GPU has shown that they win.
 
 Shapes: T packed tokens, K inputs and N outputs of a linear map.
-Formats are those of Micikevicius et al. 2022: e4m3 for inputs and weights, e5m2 for gradients. A tensor has one scale,
-with which its largest number becomes the largest of the format. The scale is of the tensor itself and not of earlier
-steps (delayed scaling): then there is no state to be saved or agreed on by ranks, and no number can be too large. It is
-read no more often for that where a LayerNorm or gelu makes it, as a maximum by rows is found where rows are made.
-Products are summed in fp32. A CPU computes the same numbers, slowly.
+Formats are those of Micikevicius et al. 2022: e4m3 for inputs and weights, e5m2 for gradients. A
+tensor has one scale, with which its largest number becomes the largest of the format. The scale is
+of the tensor itself and not of earlier
+steps (delayed scaling): then there is no state to be saved or agreed on by ranks, and no number can
+be too large. It is read no more often for that where a LayerNorm or gelu makes it, as a maximum by
+rows is found where rows are made. Products are summed in fp32. A CPU computes the same numbers,
+slowly.
 """
 
 from typing import Any
@@ -26,7 +28,10 @@ def check_device(device: torch.device) -> None:
     Raises:
         ValueError: Its compute capability is too low.
     """
-    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
+    if (
+        device.type == "cuda"
+        and (found := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY
+    ):
         raise ValueError(
             f"model.overrides.fp8 needs a GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or later, "
             f"found {'.'.join(map(str, found))}; set it to false"
@@ -42,7 +47,9 @@ class Fp8Product(torch.autograd.Function):
         small_TK, inputs_scale = quantize(inputs_TK, torch.float8_e4m3fn)
         small_NK, weight_scale = quantize(weight_NK, torch.float8_e4m3fn)
         ctx.save_for_backward(_turn(small_TK), inputs_scale, small_NK, weight_scale)
-        product_TN = _multiply(small_TK, small_NK, inputs_scale, weight_scale, inputs_TK.dtype, bias_N, is_rough=True)
+        product_TN = _multiply(
+            small_TK, small_NK, inputs_scale, weight_scale, inputs_TK.dtype, bias_N, is_rough=True
+        )
         ctx.has_bias = bias_N is not None
         return product_TN
 

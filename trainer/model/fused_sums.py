@@ -1,9 +1,10 @@
 """Gradients of biases and norms in the pass that makes the gradients under them; off until a GPU has shown it wins.
 
-Shapes: T packed tokens, C columns (hidden or feed-forward size), N rows of a tile, K columns of a tile, G programs.
-Autograd sums each gradient over all tokens in a kernel of its own, which reads it all once more. Here the kernel that
-makes a gradient also sums its rows in fp32, a partial sum [C] for each program; no sum is made by atomic operations, so
-runs repeat to the bit. What goes forward is plain torch, for torch.compile to put together.
+Shapes: T packed tokens, C columns (hidden or feed-forward size), N rows of a tile, K columns of a
+tile, G programs. Autograd sums each gradient over all tokens in a kernel of its own, which reads it
+all once more. Here the kernel that makes a gradient also sums its rows in fp32, a partial sum [C]
+for each program; no sum is made by atomic operations, so runs repeat to the bit. What goes forward
+is plain torch, for torch.compile to put together.
 """
 
 # Arguments of kernels are Triton's own, pointers and tiles; their names carry the shapes.
@@ -40,10 +41,19 @@ class GeluOfBiased(torch.autograd.Function):
         inputs_TC, bias_C = ctx.saved_tensors
         num_rows, num_columns = inputs_TC.shape
         made_TC = torch.empty_like(inputs_TC)
-        sums_GC = inputs_TC.new_empty((triton.cdiv(num_rows, PROGRAM_ROWS), num_columns), dtype=torch.float32)
+        sums_GC = inputs_TC.new_empty(
+            (triton.cdiv(num_rows, PROGRAM_ROWS), num_columns), dtype=torch.float32
+        )
         grid = (sums_GC.shape[0], triton.cdiv(num_columns, GELU_LAUNCH["COLUMNS"]))
         _gelu_kernel[grid](
-            gradients[0].contiguous(), inputs_TC, bias_C, made_TC, sums_GC, num_rows, num_columns, **GELU_LAUNCH
+            gradients[0].contiguous(),
+            inputs_TC,
+            bias_C,
+            made_TC,
+            sums_GC,
+            num_rows,
+            num_columns,
+            **GELU_LAUNCH,
         )
         return made_TC, sums_GC.sum(0).to(bias_C.dtype)
 
@@ -80,7 +90,9 @@ class NormOfSum(torch.autograd.Function):
         sum_TC, kept_TC, mean_T, scale_T, weight_C = ctx.saved_tensors
         num_rows, num_columns = sum_TC.shape
         made_TC, residual_TC = torch.empty_like(sum_TC), torch.empty_like(sum_TC)
-        sums_G3C = sum_TC.new_empty((triton.cdiv(num_rows, PROGRAM_ROWS), 3, num_columns), dtype=torch.float32)
+        sums_G3C = sum_TC.new_empty(
+            (triton.cdiv(num_rows, PROGRAM_ROWS), 3, num_columns), dtype=torch.float32
+        )
         _norm_kernel[(sums_G3C.shape[0],)](
             gradients[0].contiguous(), sum_TC, kept_TC, mean_T, scale_T, weight_C, made_TC, residual_TC, sums_G3C,
             num_rows, num_columns, 1 / (1 - ctx.dropout_p), **norm_launch(num_columns),
@@ -91,7 +103,12 @@ class NormOfSum(torch.autograd.Function):
 
 def norm_launch(num_columns: int) -> dict[str, int]:
     """What the kernel of whole rows is started with, but tensors and sizes."""
-    return {"PROGRAM_ROWS": PROGRAM_ROWS, "ROWS": 2, "COLUMNS": triton.next_power_of_2(num_columns), "num_warps": 8}
+    return {
+        "PROGRAM_ROWS": PROGRAM_ROWS,
+        "ROWS": 2,
+        "COLUMNS": triton.next_power_of_2(num_columns),
+        "num_warps": 8,
+    }
 
 
 @triton.jit
@@ -110,7 +127,9 @@ def _gelu_kernel(
         is_in_NK = (row_N < num_rows)[:, None] & is_column_K[None, :]
         gradient_NK = tl.load(gradient + place_NK, mask=is_in_NK, other=0.0).to(tl.float32)
         x_NK = tl.load(inputs + place_NK, mask=is_in_NK, other=0.0).to(tl.float32) + bias_K[None, :]
-        slope_NK = 0.5 * (1 + tl.erf(x_NK * _HALF_ROOT)) + x_NK * tl.exp(-0.5 * x_NK * x_NK) * _DENSITY
+        slope_NK = (
+            0.5 * (1 + tl.erf(x_NK * _HALF_ROOT)) + x_NK * tl.exp(-0.5 * x_NK * x_NK) * _DENSITY
+        )
         made_NK = gradient_NK * slope_NK
         tl.store(made + place_NK, made_NK.to(made.dtype.element_ty), mask=is_in_NK)
         sum_K += tl.sum(made_NK, 0)
@@ -142,9 +161,13 @@ def _norm_kernel(
         weighted_NK = gradient_NK * weight_K[None, :]
         along_N = tl.sum(weighted_NK * normed_NK, 1) / num_columns
         level_N = tl.sum(weighted_NK, 1) / num_columns
-        residual_NK = (weighted_NK - normed_NK * along_N[:, None] - level_N[:, None]) * scale_N[:, None]
+        residual_NK = (weighted_NK - normed_NK * along_N[:, None] - level_N[:, None]) * scale_N[
+            :, None
+        ]
         is_kept_NK = tl.load(kept + place_NK, mask=is_in_NK, other=0) != 0
-        made_NK = tl.where(is_kept_NK, (residual_NK * kept_scale).to(tl.float32), 0.0)  # torch.compile gives fp64
+        made_NK = tl.where(
+            is_kept_NK, (residual_NK * kept_scale).to(tl.float32), 0.0
+        )  # torch.compile gives fp64
         tl.store(residual + place_NK, residual_NK.to(residual.dtype.element_ty), mask=is_in_NK)
         tl.store(made + place_NK, made_NK.to(made.dtype.element_ty), mask=is_in_NK)
         bias_sum_K += tl.sum(made_NK, 0)

@@ -33,7 +33,9 @@ class MaskedLmHead(nn.Module):
         if not self.num_padding:
             return F.linear(features_MH, word_embeddings_VH, self.bias)
         weight = F.pad(word_embeddings_VH, (0, 0, 0, self.num_padding))
-        return F.linear(features_MH, weight, F.pad(self.bias, (0, self.num_padding)))[:, : len(self.bias)]
+        return F.linear(features_MH, weight, F.pad(self.bias, (0, self.num_padding)))[
+            :, : len(self.bias)
+        ]
 
     def sums(self, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         """Loss sum and hits of its logits: a method, for compile_model to put a graph in its place."""

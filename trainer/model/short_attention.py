@@ -1,13 +1,14 @@
 """Attention for short packed sequences, with dropout, as kernels of Triton; off until a GPU has shown that it wins.
 
-Shapes: B sequences, T packed tokens, A heads, D head size, Q queries and K keys of a tile, N either, R and C counters
-of dropout (a half of Q and of K).
-FlashAttention-2 (Dao 2023). Forward, a program has 64 queries of one head and sequence. Backward it has the whole
-sequence: up to 128 queries stay in place while few keys at a time pass, so that scores and gradients fit in registers.
-Both loop over the keys that there are. No sum is made by atomic operations, so runs repeat to the bit.
-The mask of dropout is not stored: backward draws it again from its counter by Philox with 7 rounds, which pass all of
-BigCrush (Salmon et al. 2011). A counter has four numbers, for two queries and two keys that are 8 apart. Those are in
-one thread of the device's products, so that no draw changes threads.
+Shapes: B sequences, T packed tokens, A heads, D head size, Q queries and K keys of a tile, N
+either, R and C counters of dropout (a half of Q and of K). FlashAttention-2 (Dao 2023). Forward, a
+program has 64 queries of one head and sequence. Backward it has the whole
+sequence: up to 128 queries stay in place while few keys at a time pass, so that scores and
+gradients fit in registers. Both loop over the keys that there are. No sum is made by atomic
+operations, so runs repeat to the bit. The mask of dropout is not stored: backward draws it again
+from its counter by Philox with 7 rounds, which pass all of BigCrush (Salmon et al. 2011). A counter
+has four numbers, for two queries and two keys that are 8 apart. Those are in one thread of the
+device's products, so that no draw changes threads.
 """
 
 # Arguments of kernels are Triton's own, pointers and tiles; their names carry the shapes.
@@ -31,12 +32,18 @@ _ROUNDS = tl.constexpr(7)
 class ShortAttention(torch.autograd.Function):
     """softmax(q k / sqrt(D)) v in each sequence [T, A, D], the probabilities dropped out.
 
-    Queries, keys and values are three tensors [T, A, D], or one [T, 3, A, D]: its gradient is made in one piece.
+    Queries, keys and values are three tensors [T, A, D], or one [T, 3, A, D]: its gradient is made
+    in one piece.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, is_causal: bool, *products: Tensor
+        ctx: Any,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        dropout_p: float,
+        is_causal: bool,
+        *products: Tensor,
     ) -> Tensor:
         """The context; see trainer.model.attention for the arguments."""
         num_heads, head_size = products[0].shape[-2:]
@@ -45,11 +52,16 @@ class ShortAttention(torch.autograd.Function):
                 f"attention_backend triton wants a head size of {HEAD_SIZES}, found {head_size}; choose another "
                 "num_heads, or attention_backend auto"
             )
-        dense = [each if each.stride()[1:] == (head_size, 1) else each.contiguous() for each in _three(products)]
+        dense = [
+            each if each.stride()[1:] == (head_size, 1) else each.contiguous()
+            for each in _three(products)
+        ]
         context_TAD = dense[0].new_empty(dense[0].shape)
         log_sums_TA = context_TAD.new_empty(context_TAD.shape[:2], dtype=torch.float32)
         # Read on the device: the host waits for nothing.
-        seed = torch.randint(-(1 << 31), 1 << 31, (2,), dtype=torch.int32, device=context_TAD.device)
+        seed = torch.randint(
+            -(1 << 31), 1 << 31, (2,), dtype=torch.int32, device=context_TAD.device
+        )
         ctx.settings = (num_heads, head_size, max_seqlen, dropout_p, is_causal)
         ctx.shapes = [each.shape for each in products]
         saved = (*dense, context_TAD, log_sums_TA, cu_seqlens, seed)
@@ -101,7 +113,9 @@ def backward_launch(
     return numbers | tiles | registers | {"num_warps": 8 if tile == 128 else 4, "num_stages": 1}
 
 
-def _numbers(num_heads: int, head_size: int, max_seqlen: int, dropout_p: float, is_causal: bool) -> dict[str, Any]:
+def _numbers(
+    num_heads: int, head_size: int, max_seqlen: int, dropout_p: float, is_causal: bool
+) -> dict[str, Any]:
     return {
         "scale": 1 / (math.sqrt(head_size) * math.log(2)),  # exp2 is what the device has
         "counters_of_a_row": triton.cdiv(max_seqlen, 32) * 16,
@@ -137,14 +151,20 @@ def _forward_kernel(
             k_KD = _load(k, start, key_K, length, head, k_stride, HEAD_SIZE)
             v_KD = _load(v, start, key_K, length, head, v_stride, HEAD_SIZE)
             scores_QK = tl.dot(q_QD, tl.trans(k_KD))
-            scores_QK = tl.where(_is_seen(query_Q, key_K, length, IS_CAUSAL), scores_QK, float("-inf"))
+            scores_QK = tl.where(
+                _is_seen(query_Q, key_K, length, IS_CAUSAL), scores_QK, float("-inf")
+            )
             higher_Q = tl.maximum(most_Q, tl.max(scores_QK, 1) * scale)
             weights_QK = tl.exp2(scores_QK * scale - higher_Q[:, None])
             fading_Q = tl.exp2(most_Q - higher_Q)
-            sum_Q = sum_Q * fading_Q + tl.sum(weights_QK, 1)  # of all: what is dropped still divides
+            sum_Q = sum_Q * fading_Q + tl.sum(
+                weights_QK, 1
+            )  # of all: what is dropped still divides
             if HAS_DROPOUT:
                 row_R = _row_of_counters(start, first_query, head, NUM_HEADS, TILE_Q)
-                kept_QK = _kept(seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q, TILE_K)
+                kept_QK = _kept(
+                    seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q, TILE_K
+                )
                 weights_QK = tl.where(kept_QK, weights_QK, 0.0)
             context_QD = context_QD * fading_Q[:, None] + tl.dot(weights_QK.to(v_KD.dtype), v_KD)
             most_Q = higher_Q
@@ -172,9 +192,12 @@ def _backward_kernel(
         row_R = _row_of_counters(start, first_query, head, NUM_HEADS, TILE_Q)
         context_QD = _load(context, start, query_Q, length, head, stride, HEAD_SIZE)
         d_context_QD = _load(d_context, start, query_Q, length, head, stride, HEAD_SIZE)
-        # The sum over keys of probability times gradient is context times gradient, with dropout too.
+        # The sum over keys of probability times gradient is context times gradient, with dropout
+        # too.
         mean_Q = tl.sum(context_QD.to(tl.float32) * d_context_QD.to(tl.float32), 1)
-        log_sum_Q = tl.load(log_sums + (start + query_Q) * NUM_HEADS + head, mask=query_Q < length, other=0.0)
+        log_sum_Q = tl.load(
+            log_sums + (start + query_Q) * NUM_HEADS + head, mask=query_Q < length, other=0.0
+        )
         q_QD = _load(q, start, query_Q, length, head, q_stride, HEAD_SIZE)
         d_q_QD = tl.zeros((TILE_Q, HEAD_SIZE), tl.float32)
         for first_key in range(0, length, TILE_K):
@@ -185,17 +208,50 @@ def _backward_kernel(
             weights_QK = tl.where(_is_seen(query_Q, key_K, length, IS_CAUSAL), weights_QK, 0.0)
             kept_weights_QK = weights_QK
             if HAS_DROPOUT:
-                kept_QK = _kept(seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q, TILE_K)
+                kept_QK = _kept(
+                    seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q, TILE_K
+                )
                 kept_weights_QK = tl.where(kept_QK, weights_QK, 0.0)
-            d_v_KD = tl.trans(tl.dot(tl.trans(d_context_QD), kept_weights_QK.to(q_QD.dtype))) * kept_scale
-            _add(d_v, v_sums, d_v_KD, first_query, start, key_K, length, head, d_stride, stride, HEAD_SIZE, IS_ONE_TILE)
+            d_v_KD = (
+                tl.trans(tl.dot(tl.trans(d_context_QD), kept_weights_QK.to(q_QD.dtype)))
+                * kept_scale
+            )
+            _add(
+                d_v,
+                v_sums,
+                d_v_KD,
+                first_query,
+                start,
+                key_K,
+                length,
+                head,
+                d_stride,
+                stride,
+                HEAD_SIZE,
+                IS_ONE_TILE,
+            )
             d_weights_QK = tl.dot(d_context_QD, tl.trans(v_KD))
             if HAS_DROPOUT:
                 d_weights_QK = tl.where(kept_QK, d_weights_QK, 0.0)
-            d_scores_QK = (weights_QK * (d_weights_QK * kept_scale - mean_Q[:, None])).to(q_QD.dtype)
+            d_scores_QK = (weights_QK * (d_weights_QK * kept_scale - mean_Q[:, None])).to(
+                q_QD.dtype
+            )
             d_q_QD += tl.dot(d_scores_QK, k_KD)
             d_k_KD = tl.trans(tl.dot(tl.trans(q_QD), d_scores_QK)) * (scale * _LN2)
-            _add(d_k, k_sums, d_k_KD, first_query, start, key_K, length, head, d_stride, stride, HEAD_SIZE, IS_ONE_TILE)
+            _add(
+                d_k,
+                k_sums,
+                d_k_KD,
+                first_query,
+                start,
+                key_K,
+                length,
+                head,
+                d_stride,
+                stride,
+                HEAD_SIZE,
+                IS_ONE_TILE,
+            )
         _store(d_q, d_q_QD * (scale * _LN2), start, query_Q, length, head, d_stride, HEAD_SIZE)
         if not IS_ONE_TILE:
             tl.debug_barrier()  # the sums that this tile wrote are read by the next
@@ -217,12 +273,18 @@ def _row_of_counters(start, first_query, head, NUM_HEADS: tl.constexpr, TILE_Q: 
 
 
 @triton.jit
-def _kept(seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q: tl.constexpr, TILE_K: tl.constexpr):
+def _kept(
+    seed, row_R, first_key, counters_of_a_row, threshold, TILE_Q: tl.constexpr, TILE_K: tl.constexpr
+):
     """Which probabilities of a tile [Q, K] dropout keeps: the same in both directions, whatever the tiles."""
-    counter_RC = row_R[:, None] * counters_of_a_row + (first_key // 2 + tl.arange(0, TILE_K // 2))[None, :]
+    counter_RC = (
+        row_R[:, None] * counters_of_a_row + (first_key // 2 + tl.arange(0, TILE_K // 2))[None, :]
+    )
     # The seed counts too, under a key that is constant: keys of all rounds would take registers.
     a, b, c, d = tl.philox(0, counter_RC, tl.load(seed), tl.load(seed + 1), 0, _ROUNDS)
-    blocks = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (TILE_Q // 16, 8, TILE_K // 16, 8, 2, 2))
+    blocks = tl.reshape(
+        tl.join(tl.join(a, c), tl.join(b, d)), (TILE_Q // 16, 8, TILE_K // 16, 8, 2, 2)
+    )
     draws_QK = tl.reshape(tl.permute(blocks, (0, 4, 1, 2, 5, 3)), (TILE_Q, TILE_K))
     return draws_QK.to(tl.int32, bitcast=True) >= threshold
 
@@ -240,7 +302,9 @@ def _store(pointer, rows_ND, start, index_N, length, head, stride, HEAD_SIZE: tl
     """Writes rows of one head and sequence, in the type of the pointer."""
     pointer += start.to(tl.int64) * stride + head * HEAD_SIZE
     place_ND = index_N[:, None] * stride + tl.arange(0, HEAD_SIZE)[None, :]
-    tl.store(pointer + place_ND, rows_ND.to(pointer.dtype.element_ty), mask=index_N[:, None] < length)
+    tl.store(
+        pointer + place_ND, rows_ND.to(pointer.dtype.element_ty), mask=index_N[:, None] < length
+    )
 
 
 @triton.jit
@@ -250,6 +314,8 @@ def _add(
 ):  # fmt: skip
     """Writes rows, with those that the tiles of queries before made; fp32 keeps the sum for the next one."""
     if not IS_ONE_TILE:
-        rows_ND += _load(sums, start, index_N, tl.where(first_query > 0, length, 0), head, sums_stride, HEAD_SIZE)
+        rows_ND += _load(
+            sums, start, index_N, tl.where(first_query > 0, length, 0), head, sums_stride, HEAD_SIZE
+        )
         _store(sums, rows_ND, start, index_N, length, head, sums_stride, HEAD_SIZE)
     _store(pointer, rows_ND, start, index_N, length, head, stride, HEAD_SIZE)

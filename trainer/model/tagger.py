@@ -50,7 +50,9 @@ class BiLstmTagger(nn.Module):
         store: Where the vectors are, not part of the model's state.
     """
 
-    def __init__(self, store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head) -> None:
+    def __init__(
+        self, store: VectorStore, width: int, hidden_size: int, num_layers: int, head: Head
+    ) -> None:
         super().__init__()
         self.head, self.store = head, store
         dropout = 0.1 if head.dropout is None else head.dropout
@@ -68,7 +70,9 @@ class BiLstmTagger(nn.Module):
         if not len(inputs.input_ids):
             zero = torch.stack([parameter.sum() for parameter in self.parameters()]).sum() * 0.0
             return weight.new_zeros(0, self.head.num_outputs) + zero
-        vectors_TF = torch.from_numpy(self.store.take(inputs.input_ids.cpu().numpy().astype(np.int64)))
+        vectors_TF = torch.from_numpy(
+            self.store.take(inputs.input_ids.cpu().numpy().astype(np.int64))
+        )
         states, _ = self.lstm(self._pack(vectors_TF.to(weight), inputs.cu_seqlens.diff().tolist()))
         logits_TL: Tensor = self.task_head(self.dropout(torch.cat(unpack_sequence(states))))
         return logits_TL

@@ -2,13 +2,15 @@
 
 Shapes: B sequences, T packed tokens, H hidden, I items, L outputs of the head, N logits, G groups.
 
-| kind           | logits | an item is                | its labels                         | loss                  |
+| kind           | logits | an item is                | its labels                         | loss
+|
 |----------------|--------|---------------------------|------------------------------------|-----------------------|
-| classification | [B, L] | a sequence                | one class                          | -log p(class)         |
-| regression     | [B, 1] | a sequence                | one number                         | squared error         |
-| choice         | [B, 1] | the choices of a question | which is right                     | -log p(choice)        |
-| tokens         | [T, L] | a sequence                | a class a token, or IGNORED        | -log p(class)         |
-| span           | [T, 2] | a sequence                | first and last token of the answer | mean of both -log p   |
+| classification | [B, L] | a sequence                | one class                          | -log
+p(class)         | | regression     | [B, 1] | a sequence                | one number
+| squared error         | | choice         | [B, 1] | the choices of a question | which is right
+| -log p(choice)        | | tokens         | [T, L] | a sequence                | a class a token,
+or IGNORED        | -log p(class)         | | span           | [T, 2] | a sequence                |
+first and last token of the answer | mean of both -log p   |
 
 Sources: BERT paper, section 4 and figure 4. Names, dropout and losses are those of transformers'
 BertForSequenceClassification, BertForMultipleChoice, BertForTokenClassification and
@@ -95,7 +97,9 @@ def build_task_model(config: BertConfig, head: Head, seed: int) -> BertForTask:
     return model
 
 
-def task_loss_sum(head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor, item_starts: Tensor) -> Tensor:
+def task_loss_sum(
+    head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor, item_starts: Tensor
+) -> Tensor:
     """Sum of an item's or token's losses over a micro-batch: a float32 scalar.
 
     It is to be divided by a global count. With no item it is 0 and connected to the logits.
@@ -117,7 +121,10 @@ def task_loss_sum(head: Head, logits: Tensor, labels: Tensor, cu_seqlens: Tensor
     if head.kind == "choice":
         return _grouped_nll(logits[:, 0], item_starts, labels)
     starts_I, ends_I = labels.view(-1, 2).unbind(dim=1)
-    return (_grouped_nll(logits[:, 0], cu_seqlens, starts_I) + _grouped_nll(logits[:, 1], cu_seqlens, ends_I)) / 2
+    return (
+        _grouped_nll(logits[:, 0], cu_seqlens, starts_I)
+        + _grouped_nll(logits[:, 1], cu_seqlens, ends_I)
+    ) / 2
 
 
 def count_losses(head: Head, labels: Tensor) -> int:
@@ -130,5 +137,7 @@ def count_losses(head: Head, labels: Tensor) -> int:
 def _grouped_nll(logits_N: Tensor, starts_G1: Tensor, labels_G: Tensor) -> Tensor:
     """Sum over groups of neighbouring logits of -log softmax at the label in the group."""
     groups = torch.split(logits_N.float(), starts_G1.diff().tolist())
-    padded_GN = nn.utils.rnn.pad_sequence(list(groups), batch_first=True, padding_value=float("-inf"))
+    padded_GN = nn.utils.rnn.pad_sequence(
+        list(groups), batch_first=True, padding_value=float("-inf")
+    )
     return F.cross_entropy(padded_GN, labels_G, reduction="sum")

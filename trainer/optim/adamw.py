@@ -42,10 +42,23 @@ class AdamW(ShardedOptimizer):
         learning_rate: float = self.param_groups[0]["lr"]
         everything = (self.views("fp32"), gradients, *map(self.views, self.state_names))
         for decays in (True, False):
-            places = [place for place, fragment in enumerate(self.fragments) if fragment.decays == decays]
-            weights, grads, first, second = ([pieces[place] for place in places] for pieces in everything)
+            places = [
+                place for place, fragment in enumerate(self.fragments) if fragment.decays == decays
+            ]
+            weights, grads, first, second = (
+                [pieces[place] for place in places] for pieces in everything
+            )
             weight_decay = self.weight_decay if decays else 0.0
-            self._move(weights, grads, first, second, learning_rate, weight_decay, self.num_updates, divisor)
+            self._move(
+                weights,
+                grads,
+                first,
+                second,
+                learning_rate,
+                weight_decay,
+                self.num_updates,
+                divisor,
+            )
 
     def _move(
         self,

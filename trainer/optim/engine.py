@@ -27,7 +27,13 @@ from trainer.process.ranks import Ranks, quiet_deepspeed
 from trainer.stream.packing import MicroBatch, empty_micro_batch, to_device
 
 # What a settings file for DeepSpeed may say; the trainer writes everything else.
-CHOOSABLE = ("zero_optimization", "comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown")
+CHOOSABLE = (
+    "zero_optimization",
+    "comms_logger",
+    "flops_profiler",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+)
 CHOOSABLE_ZERO = (
     "reduce_bucket_size",
     "allgather_bucket_size",
@@ -85,7 +91,9 @@ def read_deepspeed_file(path: str | None) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     _refuse_unknown(chosen, CHOOSABLE, path)
-    _refuse_unknown(chosen.get("zero_optimization", {}), CHOOSABLE_ZERO, f"{path}: zero_optimization")
+    _refuse_unknown(
+        chosen.get("zero_optimization", {}), CHOOSABLE_ZERO, f"{path}: zero_optimization"
+    )
     return dict(chosen)
 
 
@@ -99,7 +107,9 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
             bf16 sums, which are DeepSpeed's default, were off by 0.84 % over 64 micro-batches.
     """
     if precision == "bf16" and zero_stage == 0:
-        raise ValueError("DeepSpeed cannot sum bf16 gradients in fp32 with zero_stage 0; use zero_stage 1 or 2")
+        raise ValueError(
+            "DeepSpeed cannot sum bf16 gradients in fp32 with zero_stage 0; use zero_stage 1 or 2"
+        )
     zero = {**chosen.get("zero_optimization", {}), "stage": zero_stage}
     if zero.get("overlap_comm") and zero_stage != 2:
         raise ValueError(f"overlap_comm works with zero_stage 2 only, not {zero_stage}")
@@ -108,15 +118,22 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
     if zero_stage == 3:
         zero["sub_group_size"] = 2**62  # one group, so that clipping sees all gradients at once
     if zero_stage == 2 or (zero_stage == 1 and precision == "fp32"):
-        zero["compute_grad_norm"] = False  # ours comes with clipping, and theirs would be one more all-reduce
+        zero["compute_grad_norm"] = (
+            False  # ours comes with clipping, and theirs would be one more all-reduce
+        )
     return {
         **chosen,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": precision == "bf16", "immediate_grad_update": True},  # not one more copy of all gradients
+        "bf16": {
+            "enabled": precision == "bf16",
+            "immediate_grad_update": True,
+        },  # not one more copy of all gradients
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        "timers": {"throughput": {"enabled": False}},  # it waits for the device before every forward pass
+        "timers": {
+            "throughput": {"enabled": False}
+        },  # it waits for the device before every forward pass
         # The loop decides where a step ends and what the loss is divided by; these are dummies.
         "managed_gradient_accumulation": False,
         "train_micro_batch_size_per_gpu": 1,
@@ -125,7 +142,9 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
     }
 
 
-def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks) -> Any:
+def start_engine(
+    model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks
+) -> Any:
     """A DeepSpeed engine around the model.
 
     The optimizer then updates this rank's partition of the weights.
@@ -139,9 +158,13 @@ def start_engine(model: Module, optimizer: ShardedOptimizer, config: dict[str, A
         _load_muon()
         sizes = bucket_sizes(model)
         sized = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
-        engine, *_ = deepspeed.initialize(model=model.to(ranks.device), optimizer=optimizer, config=sized)
+        engine, *_ = deepspeed.initialize(
+            model=model.to(ranks.device), optimizer=optimizer, config=sized
+        )
     # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed takes this number and not the settings'.
-    engine.allreduce_gradients = partial(engine.allreduce_gradients, bucket_size=sizes["reduce_bucket_size"])
+    engine.allreduce_gradients = partial(
+        engine.allreduce_gradients, bucket_size=sizes["reduce_bucket_size"]
+    )
     adopt_partitions(engine, optimizer)
     check_partitions(engine, optimizer, ranks)
     return engine
@@ -189,10 +212,16 @@ def agree_on_step(
         elapsed_seconds,
         *(number for pair in drawn for number in pair),
     ]
-    table = torch.zeros(ranks.world_size, len(mine), dtype=torch.float64)  # whole numbers stay exact to 2^53
+    table = torch.zeros(
+        ranks.world_size, len(mine), dtype=torch.float64
+    )  # whole numbers stay exact to 2^53
     rows = list(table.unbind())
-    torch.distributed.all_gather(rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group)
-    batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = torch.stack(rows).T
+    torch.distributed.all_gather(
+        rows, torch.tensor(mine, dtype=torch.float64), group=ranks.counts_group
+    )
+    batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = (
+        torch.stack(rows).T
+    )
     sums = [int(column.sum()) for column in draws]
     return StepCounts(
         num_micro_batches=int(batches.max()),
@@ -217,7 +246,11 @@ def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[boo
 
 
 def train_step(
-    engine: Any, ranks: Ranks, micro_batches: Sequence[MicroBatch], counts: StepCounts, has_nsp: bool = True
+    engine: Any,
+    ranks: Ranks,
+    micro_batches: Sequence[MicroBatch],
+    counts: StepCounts,
+    has_nsp: bool = True,
 ) -> Tensor:
     """One optimizer step, exact for any split of the global batch over ranks and micro-batches.
 

@@ -51,14 +51,22 @@ class Lamb(AdamW):
         """Takes what AdamW takes."""
         super().__init__(named_parameters, **settings)
         self.trust_ratios_P = torch.ones(len(self.decays_P))
-        self._decays_P = self.decays_P  # where the norms are: copied once, as a copy waits for the device
-        self._guess: tuple[_Proposal, Tensor] | None = None  # and squared norms [2, P] of weights and updates
+        self._decays_P = (
+            self.decays_P
+        )  # where the norms are: copied once, as a copy waits for the device
+        self._guess: tuple[_Proposal, Tensor] | None = (
+            None  # and squared norms [2, P] of weights and updates
+        )
 
     def metrics(self) -> dict[str, float]:
         """Smallest, middle and largest trust ratio among the tensors that decay."""
-        ratios = self.trust_ratios_P.cpu()[self.decays_P]  # one wait for a device; choosing there would be more
+        ratios = self.trust_ratios_P.cpu()[
+            self.decays_P
+        ]  # one wait for a device; choosing there would be more
         values = torch.stack([ratios.min(), ratios.median(), ratios.max()]).tolist()
-        return dict(zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True))
+        return dict(
+            zip(("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"), values, strict=True)
+        )
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
         self._guess = None
@@ -109,4 +117,6 @@ class Lamb(AdamW):
         if self._decays_P.device != weight_norms_P.device:
             self._decays_P = self.decays_P.to(weight_norms_P.device)
         is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)
-        return torch.where(is_scaled_P, weight_norms_P / update_norms_P, torch.ones_like(weight_norms_P))
+        return torch.where(
+            is_scaled_P, weight_norms_P / update_norms_P, torch.ones_like(weight_norms_P)
+        )

@@ -4,17 +4,18 @@ With P parameters of 4 bytes each in fp32, N ranks, and V vocabulary by h hidden
 embedding, a rank holds
 
     weights            P; in bf16 half of it
-    fp32 weights       P / N: what ZeRO-1 and 2 update, apart from the model also where that is in fp32
-    moments            2 P, or 2 P / N under ZeRO: both running means
-    gradient sums      P: in bf16 under ZeRO-1 all of them, in fp32
-    checkpoint copies  on the host: what rank 0 writes of a checkpoint, made before the first step and kept
+    fp32 weights       P / N: what ZeRO-1 and 2 update, apart from the model also where that is in
+    fp32 moments            2 P, or 2 P / N under ZeRO: both running means gradient sums      P: in
+    bf16 under ZeRO-1 all of them, in fp32 checkpoint copies  on the host: what rank 0 writes of a
+    checkpoint, made before the first step and kept
 
 and one of these on top, whichever is most (`_moments`):
 
     loss        activations, logits three times, gradients of the micro-batches before
     head        the same with logits once, and the tied embedding's gradient
     end of the backward pass
-                all gradients, or under ZeRO-2 this rank's part and a bucket; the embedding's three times
+                all gradients, or under ZeRO-2 this rank's part and a bucket; the embedding's three
+                times
     reduction   gradients and a bucket, or under ZeRO-2 this rank's part and two
     update      this rank's gradients twice, as DeepSpeed flattens them; or once, and LAMB's updates
 
@@ -156,7 +157,9 @@ def _heap_share(case: Case, term: str) -> float:
     config, count = case.config, num_parameters(case.config)
     embedding = config.vocab_size * config.hidden_size
     values = case.micro_tokens * config.hidden_size * case.value_bytes
-    is_flat = term in ("buckets", "flat gradients") or (term == "gradients" and case.zero_stage >= 2)
+    is_flat = term in ("buckets", "flat gradients") or (
+        term == "gradients" and case.zero_stage >= 2
+    )
     if is_flat:
         return float(_FP32 * count * case.part < MMAP_BYTES)
     if term == "activations":  # of some 21 values 8 are in pieces four times as wide
@@ -180,7 +183,11 @@ def activation_bytes(case: Case) -> int:
     """
     config, value = case.config, case.value_bytes
     if case.is_cpu:
-        matrix = 3 * config.num_heads * case.seq_len / config.hidden_size if config.attention_dropout else 1
+        matrix = (
+            3 * config.num_heads * case.seq_len / config.hidden_size
+            if config.attention_dropout
+            else 1
+        )
         a_unit = value * (16 + 3 + 2 * (config.hidden_dropout > 0) + matrix)
     else:
         a_unit = value * 16 + 2 * (config.hidden_dropout > 0)
@@ -226,7 +233,10 @@ def _moments(case: Case) -> dict[str, dict[str, int]]:
         "reduction": _reduction(case),
         "update": _update(case),
     }
-    return {name: {term: round(size) for term, size in terms.items() if size} for name, terms in moments.items()}
+    return {
+        name: {term: round(size) for term, size in terms.items() if size}
+        for name, terms in moments.items()
+    }
 
 
 def _earlier_bytes(case: Case) -> float:
@@ -246,11 +256,20 @@ def _end_of_backward(case: Case, tied: float) -> dict[str, float]:
     if case.zero_stage < 2:
         held = 0.0 if _is_summed_apart(case) else _FP32 * num_parameters(case.config)
         # The first micro-batch's sum becomes the gradient itself.
-        return {"gradients": held, "gradient of the embedding": (3 if case.micro_batches > 1 else 2) * tied}
+        return {
+            "gradients": held,
+            "gradient of the embedding": (3 if case.micro_batches > 1 else 2) * tied,
+        }
     earlier, part = _earlier_bytes(case), _FP32 * num_parameters(case.config) * case.part
     bucket = _bucket_bytes(case)
-    has_one = num_parameters(case.config) <= LARGEST_BUCKET  # then nothing is reduced before the end
-    return {"gradients": earlier + (0 if has_one else part), "buckets": bucket, "gradient of the embedding": 3 * tied}
+    has_one = (
+        num_parameters(case.config) <= LARGEST_BUCKET
+    )  # then nothing is reduced before the end
+    return {
+        "gradients": earlier + (0 if has_one else part),
+        "buckets": bucket,
+        "gradient of the embedding": 3 * tied,
+    }
 
 
 def _reduction(case: Case) -> dict[str, float]:
@@ -259,7 +278,10 @@ def _reduction(case: Case) -> dict[str, float]:
     if case.zero_stage < 2:
         return {"gradients": 0.0 if _is_summed_apart(case) else _FP32 * count, "buckets": bucket}
     part = _FP32 * count * case.part
-    return {"gradients": _earlier_bytes(case) + (part if count > LARGEST_BUCKET else 0), "buckets": 2 * bucket}
+    return {
+        "gradients": _earlier_bytes(case) + (part if count > LARGEST_BUCKET else 0),
+        "buckets": 2 * bucket,
+    }
 
 
 def _bucket_bytes(case: Case) -> float:

@@ -69,20 +69,28 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
             parameter's values; the same on every rank.
     """
     remedy = "this version of DeepSpeed partitions in a way that is not known here; install the one in pyproject.toml"
-    parameters = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
+    parameters = {
+        name: each for name, each in engine.module.named_parameters() if each.requires_grad
+    }
     covered = torch.zeros(len(parameters), dtype=torch.int64)
     with together(ranks):
         for piece in optimizer.fragments:
             covered[piece.index] += piece.numel
             found, whole = piece.of(optimizer.owned), parameters[piece.name]
-            expected = whole if not is_zero3(engine) else whole.ds_tensor  # this rank's share, padding after it
+            expected = (
+                whole if not is_zero3(engine) else whole.ds_tensor
+            )  # this rank's share, padding after it
             start = 0 if is_zero3(engine) else piece.start
             expected = expected.detach().view(-1).narrow(0, start, piece.numel)
             if found.shape != expected.shape or (found.to(whole.dtype) != expected).any():
-                raise ValueError(f"rank {ranks.rank} does not update the elements of {piece.name} it should; {remedy}")
+                raise ValueError(
+                    f"rank {ranks.rank} does not update the elements of {piece.name} it should; {remedy}"
+                )
     if optimizer.is_partitioned:
         torch.distributed.all_reduce(covered, group=ranks.counts_group)
     for (name, parameter), count in zip(parameters.items(), covered.tolist(), strict=True):
         numel = parameter.ds_numel if is_zero3(engine) else parameter.numel()
         if count != numel:
-            raise ValueError(f"{count} of the {numel} elements of {name} are updated on some rank; {remedy}")
+            raise ValueError(
+                f"{count} of the {numel} elements of {name} are updated on some rank; {remedy}"
+            )

@@ -75,15 +75,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # away from here.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
-    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float) -> None:
+    def __init__(
+        self, named_parameters: Iterable[tuple[str, Parameter]], max_grad_norm: float
+    ) -> None:
         """Takes the model's parameters before DeepSpeed flattens them.
 
         Args:
             named_parameters: Names and parameters; those that need no gradient are left out.
             max_grad_norm: Largest global L2 norm of the gradient; 0 turns clipping off.
         """
-        self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
-        self.decays_P = torch.tensor([decays(name, parameter) for name, parameter in self._parameters.items()])
+        self._parameters = {
+            name: parameter for name, parameter in named_parameters if parameter.requires_grad
+        }
+        self.decays_P = torch.tensor(
+            [decays(name, parameter) for name, parameter in self._parameters.items()]
+        )
         self._fragments: list[Fragment] | None = None
         self._partitions: list[Tensor] | None = None
         self._carried: Tensor | None = None
@@ -94,7 +100,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.num_updates = 0
         self.is_clipped = False  # the gradient of the last update
         self.grad_squared_norms_P: Tensor | None = None
-        self.grad_norm = math.nan  # global L2 norm of the last gradient before clipping, the same everywhere
+        self.grad_norm = (
+            math.nan
+        )  # global L2 norm of the last gradient before clipping, the same everywhere
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
     @property
@@ -110,7 +118,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def is_partitioned(self) -> bool:
         """Whether ZeRO has replaced the parameters by this rank's partition of them."""
         parameters = self._parameters.values()
-        return self._partitions is not None or any(hasattr(each, "_hp_mapping") for each in parameters)
+        return self._partitions is not None or any(
+            hasattr(each, "_hp_mapping") for each in parameters
+        )
 
     @property
     def has_partitioned_weights(self) -> bool:
@@ -144,7 +154,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert name in self.state_names, f"{type(self).__name__} has no state {name}"
         for tensor in self.owned:
             if name not in self.state[tensor]:
-                self.state[tensor][name] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+                self.state[tensor][name] = torch.zeros_like(
+                    tensor, memory_format=torch.contiguous_format
+                )
         return [self.state[tensor][name] for tensor in self.owned]
 
     def views(self, name: str) -> list[Tensor]:
@@ -197,7 +209,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         finite, or not below `norm_limit`, changes nothing, on all ranks alike.
         """
         assert closure is None, "DeepSpeed passes no closure"
-        whole = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous() for tensor in self.owned]
+        whole = [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
+            for tensor in self.owned
+        ]
         gradients = self.pieces(whole)
         self.grad_squared_norms_P = self._measure(gradients)
         for name in ("fp32", *self.state_names):
@@ -225,7 +240,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for row, tensors in zip(norms, pieces, strict=True):
                 row[self.index] = torch.stack(torch._foreach_norm(list(tensors))).square()
         if self.asks_other_ranks:
-            carried = norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
+            carried = (
+                norms.new_zeros(0, dtype=torch.float64) if self._carried is None else self._carried
+            )
             everything = torch.cat([norms.double().flatten(), carried])
             torch.distributed.all_reduce(everything)
             norms.copy_(everything[: norms.numel()].view_as(norms))
@@ -250,7 +267,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _find_fragments(self) -> Iterable[Fragment]:
         owned = self.owned
-        assert all(tensor.dtype == torch.float32 for tensor in owned), "the weights that are updated must be fp32"
+        assert all(tensor.dtype == torch.float32 for tensor in owned), (
+            "the weights that are updated must be fp32"
+        )
         if self._partitions is not None:
             yield from self._find_zero3_fragments(owned[0])
             return

@@ -23,7 +23,11 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
     try:
         local, shared = find_facts(settings, ranks)
         findings = judge(local, shared, settings.min_free_gb)
-        lines = [*format_table(local, shared), "", *format_findings(findings, local)] if ranks.rank == 0 else []
+        lines = (
+            [*format_table(local, shared), "", *format_findings(findings, local)]
+            if ranks.rank == 0
+            else []
+        )
         return "\n".join(lines), int(bool(findings))
     finally:
         stop_ranks()
@@ -38,25 +42,56 @@ def find_facts(settings: DoctorSettings, ranks: Ranks) -> tuple[list[LocalFacts]
 
 def format_table(local: Sequence[LocalFacts], shared: SharedFacts) -> list[str]:
     """A line for every rank, and what holds for all."""
-    columns = ("rank", "host", "device", "clock", "link MB/s", "data MB/s", "/dev/shm", "files", "memory", "disk")
+    columns = (
+        "rank",
+        "host",
+        "device",
+        "clock",
+        "link MB/s",
+        "data MB/s",
+        "/dev/shm",
+        "files",
+        "memory",
+        "disk",
+    )
     rows = [columns, *(_cells(each, shared) for each in local)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     versions = Counter(name for each in local for name in each.versions.items()).most_common()
     shown = {name: version for (name, version), _ in reversed(versions)}
     software = ", ".join(f"{name} {version}" for name, version in sorted(shown.items()))
     rate = shared.all_reduce_gb_per_second
     speed = "one rank, nothing to reduce" if rate is None else f"{rate:,.2f} GB/s of bus bandwidth"
-    apart = sorted({each.host for each, seen in zip(local, shared.sees_output, strict=True) if not seen})
-    place = [f"run folders apart from rank 0's, which --checkpoint.url allows: {', '.join(apart)}"] if apart else []
-    return [*lines, "", f"all-reduce: {speed}", f"software: {software}", *(place if shared.url_faults else [])]
+    apart = sorted(
+        {each.host for each, seen in zip(local, shared.sees_output, strict=True) if not seen}
+    )
+    place = (
+        [f"run folders apart from rank 0's, which --checkpoint.url allows: {', '.join(apart)}"]
+        if apart
+        else []
+    )
+    return [
+        *lines,
+        "",
+        f"all-reduce: {speed}",
+        f"software: {software}",
+        *(place if shared.url_faults else []),
+    ]
 
 
 def format_findings(findings: Sequence[Finding], local: Sequence[LocalFacts]) -> list[str]:
     """What is wrong; nodes that stand out by themselves at the end."""
     if not findings:
-        return [f"all is well on {len(local)} rank(s) of {len({each.host for each in local})} node(s)"]
-    lines = [f"WRONG on rank {each.rank} ({each.host}): {each.what}\n  {each.advice}" for each in findings]
+        return [
+            f"all is well on {len(local)} rank(s) of {len({each.host for each in local})} node(s)"
+        ]
+    lines = [
+        f"WRONG on rank {each.rank} ({each.host}): {each.what}\n  {each.advice}"
+        for each in findings
+    ]
     counted = Counter(each.host for each in findings)
     nodes = ", ".join(f"{host} ({count})" for host, count in counted.most_common())
     return [*lines, f"{len(findings)} finding(s), by node: {nodes}"]

@@ -48,7 +48,13 @@ def judge(local: Sequence[LocalFacts], shared: SharedFacts, min_free_gb: float) 
         shared: What all ranks found together.
         min_free_gb: Space that the output needs.
     """
-    findings = [*_versions(local), *_devices(local), *_clocks(local, shared), *_links(local, shared), *_data(local)]
+    findings = [
+        *_versions(local),
+        *_devices(local),
+        *_clocks(local, shared),
+        *_links(local, shared),
+        *_data(local),
+    ]
     findings += [*_output(local, shared, min_free_gb), *_url(local, shared), *_limits(local)]
     return sorted(findings, key=lambda each: each.rank)
 
@@ -60,8 +66,12 @@ def _versions(local: Sequence[LocalFacts]) -> Iterator[Finding]:
         usual = _most_common(found, "none")
         for each, version in zip(local, found, strict=True):
             if version != usual:
-                what = f"{name} is {version}; {found.count(usual)} of {len(local)} ranks have {usual}"
-                yield Finding(each.rank, each.host, what, "install the same environment on every node")
+                what = (
+                    f"{name} is {version}; {found.count(usual)} of {len(local)} ranks have {usual}"
+                )
+                yield Finding(
+                    each.rank, each.host, what, "install the same environment on every node"
+                )
 
 
 def _devices(local: Sequence[LocalFacts]) -> Iterator[Finding]:
@@ -69,17 +79,31 @@ def _devices(local: Sequence[LocalFacts]) -> Iterator[Finding]:
     for each in local:
         if each.device != usual:
             what = f"computes on {each.device}; most ranks on {usual}"
-            yield Finding(each.rank, each.host, what, "every rank waits for the slowest: start it on equal devices")
+            yield Finding(
+                each.rank,
+                each.host,
+                what,
+                "every rank waits for the slowest: start it on equal devices",
+            )
         if each.gpu_free_share is not None and each.gpu_free_share < GPU_FREE_SHARE:
             what = f"only {each.gpu_free_share:.0%} of the GPU's memory is free"
-            yield Finding(each.rank, each.host, what, "nvidia-smi shows which process holds it: end that one")
+            yield Finding(
+                each.rank, each.host, what, "nvidia-smi shows which process holds it: end that one"
+            )
 
 
 def _clocks(local: Sequence[LocalFacts], shared: SharedFacts) -> Iterator[Finding]:
-    for each, offset, error in zip(local, shared.clock_offset_seconds, shared.clock_error_seconds, strict=True):
+    for each, offset, error in zip(
+        local, shared.clock_offset_seconds, shared.clock_error_seconds, strict=True
+    ):
         if abs(offset) - error > CLOCK_SECONDS:
             what = f"its clock is {abs(offset):,.1f} s {'ahead of' if offset > 0 else 'behind'} rank 0's"
-            yield Finding(each.rank, each.host, what, "set it by NTP: systemctl status chronyd or systemd-timesyncd")
+            yield Finding(
+                each.rank,
+                each.host,
+                what,
+                "set it by NTP: systemctl status chronyd or systemd-timesyncd",
+            )
 
 
 def _links(local: Sequence[LocalFacts], shared: SharedFacts) -> Iterator[Finding]:
@@ -87,15 +111,20 @@ def _links(local: Sequence[LocalFacts], shared: SharedFacts) -> Iterator[Finding
     rates = shared.link_mb_per_second
     senders = [local[index - 1] for index in range(len(rates))]
     for is_inside in (True, False):
-        kind = [index for index in range(len(rates)) if (senders[index].host == local[index].host) == is_inside]
+        kind = [
+            index
+            for index in range(len(rates))
+            if (senders[index].host == local[index].host) == is_inside
+        ]
         for index in _slow([rates[each] for each in kind]):
             each, sender = local[kind[index]], senders[kind[index]]
             usual = statistics.median(rates[each] for each in kind)
-            what = (
-                f"receives {rates[kind[index]]:,.0f} MB/s from rank {sender.rank} ({sender.host}), usual {usual:,.0f}"
-            )
+            what = f"receives {rates[kind[index]]:,.0f} MB/s from rank {sender.rank} ({sender.host}), usual {usual:,.0f}"
             yield Finding(
-                each.rank, each.host, what, "look at the cable, the interface (NCCL_SOCKET_IFNAME) and its load"
+                each.rank,
+                each.host,
+                what,
+                "look at the cable, the interface (NCCL_SOCKET_IFNAME) and its load",
             )
 
 
@@ -112,19 +141,27 @@ def _data(local: Sequence[LocalFacts]) -> Iterator[Finding]:
     readers = [each for each in local if each.data_mb_per_second is not None]
     rates = [each.data_mb_per_second or 0.0 for each in readers]
     for index in _slow(rates):
-        what = f"reads the data at {rates[index]:,.1f} MB/s, usual is {statistics.median(rates):,.1f}"
+        what = (
+            f"reads the data at {rates[index]:,.1f} MB/s, usual is {statistics.median(rates):,.1f}"
+        )
         advice = "look at its network and mount; --cache_dir keeps what was read"
         yield Finding(readers[index].rank, readers[index].host, what, advice)
 
 
-def _output(local: Sequence[LocalFacts], shared: SharedFacts, min_free_gb: float) -> Iterator[Finding]:
+def _output(
+    local: Sequence[LocalFacts], shared: SharedFacts, min_free_gb: float
+) -> Iterator[Finding]:
     for each, seen in zip(local, shared.sees_output, strict=True):
         if each.output_fault:
             advice = "checkpoints are written by every rank: give it the right to write"
-            yield Finding(each.rank, each.host, f"cannot write the output: {each.output_fault}", advice)
+            yield Finding(
+                each.rank, each.host, f"cannot write the output: {each.output_fault}", advice
+            )
         if not seen and shared.url_faults is None:
             advice = "give an --output that all nodes mount, or --checkpoint.url, by which each may have one of its own"
-            yield Finding(each.rank, each.host, "does not see what rank 0 writes at --output", advice)
+            yield Finding(
+                each.rank, each.host, "does not see what rank 0 writes at --output", advice
+            )
         if each.disk_free_bytes < min_free_gb * 1e9:
             what = f"{each.disk_free_bytes / 1e9:,.1f} GB are free for the output, {min_free_gb:,g} are wanted"
             advice = "`trainer plan` says what checkpoints take; make room, or keep fewer"
@@ -141,21 +178,39 @@ def _url(local: Sequence[LocalFacts], shared: SharedFacts) -> Iterator[Finding]:
 def _limits(local: Sequence[LocalFacts]) -> Iterator[Finding]:
     needed_files = 512 + 4 * len(local)
     for each in local:
-        if each.gpu_free_share is not None and each.shm_bytes is not None and each.shm_bytes < GPU_SHM_BYTES:
+        if (
+            each.gpu_free_share is not None
+            and each.shm_bytes is not None
+            and each.shm_bytes < GPU_SHM_BYTES
+        ):
             what = f"/dev/shm holds {each.shm_bytes / 2**20:,.0f} MiB, NCCL needs some {GPU_SHM_BYTES // 2**20}"
             yield Finding(
-                each.rank, each.host, what, "docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory"
+                each.rank,
+                each.host,
+                what,
+                "docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory",
             )
         if 0 <= each.open_files < needed_files:
-            what = f"may open {each.open_files:,} files, {len(local)} ranks need some {needed_files:,}"
-            yield Finding(each.rank, each.host, what, "ulimit -n 65536, or LimitNOFILE of the service")
+            what = (
+                f"may open {each.open_files:,} files, {len(local)} ranks need some {needed_files:,}"
+            )
+            yield Finding(
+                each.rank, each.host, what, "ulimit -n 65536, or LimitNOFILE of the service"
+            )
         if each.has_infiniband and each.lockable_bytes is not None and each.lockable_bytes < 2**30:
-            what = f"may lock {each.lockable_bytes / 2**20:,.0f} MiB of memory, InfiniBand needs more"
-            yield Finding(each.rank, each.host, what, "ulimit -l unlimited; docker run --ulimit memlock=-1")
+            what = (
+                f"may lock {each.lockable_bytes / 2**20:,.0f} MiB of memory, InfiniBand needs more"
+            )
+            yield Finding(
+                each.rank, each.host, what, "ulimit -l unlimited; docker run --ulimit memlock=-1"
+            )
         if each.memory_bytes < RANK_MEMORY_BYTES * each.local_ranks:
             what = f"{each.memory_bytes / 2**30:.1f} GiB of memory are available for {each.local_ranks} rank(s)"
             yield Finding(
-                each.rank, each.host, what, "a rank needs 1 GiB and more: raise the limit or start fewer ranks"
+                each.rank,
+                each.host,
+                what,
+                "a rank needs 1 GiB and more: raise the limit or start fewer ranks",
             )
 
 
@@ -163,7 +218,9 @@ def _slow(rates: Sequence[float]) -> list[int]:
     """Places of rates far below the median, where there are enough to compare."""
     if len(rates) < FEWEST_TO_COMPARE:
         return []
-    return [place for place, rate in enumerate(rates) if rate < SLOW_SHARE * statistics.median(rates)]
+    return [
+        place for place, rate in enumerate(rates) if rate < SLOW_SHARE * statistics.median(rates)
+    ]
 
 
 def _most_common(values: Sequence[Value], default: Value) -> Value:

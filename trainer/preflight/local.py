@@ -41,7 +41,8 @@ def find_local_facts(settings: DoctorSettings, ranks: Ranks, local_ranks: int) -
         shm_bytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         lockable_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        has_infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
+        has_infiniband=Path("/sys/class/infiniband").is_dir()
+        and any(Path("/sys/class/infiniband").iterdir()),
         memory_bytes=_available_memory(),
     )
 
@@ -118,7 +119,10 @@ def _available_memory() -> int:
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             available = 1024 * int(line.split()[1])
-    most, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    most, used = (
+        _read("/sys/fs/cgroup/memory.max").strip(),
+        _read("/sys/fs/cgroup/memory.current").strip(),
+    )
     if most.isdigit() and used.isdigit():
         available = min(available, int(most) - int(used))
     return available

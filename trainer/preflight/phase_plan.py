@@ -74,12 +74,18 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
     if settings.epochs is None:
         return phases
     factor = settings.epochs / sum(each.instances / each.instances_a_pass for each in phases)
-    longer = [replace(phase, steps=max(1, round(phase.steps * factor))) for phase in settings.phases]
+    longer = [
+        replace(phase, steps=max(1, round(phase.steps * factor))) for phase in settings.phases
+    ]
     return [replace(each, phase=phase) for each, phase in zip(phases, longer, strict=True)]
 
 
 def plan_phase(
-    phase: Phase, config: BertConfig, dataset: Dataset | None, settings: PlanSettings, share: float = 1.0
+    phase: Phase,
+    config: BertConfig,
+    dataset: Dataset | None,
+    settings: PlanSettings,
+    share: float = 1.0,
 ) -> PhasePlan:
     """One phase, from the dataset's totals and first block, or from full instances.
 
@@ -109,7 +115,9 @@ def plan_phase(
     return PhasePlan(phase, lengths, stored, round(a_pass / share), passes, flops, fast, slow)
 
 
-def _work_of(phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float) -> Work:
+def _work_of(
+    phase: Phase, config: BertConfig, settings: PlanSettings, lengths: Lengths, flops: float
+) -> Work:
     """What a step of a phase asks of a rank; every micro-batch but the last is taken to be full."""
     instances = phase.global_batch / settings.world_size
     return Work(
@@ -130,12 +138,20 @@ def _work_of(phase: Phase, config: BertConfig, settings: PlanSettings, lengths: 
 def measure_lengths(block: Block) -> Lengths:
     """Means over a block's instances, which are a shuffled sample of its bucket."""
     tokens_B = np.diff(block.offsets).astype(np.float64)
-    return Lengths(float(tokens_B.mean()), float(np.square(tokens_B).mean()), block.num_masked / block.num_instances)
+    return Lengths(
+        float(tokens_B.mean()),
+        float(np.square(tokens_B).mean()),
+        block.num_masked / block.num_instances,
+    )
 
 
-def memory_case(settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan], zero_stage: int) -> Case:
+def memory_case(
+    settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan], zero_stage: int
+) -> Case:
     """What the memory of a rank depends on, for the fullest of the phases."""
-    shares = [each.phase.global_batch * each.lengths.tokens / settings.world_size for each in phases]
+    shares = [
+        each.phase.global_batch * each.lengths.tokens / settings.world_size for each in phases
+    ]
     return Case(
         config=config,
         ranks=settings.world_size,
@@ -182,5 +198,7 @@ def _first_block(dataset: Dataset, seq_len: int) -> Block:
     start = int(table.offset[0])
     data = dataset.read_bytes(shard.name, start, start + int(table.size[0]))
     if checksum(data) != int(table.crc32[0]):
-        raise ValueError(f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset")
+        raise ValueError(
+            f"{where}: damaged: its crc32 is not the block table's; restore or rebuild the dataset"
+        )
     return decode_block(data, where)

@@ -7,7 +7,14 @@ from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig
 from trainer.model.flops import num_parameters
 from trainer.optim.memory import count_memory
-from trainer.preflight.phase_plan import PhasePlan, checkpoint_bytes, device_of, memory_case, plan_phases, share_of
+from trainer.preflight.phase_plan import (
+    PhasePlan,
+    checkpoint_bytes,
+    device_of,
+    memory_case,
+    plan_phases,
+    share_of,
+)
 from trainer.preflight.step_time import SLOW
 from trainer.settings import resolve
 from trainer.stream.source import open_mixture
@@ -24,7 +31,11 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
         ValueError: Settings that do not fit each other or the dataset.
     """
     settings = _check(settings)
-    mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options)) if settings.data else ()
+    mixture = (
+        open_mixture(settings.data, parse_storage_options(settings.storage_options))
+        if settings.data
+        else ()
+    )
     main = max(mixture, key=lambda each: each.weight) if mixture else None
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = settings.model_config(vocab_size)
@@ -77,7 +88,9 @@ def _check_epochs(epochs: float, settings: PlanSettings) -> None:
 
 
 def _format_phase(index: int, each: PhasePlan) -> str:
-    epochs = f"{each.instances / each.instances_a_pass:8.1f}" if each.instances_a_pass else "       ?"
+    epochs = (
+        f"{each.instances / each.instances_a_pass:8.1f}" if each.instances_a_pass else "       ?"
+    )
     tokens = each.instances * each.lengths.tokens
     step = each.phase.global_batch * each.flops / 1e15
     return (
@@ -99,13 +112,22 @@ def _describe_time(settings: PlanSettings, phases: list[PhasePlan]) -> Iterator[
     )
     for index, each in enumerate(phases):
         names = ("mathematics", "launches", "optimizer", "exchange", "once")
-        parts = [f"{name} {_milliseconds(getattr(each.fast, name), getattr(each.slow, name))}" for name in names]
+        parts = [
+            f"{name} {_milliseconds(getattr(each.fast, name), getattr(each.slow, name))}"
+            for name in names
+        ]
         total = _milliseconds(each.fast.total, each.slow.total)
         yield f"step of phase {index}: {total} ms: the longer of {parts[0]} and {', '.join(parts[1:])}"
 
 
-def _describe_memory(settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]) -> Iterator[str]:
-    where = "a process" if settings.gpu == "cpu" else f"{settings.gpu} of {device_of(settings).memory_gb} GB"
+def _describe_memory(
+    settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]
+) -> Iterator[str]:
+    where = (
+        "a process"
+        if settings.gpu == "cpu"
+        else f"{settings.gpu} of {device_of(settings).memory_gb} GB"
+    )
     tokens = f"micro_tokens {settings.micro_tokens:,}"
     yield f"memory of the fullest rank, {where}, {settings.precision}, {tokens}, in GB:"
     yield "  ZeRO    held  in a step  process    total"
@@ -117,7 +139,10 @@ def _describe_memory(settings: PlanSettings, config: BertConfig, phases: Sequenc
         found = count_memory(memory_case(settings, config, phases, stage))
         held, process = sum(found.held.values()), sum(found.process.values())
         columns = (held, found.tensors - held, process, found.total)
-        texts = [f"{each / 1e9:.2f}".rjust(width) for each, width in zip(columns, (7, 10, 8, 8), strict=True)]
+        texts = [
+            f"{each / 1e9:.2f}".rjust(width)
+            for each, width in zip(columns, (7, 10, 8, 8), strict=True)
+        ]
         yield f"  {stage:4} {' '.join(texts)}{'  <- zero_stage' if stage == settings.zero_stage else ''}"
     found = count_memory(memory_case(settings, config, phases, settings.zero_stage))
     yield f"  held: {_terms(found.held)}"

@@ -76,7 +76,9 @@ def report_requests(settings: StreamSettings) -> str:
     seq_len = settings.seq_len or min(group.seq_len for group in mixture[0].dataset.manifest.groups)
     passes = KnownPasses(mixture, "train", seq_len)
     passes.wait_for(0)
-    num_lanes = default_num_lanes(settings.global_batch, passes.first_pass_instances, block_instances(seq_len))
+    num_lanes = default_num_lanes(
+        settings.global_batch, passes.first_pass_instances, block_instances(seq_len)
+    )
     steps_of_epoch = _steps_of_epoch(passes, settings.global_batch)
     num_steps = settings.steps or steps_of_epoch
     reader = DryReader(passes, settings.reading.with_cache(None, settings.cache_bytes))
@@ -84,7 +86,12 @@ def report_requests(settings: StreamSettings) -> str:
     for moment in plan_moments(settings.world_size, steps_of_epoch, num_steps):
         begin = passes.state(moment.step * settings.global_batch, settings.seed, num_lanes)
         sizes = (
-            StepSizes(rank, moment.world_size, settings.global_batch, max(seq_len, PretrainSettings.micro_tokens))
+            StepSizes(
+                rank,
+                moment.world_size,
+                settings.global_batch,
+                max(seq_len, PretrainSettings.micro_tokens),
+            )
             for rank in range(moment.world_size)
         )
         ranks = (reader.count(begin, each, num_steps) for each in sizes)
@@ -146,7 +153,18 @@ def add_up(moment: Moment, ranks: Iterable[RankRequests], passes: KnownPasses) -
 
 
 def _table(loads: Iterable[Load], seconds: float) -> list[str]:
-    columns = ("moment", "ranks", "GET/s", "MB/s", "a node", "MB/s", "at once", "twice %", "with cache %", "MB a rank")
+    columns = (
+        "moment",
+        "ranks",
+        "GET/s",
+        "MB/s",
+        "a node",
+        "MB/s",
+        "at once",
+        "twice %",
+        "with cache %",
+        "MB a rank",
+    )
     rows = [
         (
             load.moment.name,
@@ -163,7 +181,10 @@ def _table(loads: Iterable[Load], seconds: float) -> list[str]:
         for load in loads
     ]
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in (columns, *rows)]
+    lines = [
+        [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        for row in (columns, *rows)
+    ]
     prefixes = [
         f"{load.moment.name}: {name} gets {requests / seconds:,.1f} GET/s,"
         f" {load.prefix_bytes[name] / seconds / 1e6:,.1f} MB/s"
@@ -179,7 +200,10 @@ def _advice(loads: Iterable[Load], num_lanes: int, seconds: float) -> list[str]:
     most = max(loads, key=lambda load: max(load.prefix_requests.values()))
     rate = max(most.prefix_requests.values()) / seconds
     whole = max(sum(load.node_requests) for load in loads) / seconds
-    others = (f"{100 * whole / limit:.1f} % of the {limit:,} of {store}" for store, limit in STORE_REQUESTS.items())
+    others = (
+        f"{100 * whole / limit:.1f} % of the {limit:,} of {store}"
+        for store, limit in STORE_REQUESTS.items()
+    )
     first = max(load.at_once for load in loads)
     pace = ALL_RANKS_PER_SECOND if most.moment.world_size > MOST_FREE_RANKS else PREFIX_REQUESTS
     worst = max(load.block_bytes / load.different_bytes for load in loads)

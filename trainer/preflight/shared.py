@@ -32,7 +32,9 @@ def find_shared_facts(ranks: Ranks, settings: DoctorSettings) -> SharedFacts:
         link_mb_per_second=tuple(rates),
         all_reduce_gb_per_second=_all_reduce_rate(ranks) if ranks.world_size > 1 else None,
         sees_output=tuple(ranks.gather(_sees_output(ranks, settings.output))),
-        url_faults=tuple(ranks.gather(_try_url(ranks, settings))) if settings.checkpoint.url else None,
+        url_faults=tuple(ranks.gather(_try_url(ranks, settings)))
+        if settings.checkpoint.url
+        else None,
     )
 
 
@@ -55,7 +57,9 @@ def compare_clocks(ranks: Ranks) -> list[tuple[float, float]]:
                 trips.append((done - asked, float(answer) - (asked + done) / 2))
             elif ranks.rank == other:
                 dist.recv(answer, 0, group=ranks.counts_group)
-                dist.send(torch.tensor([time.time()], dtype=torch.float64), 0, group=ranks.counts_group)
+                dist.send(
+                    torch.tensor([time.time()], dtype=torch.float64), 0, group=ranks.counts_group
+                )
         if trips:
             trip, offset = min(trips)
             found[other] = (offset, trip / 2)

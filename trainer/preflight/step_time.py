@@ -8,8 +8,9 @@ L layers, P parameters and N ranks:
     mathematics = floating point operations of a micro-batch / (TFLOP/s of the data sheet * mfu)
     launches    = (80 L + 108) * seconds a kernel
     optimizer   = bytes it moves of what the rank updates / bandwidth of the memory
-    exchange    = latency of each collective * (1 + log2 N) + bytes of rings, 2 (N - 1) / N a gradient, over the links
-    once        = what the host does for a step: data, counts, losses read back, the log
+    exchange    = latency of each collective * (1 + log2 N) + bytes of rings, 2 (N - 1) / N a
+    gradient, over the links once        = what the host does for a step: data, counts, losses read
+    back, the log
 
 80 and 108 are counted: the operations of one micro-batch in bf16 under ZeRO-1, attention being one
 of them, for a layer and for what is around the layers (tests/trainer/test_step_time.py). `compile`
@@ -122,14 +123,18 @@ class StepTime:
 
 def step_time(work: Work, gpu: Gpu, assumed: Assumed) -> StepTime:
     """Seconds of one step of a rank at one end of the range."""
-    launches = LAYER_LAUNCHES * work.num_layers * (RECOMPUTED if work.recomputes else 1) + OUTER_LAUNCHES
+    launches = (
+        LAYER_LAUNCHES * work.num_layers * (RECOMPUTED if work.recomputes else 1) + OUTER_LAUNCHES
+    )
     launches *= work.micro_batches * (COMPILED_SHARE if work.is_compiled else 1)
     flops = work.flops * (RECOMPUTED if work.recomputes else 1)
     updated = work.num_parameters / (work.ranks if work.zero_stage else 1)
     return StepTime(
         mathematics=flops / (gpu.tflops * 1e12 * work.mfu * assumed.mfu_share),
         launches=launches * assumed.launch_seconds,
-        optimizer=updated * UPDATE_BYTES[work.optimizer] / (gpu.memory_tb_s * 1e12 * assumed.memory_share),
+        optimizer=updated
+        * UPDATE_BYTES[work.optimizer]
+        / (gpu.memory_tb_s * 1e12 * assumed.memory_share),
         exchange=_exchange_seconds(work, gpu, assumed),
         once=assumed.once_seconds,
     )

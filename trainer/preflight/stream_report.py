@@ -77,9 +77,22 @@ def report_stream(settings: StreamSettings) -> str:
     return format_reports(mixture, seq_len, num_lanes, reports)
 
 
-def format_reports(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]) -> str:
+def format_reports(
+    mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]
+) -> str:
     """The table, a line for every rank, and what holds for all."""
-    columns = ("rank", "instances", "tokens", "requests", "blocks", "MB", "tokens/s", "MB/s", "first step s", "stalls")
+    columns = (
+        "rank",
+        "instances",
+        "tokens",
+        "requests",
+        "blocks",
+        "MB",
+        "tokens/s",
+        "MB/s",
+        "first step s",
+        "stalls",
+    )
     rows = [
         (
             f"{each.rank}",
@@ -96,14 +109,22 @@ def format_reports(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequ
         for each in reports
     ]
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)]
+    table = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (columns, *rows)
+    ]
     return "\n".join([*table, "", *_totals(mixture, seq_len, num_lanes, reports)])
 
 
-def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]) -> list[str]:
+def _totals(
+    mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[RankReport]
+) -> list[str]:
     tokens_RS = np.stack([each.step_tokens for each in reports])
     balance_S, num_steps = tokens_RS.max(0) / tokens_RS.mean(0), tokens_RS.shape[1]
-    num_bytes, instances = sum(each.num_bytes for each in reports), sum(each.instances for each in reports)
+    num_bytes, instances = (
+        sum(each.num_bytes for each in reports),
+        sum(each.instances for each in reports),
+    )
     needed = _bytes_of_instances(mixture, seq_len, reports)
     lines = [
         f"{num_steps} steps of {instances // num_steps:,} instances on {len(reports)} rank(s), {num_lanes} lanes,"
@@ -112,7 +133,9 @@ def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[Ra
         f" {needed / 1e6:,.1f} MB of their shards",
         f"tokens of the fullest rank over the mean: {balance_S.mean():.3f}, at most {balance_S.max():.3f}",
     ]
-    found, fetched = (sum(getattr(each, name) for each in reports) for name in ("found_bytes", "fetched_bytes"))
+    found, fetched = (
+        sum(getattr(each, name) for each in reports) for name in ("found_bytes", "fetched_bytes")
+    )
     if found + fetched:
         lines.append(
             f"cache: {100 * found / (found + fetched):.1f} % hits, {found / 1e6:,.1f} MB found there and"
@@ -120,7 +143,9 @@ def _totals(mixture: Mixture, seq_len: int, num_lanes: int, reports: Sequence[Ra
         )
     for d, each in enumerate(mixture):
         drawn, tokens = sum(report.drawn[d] for report in reports)
-        lines.append(f"{each.name}: {drawn:,} instances, {tokens:,} tokens, {reports[0].epochs[d]:.4f} epochs")
+        lines.append(
+            f"{each.name}: {drawn:,} instances, {tokens:,} tokens, {reports[0].epochs[d]:.4f} epochs"
+        )
     if num_lanes < len(reports):
         lines.append(
             f"ranks share lanes, and read the same blocks: {num_lanes} lanes are few; a larger dataset has more"
@@ -132,13 +157,19 @@ def _bytes_of_instances(mixture: Mixture, seq_len: int, reports: Sequence[RankRe
     """What the instances read would take if every block were read once and used whole."""
     total = 0.0
     for d, each in enumerate(mixture):
-        shards = [shard for shard in each.dataset.all_shards if (shard.split, shard.seq_len) == ("train", seq_len)]
+        shards = [
+            shard
+            for shard in each.dataset.all_shards
+            if (shard.split, shard.seq_len) == ("train", seq_len)
+        ]
         mean = sum(shard.num_bytes for shard in shards) / sum(shard.instances for shard in shards)
         total += mean * sum(int(report.drawn[d, 0]) for report in reports)
     return total
 
 
-def _read_rank(mixture: Mixture, seq_len: int, settings: StreamSettings, rank: int) -> tuple[RankReport, int]:
+def _read_rank(
+    mixture: Mixture, seq_len: int, settings: StreamSettings, rank: int
+) -> tuple[RankReport, int]:
     reading = settings.reading.with_cache(settings.cache_dir, settings.cache_bytes)
     cache = open_cache(settings.cache_dir, settings.cache_bytes) if settings.cache_dir else None
     found, fetched = (cache.found_bytes, cache.fetched_bytes) if cache else (0, 0)

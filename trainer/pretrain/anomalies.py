@@ -62,7 +62,9 @@ def _roll_back(run: Run, norm: float) -> None:
     checkpoint = None
     if guard.may_go_back:
         skip_damaged = run.settings.checkpoint.skip_damaged
-        checkpoint = choose_checkpoint(run.folder, run.store, run.ranks, skip_damaged, run.progress.say, before=first)
+        checkpoint = choose_checkpoint(
+            run.folder, run.store, run.ranks, skip_damaged, run.progress.say, before=first
+        )
     if checkpoint is None:
         times = guard.num_rollbacks
         why = f"the run went back {times} times" if times else "no checkpoint is before them"

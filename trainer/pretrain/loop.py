@@ -87,9 +87,15 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
 
 def train_phase(run: Run) -> None:
     """The loop: the steps that are left of the current phase, unless a signal stops it before."""
-    settings, phase, phase_index = run.settings, run.settings.phases[run.position.phase], run.position.phase
+    settings, phase, phase_index = (
+        run.settings,
+        run.settings.phases[run.position.phase],
+        run.position.phase,
+    )
     run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
-    validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, run.ranks, run.patience)
+    validation_sets = load_validation_sets(
+        run.mixture, phase.seq_len, settings, run.ranks, run.patience
+    )
     if unmeasured := describe_unmeasured(run.mixture, validation_sets, phase.seq_len):
         run.progress.say(unmeasured)
     run.weights_check.forget()
@@ -98,13 +104,21 @@ def train_phase(run: Run) -> None:
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step, waited, loader in _steps_of_phase(run, phase):
         stops, elapsed = run.stop.is_made or run.saver.has_failed, clock.elapsed_seconds
-        counts = agree_on_step(run.ranks, rank_step.micro_batches, waited, stops, rank_step.drawn, elapsed)
+        counts = agree_on_step(
+            run.ranks, rank_step.micro_batches, waited, stops, rank_step.drawn, elapsed
+        )
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
         run.optimizer.norm_limit = run.guard.limit
         with run.profile.step(run.position.step + 1):
-            sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts, settings.objective == WITH_NSP)
+            sums = train_step(
+                run.engine,
+                run.ranks,
+                rank_step.micro_batches,
+                counts,
+                settings.objective == WITH_NSP,
+            )
         ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
         run.position = _advance(run.position, ends, counts, rank_step.state)
         if not note_gradient(run, phase_index, rank_step, loader):
@@ -142,13 +156,19 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
     with iter(steps.map(partial(prepare_step, objective=run.settings.objective))) as samples:
         if not all(each.dataset.is_local for each in run.mixture):
             warning = describe_reads(
-                run.settings, phase, run.ranks.world_size, samples.loader.num_lanes, count_local_ranks()
+                run.settings,
+                phase,
+                run.ranks.world_size,
+                samples.loader.num_lanes,
+                count_local_ranks(),
             )
             if warning is not None:
                 run.progress.say(warning)
         while run.position.phase == phase_index and not run.must_stop:
             run.step_started = time.monotonic()
-            run.watchdog.beat(f"step {run.position.step + 1}", FIRST_STEP_FACTOR if is_first else 1.0)
+            run.watchdog.beat(
+                f"step {run.position.step + 1}", FIRST_STEP_FACTOR if is_first else 1.0
+            )
             is_first = False
             if run.settings.follow and not _have_step(run, samples.loader):
                 run.save()
@@ -163,7 +183,9 @@ def describe_reads(
 ) -> str | None:
     """Says so where a phase fetches its blocks many times; None where it does not."""
     times, cached = (
-        reads_of_a_block(phase.global_batch, world_size, num_lanes, block_instances(phase.seq_len), each)
+        reads_of_a_block(
+            phase.global_batch, world_size, num_lanes, block_instances(phase.seq_len), each
+        )
         for each in (1, local_ranks)
     )
     now = times if settings.cache_dir is None else cached
@@ -187,7 +209,9 @@ def _have_step(run: Run, loader: StepLoader) -> bool:
         time.sleep(WAITING_SECONDS)
 
 
-def _advance(position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]) -> Position:
+def _advance(
+    position: Position, ends: bool, counts: StepCounts, stream: dict[str, Any]
+) -> Position:
     """The position after a step; after the last of a phase it is the next one's beginning."""
     return Position(
         step=position.step + 1,
@@ -208,13 +232,24 @@ def _add_drawn(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) ->
 
 
 def _log_step(
-    run: Run, phase_index: int, rank_step: RankStep, sums: Tensor, counts: StepCounts, learning_rate: float
+    run: Run,
+    phase_index: int,
+    rank_step: RankStep,
+    sums: Tensor,
+    counts: StepCounts,
+    learning_rate: float,
 ) -> None:
     """Adds the step's row to metrics.jsonl and moves the bar."""
     norm = grad_norm(run.engine, run.optimizer)
-    columns = loss_columns(sums.tolist(), counts.masked, counts.instances, run.settings.objective == WITH_NSP)
+    columns = loss_columns(
+        sums.tolist(), counts.masked, counts.instances, run.settings.objective == WITH_NSP
+    )
     seconds = time.monotonic() - run.step_started
-    steps_left = run.settings.phases[phase_index].steps - run.position.phase_step if run.position.phase_step else 0
+    steps_left = (
+        run.settings.phases[phase_index].steps - run.position.phase_step
+        if run.position.phase_step
+        else 0
+    )
     names = [each.name for each in run.mixture]
     drawn = [dict(zip(("instances", "tokens"), pair, strict=True)) for pair in run.position.drawn]
     row: dict[str, Any] = {
@@ -263,6 +298,10 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
 def _say_how_it_ended(run: Run) -> None:
     position = run.position
     if run.is_finished:
-        run.progress.say(f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens")
+        run.progress.say(
+            f"{run.folder.path}: finished, {position.step} steps and {position.tokens:,} tokens"
+        )
     else:
-        run.progress.say(f"stopped by a signal and saved after step {position.step}; the same command continues")
+        run.progress.say(
+            f"stopped by a signal and saved after step {position.step}; the same command continues"
+        )

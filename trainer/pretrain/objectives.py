@@ -1,10 +1,12 @@
 """What a model is trained to predict: pure functions on packed micro-batches.
 
-| objective     | predicted                                        | attention     | source                           |
+| objective     | predicted                                        | attention     | source
+|
 |---------------|--------------------------------------------------|---------------|----------------------------------|
-| mlm+nsp       | masked tokens, and whether B follows A           | bidirectional | BERT paper, section 3.1          |
-| mlm           | masked tokens                                    | bidirectional | BERT paper, 5.1 ("No NSP")       |
-| left-to-right | every token from those before it, nothing masked | causal        | BERT paper, 5.1 ("LTR & No NSP") |
+| mlm+nsp       | masked tokens, and whether B follows A           | bidirectional | BERT paper,
+section 3.1          | | mlm           | masked tokens                                    |
+bidirectional | BERT paper, 5.1 ("No NSP")       | | left-to-right | every token from those before
+it, nothing masked | causal        | BERT paper, 5.1 ("LTR & No NSP") |
 
 The instances are the same ones for all three: pairs of segments with static masks, which are undone
 for the last.
@@ -43,13 +45,18 @@ def as_left_to_right(batch: MicroBatch) -> MicroBatch:
     predicts_T[batch.cu_seqlens[1:].long() - 1] = False
     positions_M = predicts_T.nonzero().flatten()
     return dataclasses.replace(
-        batch, input_ids=text_T, masked_positions=positions_M, masked_labels=text_T[positions_M + 1].long()
+        batch,
+        input_ids=text_T,
+        masked_positions=positions_M,
+        masked_labels=text_T[positions_M + 1].long(),
     )
 
 
 def unmasked_text(batch: MicroBatch) -> Tensor:
     """[T] int32: the tokens as they were before masking."""
-    return batch.input_ids.int().index_copy(0, batch.masked_positions.long(), batch.masked_labels.int())
+    return batch.input_ids.int().index_copy(
+        0, batch.masked_positions.long(), batch.masked_labels.int()
+    )
 
 
 def freeze_unused(model: Module, objective: str) -> None:

@@ -53,12 +53,19 @@ class PhaseClock:
         return elapsed_seconds >= self.budget_seconds
 
 
-def seconds_left(settings: PretrainSettings, phase: int, elapsed_seconds: float) -> dict[str, float]:
+def seconds_left(
+    settings: PretrainSettings, phase: int, elapsed_seconds: float
+) -> dict[str, float]:
     """Columns of metrics.jsonl that a run by time has in place of an estimate."""
-    budgets = [settings.budget_seconds(index) or 0.0 for index in range(phase, len(settings.phases))]
+    budgets = [
+        settings.budget_seconds(index) or 0.0 for index in range(phase, len(settings.phases))
+    ]
     if settings.budget_hours is None:
         return {}
-    return {"phase_seconds": elapsed_seconds, "eta_seconds": max(0.0, sum(budgets) - elapsed_seconds)}
+    return {
+        "phase_seconds": elapsed_seconds,
+        "eta_seconds": max(0.0, sum(budgets) - elapsed_seconds),
+    }
 
 
 def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
@@ -69,9 +76,13 @@ def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
         optimizer.num_updates = 0
 
 
-def finish_at_accuracy(position: Position, mlm_accuracy: float, settings: PretrainSettings) -> Position:
+def finish_at_accuracy(
+    position: Position, mlm_accuracy: float, settings: PretrainSettings
+) -> Position:
     """The position behind the last phase once a measurement has reached the accuracy asked for."""
     target = settings.validation.stop_at_mlm_accuracy
     if target is None or mlm_accuracy < target:
         return position
-    return dataclasses.replace(position, phase=len(settings.phases), phase_step=0, phase_seconds=0.0)
+    return dataclasses.replace(
+        position, phase=len(settings.phases), phase_step=0, phase_seconds=0.0
+    )

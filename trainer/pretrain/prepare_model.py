@@ -42,7 +42,9 @@ def prepare_model(
         # No optimizer has them, so they are in no fragment.
         weights = read_weights(checkpoint)
         if lacking := sorted(frozen - weights.keys()):
-            raise ValueError(f"{checkpoint} does not hold {', '.join(lacking[:3])}; it is of another model")
+            raise ValueError(
+                f"{checkpoint} does not hold {', '.join(lacking[:3])}; it is of another model"
+            )
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
         yield from _start_from(settings.init_from, model, settings.init_from_pickle, vocabulary)
@@ -50,7 +52,9 @@ def prepare_model(
         compile_model(model)
 
 
-def _start_from(folder: str, model: BertForPreTraining, allow_pickle: bool, vocabulary: Path) -> Iterator[str]:
+def _start_from(
+    folder: str, model: BertForPreTraining, allow_pickle: bool, vocabulary: Path
+) -> Iterator[str]:
     found, num_new = read_initial_weights(folder, allow_pickle=allow_pickle), 0
     if found.vocab is not None:
         found, num_new = extend_rows(found, vocabulary.read_bytes(), folder)
@@ -68,9 +72,15 @@ def _start_from(folder: str, model: BertForPreTraining, allow_pickle: bool, voca
 def _check_config(found: BertConfig, expected: BertConfig, folder: str) -> None:
     """Refuses weights of another model by the name of the setting that would fit them."""
     theirs, ours = dataclasses.asdict(found), dataclasses.asdict(expected)
-    wrong = {name: value for name, value in theirs.items() if name not in _FREE_FIELDS and value != ours[name]}
+    wrong = {
+        name: value
+        for name, value in theirs.items()
+        if name not in _FREE_FIELDS and value != ours[name]
+    }
     if wrong:
-        listing = ", ".join(f"{name} {value} (this run: {ours[name]})" for name, value in wrong.items())
+        listing = ", ".join(
+            f"{name} {value} (this run: {ours[name]})" for name, value in wrong.items()
+        )
         raise ValueError(
             f"{folder} has {listing}; choose the model preset and overrides that fit it, the dataset for vocab_size, "
             "and objective for is_causal"

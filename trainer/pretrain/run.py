@@ -31,7 +31,13 @@ from trainer.process.stopping import StopRequest
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.runs.run_lock import lock_run
 from trainer.settings import PretrainSettings
-from trainer.stream.source import Mixture, OpenedMixture, open_mixture, open_mixture_again, opened_mixture
+from trainer.stream.source import (
+    Mixture,
+    OpenedMixture,
+    open_mixture,
+    open_mixture_again,
+    opened_mixture,
+)
 from trainer.stream.state import parse_state
 from trainer.watch.gauge import Gauge
 from trainer.watch.profile import Profile
@@ -106,7 +112,9 @@ class Run:
         """Saves in the background, once the weights are known to be sound."""
         self.weights_check.check()
         self.recorder.flush()
-        self.saver.save({**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer)
+        self.saver.save(
+            {**vars(self.position), "guard": self.guard.to_dict()}, self.engine, self.optimizer
+        )
 
     def reopen_records(self) -> None:
         """Drops rows and curves of steps after the position, which will be made again."""
@@ -114,7 +122,9 @@ class Run:
 
     def is_due(self, interval: int) -> bool:
         """Whether something done every `interval` steps, and after each phase, is due now."""
-        return self.position.phase_step == 0 or (interval > 0 and self.position.step % interval == 0)
+        return self.position.phase_step == 0 or (
+            interval > 0 and self.position.step % interval == 0
+        )
 
 
 def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
@@ -167,10 +177,16 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         load_checkpoint(checkpoint, engine, optimizer, ranks)
         progress.say(f"{folder.path}: continuing after step {position.step}")
     with together(ranks):
-        recorder = open_recorder(folder, settings, position.step, progress.say) if ranks.rank == 0 else Recorder()
+        recorder = (
+            open_recorder(folder, settings, position.step, progress.say)
+            if ranks.rank == 0
+            else Recorder()
+        )
     gauge = Gauge(model_config, settings.phases, ranks, settings.peak_tflops)
     if gauge.peak_tflops is None:
-        progress.say(f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops")
+        progress.say(
+            f"MFU is left out: no data sheet is known for {device_name(ranks.device)}, give --peak_tflops"
+        )
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, store, progress.say)
     saver.prepare(engine, optimizer)
     return Run(
@@ -195,7 +211,10 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
 
 
 def open_data(
-    entries: Sequence[str], options: Mapping[str, Any] | None, patience: Patience | None, ranks: Ranks
+    entries: Sequence[str],
+    options: Mapping[str, Any] | None,
+    patience: Patience | None,
+    ranks: Ranks,
 ) -> Mixture:
     """The datasets, whose tables rank 0 reads for all ranks.
 
@@ -224,7 +243,9 @@ def read_position(checkpoint: Path) -> Position:
     state = read_state(checkpoint)
     names = [each.name for each in dataclasses.fields(Position)]
     if lacking := [name for name in names if name not in state]:
-        raise ValueError(f"{checkpoint / STATE} lacks {', '.join(lacking)}; go back to the checkpoint before it")
+        raise ValueError(
+            f"{checkpoint / STATE} lacks {', '.join(lacking)}; go back to the checkpoint before it"
+        )
     return Position(**{name: state[name] for name in names})
 
 

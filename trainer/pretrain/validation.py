@@ -66,7 +66,8 @@ def load_validation_sets(
     held_out = [
         each
         for each in mixture
-        if ("validation", seq_len) in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
+        if ("validation", seq_len)
+        in {(group.split, group.seq_len) for group in each.dataset.manifest.groups}
     ]
     if settings.validation.stop_at_mlm_accuracy is not None and not held_out:
         raise ValueError(
@@ -81,13 +82,19 @@ def load_validation_sets(
 
 def describe_unmeasured(mixture: Mixture, sets: Sequence[ValidationSet], seq_len: int) -> str:
     """Says which datasets have no validation split of a length, if any."""
-    missing = [each.name for each in mixture if each.name not in {held_out.name for held_out in sets}]
+    missing = [
+        each.name for each in mixture if each.name not in {held_out.name for held_out in sets}
+    ]
     if not missing:
         return ""
-    return f"no validation loss of {', '.join(missing)}: no documents are held out at {seq_len} tokens"
+    return (
+        f"no validation loss of {', '.join(missing)}: no documents are held out at {seq_len} tokens"
+    )
 
 
-def _load(source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks) -> ValidationSet:
+def _load(
+    source: WeightedDataset, seq_len: int, settings: PretrainSettings, ranks: Ranks
+) -> ValidationSet:
     dataset = source.dataset
     size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))
     wanted = settings.validation.num_instances or size
@@ -144,20 +151,34 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
         totals += stack_sums(forward_sums(model, batch, ranks.device))
     model.train()
     torch.distributed.all_reduce(totals)
-    columns = loss_columns(totals.tolist(), validation_set.masked, validation_set.instances, validation_set.has_nsp)
+    columns = loss_columns(
+        totals.tolist(), validation_set.masked, validation_set.instances, validation_set.has_nsp
+    )
     guesses = {"unigram_entropy": validation_set.unigram_entropy}
     if validation_set.has_nsp:
         guesses["nsp_majority_share"] = validation_set.nsp_majority_share
-    return {**columns, **guesses, "instances": validation_set.instances, "masked": validation_set.masked}
+    return {
+        **columns,
+        **guesses,
+        "instances": validation_set.instances,
+        "masked": validation_set.masked,
+    }
 
 
-def join_columns(parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]) -> dict[str, Any]:
+def join_columns(
+    parts: Mapping[str, Mapping[str, float]], sets: Sequence[ValidationSet]
+) -> dict[str, Any]:
     """The mixture's columns: means weighted as the datasets are, and sums of what is counted."""
     if len(sets) == 1:
         return dict(parts[sets[0].name])
     total = sum(each.weight for each in sets)
-    means = {key: sum(each.weight * parts[each.name][key] for each in sets) / total for key in parts[sets[0].name]}
-    return means | {key: sum(parts[each.name][key] for each in sets) for key in ("instances", "masked")}
+    means = {
+        key: sum(each.weight * parts[each.name][key] for each in sets) / total
+        for key in parts[sets[0].name]
+    }
+    return means | {
+        key: sum(parts[each.name][key] for each in sets) for key in ("instances", "masked")
+    }
 
 
 def format_validation(columns: Mapping[str, Any]) -> str:
@@ -174,7 +195,9 @@ def format_nsp_accuracy(columns: Mapping[str, Any]) -> str:
     return f"NSP accuracy {columns['nsp_accuracy']:.3f} (constant answer {columns['nsp_majority_share']:.3f})"
 
 
-def _count_text(batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks) -> npt.NDArray[np.int64]:
+def _count_text(
+    batches: Sequence[MicroBatch], dataset: Dataset, ranks: Ranks
+) -> npt.NDArray[np.int64]:
     """How often each token [V] stands in the unmasked text, over all ranks; no [CLS], [SEP]."""
     counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
     for batch in batches:

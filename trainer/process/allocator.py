@@ -36,5 +36,9 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    given = ((_M_MMAP_THRESHOLD, MMAP_BYTES), (_M_TRIM_THRESHOLD, TRIM_BYTES), (_M_ARENA_MAX, NUM_ARENAS))
+    given = (
+        (_M_MMAP_THRESHOLD, MMAP_BYTES),
+        (_M_TRIM_THRESHOLD, TRIM_BYTES),
+        (_M_ARENA_MAX, NUM_ARENAS),
+    )
     return all(mallopt(*each) for each in given)

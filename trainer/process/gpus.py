@@ -31,7 +31,9 @@ GPUS = {
     "h200": Gpu(989, 141, 4.80, 450),
     "b200": Gpu(2250, 180, 8.0, 900),
     "mi300x": Gpu(1307, 192, 5.3, 448),
-    "cpu": Gpu(0, 0, 0.02, 2),  # products and memory are not known; 20 GB/s and 2 GB/s are of one rank on a server
+    "cpu": Gpu(
+        0, 0, 0.02, 2
+    ),  # products and memory are not known; 20 GB/s and 2 GB/s are of one rank on a server
 }
 # What torch calls them; variants with a lower clock come before the name they share.
 _NAMES = (

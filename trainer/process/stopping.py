@@ -49,7 +49,9 @@ class LauncherWatch:
         self.grace_seconds = grace_seconds
         self._launchers = find_launchers()
         self.has_launcher = bool(self._launchers)
-        self.has_deepspeed = any("deepspeed" in " ".join(_arguments(pid)[:3]) for pid in self._launchers)
+        self.has_deepspeed = any(
+            "deepspeed" in " ".join(_arguments(pid)[:3]) for pid in self._launchers
+        )
         if self.has_launcher:
             threading.Thread(target=self._watch, name="launcher watch", daemon=True).start()
 
@@ -82,7 +84,9 @@ def is_launcher(arguments: list[str]) -> bool:
     """
     for index, argument in enumerate(arguments[:5]):
         if argument == "-m":
-            return arguments[index + 1 : index + 2] != [] and arguments[index + 1].startswith(LAUNCHER_MODULES)
+            return arguments[index + 1 : index + 2] != [] and arguments[index + 1].startswith(
+                LAUNCHER_MODULES
+            )
         if not argument.startswith("-") and Path(argument).name in LAUNCHER_PROGRAMS:
             return True
     return False
@@ -113,7 +117,9 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stops_requested(watch: LauncherWatch, stop: StopRequest, say: Callable[[str], None], notice: str) -> Iterator[None]:
+def stops_requested(
+    watch: LauncherWatch, stop: StopRequest, say: Callable[[str], None], notice: str
+) -> Iterator[None]:
     """Makes a stop signal or the loss of the launcher a request while this holds.
 
     The process does not end by them. A second Ctrl-C leaves at once, also where the main thread

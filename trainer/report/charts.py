@@ -73,11 +73,26 @@ SPEED = (
     Chart("model_tflops_per_rank", "Model TFLOP/s of a rank", Axis(write_small, from_zero=True)),
     Chart("data_wait_share", "Share of the time spent waiting for data", _SHARE),
     Chart("max_over_mean_tokens", "Tokens of the fullest rank over the mean", Axis(write_small)),
-    Chart("peak_memory_bytes", "Peak memory of the fullest rank, GB", Axis(write_small, from_zero=True), factor=1e-9),
+    Chart(
+        "peak_memory_bytes",
+        "Peak memory of the fullest rank, GB",
+        Axis(write_small, from_zero=True),
+        factor=1e-9,
+    ),
     Chart("seconds", "Seconds a step", Axis(write_small, from_zero=True)),
 )
 # Columns that need no chart of their own: sums and places, and the loss that is the sum of two.
-_LEFT_OUT = {"step", "phase", "position", "tokens", "instances", "masked", "eta_seconds", "phase_seconds", "loss"}
+_LEFT_OUT = {
+    "step",
+    "phase",
+    "position",
+    "tokens",
+    "instances",
+    "masked",
+    "eta_seconds",
+    "phase_seconds",
+    "loss",
+}
 _MOST_OTHERS = 12
 
 
@@ -93,15 +108,26 @@ def other_charts(runs: Sequence[ReadRun]) -> list[Chart]:
     found: dict[str, None] = {}
     for run in runs:
         for row in run.train[-1:]:
-            found.update(dict.fromkeys(name for name in flat_numbers(row) if name.partition("/")[0] not in known))
-    return [Chart(name, name.replace("_", " "), Axis(write_small)) for name in list(found)[:_MOST_OTHERS]]
+            found.update(
+                dict.fromkeys(
+                    name for name in flat_numbers(row) if name.partition("/")[0] not in known
+                )
+            )
+    return [
+        Chart(name, name.replace("_", " "), Axis(write_small))
+        for name in list(found)[:_MOST_OTHERS]
+    ]
 
 
 def flat_numbers(row: Row) -> dict[str, float]:
     """Finite numbers of a row, those of tables as COLUMN/KEY."""
     found = {}
     for column, value in row.items():
-        inner = {f"{column}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {}
+        inner = (
+            {f"{column}/{key}": each for key, each in value.items()}
+            if isinstance(value, Mapping)
+            else {}
+        )
         cells = inner or {column: value}
         found.update({name: each for name in cells if (each := number(cells, name)) is not None})
     return found
@@ -133,7 +159,12 @@ def _curves(chart: Chart, runs: Sequence[ReadRun], by: str) -> Iterator[Curve]:
         places = _places(run, by)
         yield Curve(index, run.name, _points(chart, run.train, places))
         if chart.has_validation:
-            yield Curve(index, f"{run.name}, validation", _points(chart, run.validation, places), look="dots")
+            yield Curve(
+                index,
+                f"{run.name}, validation",
+                _points(chart, run.validation, places),
+                look="dots",
+            )
         if chart.guess is not None:
             guess = Chart(chart.guess, "", chart.axis, chart.factor)
             label = f"{run.name}, {chart.guess_name}"
@@ -164,7 +195,11 @@ def _points(chart: Chart, rows: Sequence[Row], places: Mapping[int, float]) -> l
 
 def recent_mean(rows: Sequence[Row], column: str) -> float | None:
     """Mean of a column over the last twentieth of the rows."""
-    values = [value for row in rows[-max(1, len(rows) // 20) :] if (value := number(row, column)) is not None]
+    values = [
+        value
+        for row in rows[-max(1, len(rows) // 20) :]
+        if (value := number(row, column)) is not None
+    ]
     return statistics.fmean(values) if values else None
 
 

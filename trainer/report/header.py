@@ -56,8 +56,14 @@ def _state(run: ReadRun) -> str:
 
 def _planned_steps(run: ReadRun) -> int | None:
     """Steps of all phases; None where time decides or the settings could not be read."""
-    steps = [value for key, value in run.config.items() if key.startswith("phases.") and key.endswith(".steps")]
-    if run.config.get("budget_hours") is not None or not all(isinstance(each, int) for each in steps):
+    steps = [
+        value
+        for key, value in run.config.items()
+        if key.startswith("phases.") and key.endswith(".steps")
+    ]
+    if run.config.get("budget_hours") is not None or not all(
+        isinstance(each, int) for each in steps
+    ):
         return None
     return sum(steps) or None
 

@@ -76,7 +76,9 @@ class _Scale:
         return (value - self.low) / (self.high - self.low)
 
 
-def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str, borders: Sequence[Border] = ()) -> str:
+def line_chart(
+    title: str, curves: Sequence[Curve], axis: Axis, x_name: str, borders: Sequence[Border] = ()
+) -> str:
     """The curves over one another; an empty text where only a guess has a point to draw."""
     curves = [_drawable(curve, axis) for curve in curves]
     if not any(curve.points for curve in curves if curve.look != "guess"):
@@ -85,7 +87,9 @@ def line_chart(title: str, curves: Sequence[Curve], axis: Axis, x_name: str, bor
     x_values = [x for curve in curves for x, _ in curve.points]
     x_scale = _linear(min(x_values), max(x_values), from_zero=False, is_tight=True)
     y_scale = (
-        _logarithmic(min(values), max(values)) if axis.is_log else _linear(min(values), max(values), axis.from_zero)
+        _logarithmic(min(values), max(values))
+        if axis.is_log
+        else _linear(min(values), max(values), axis.from_zero)
     )
     return (
         f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
@@ -111,7 +115,9 @@ def _linear(low: float, high: float, from_zero: bool, is_tight: bool = False) ->
     first = math.ceil(low / step) if is_tight else math.floor(low / step + 1e-9)
     last = math.floor(high / step) if is_tight else math.ceil(high / step - 1e-9)
     ticks = tuple(step * index for index in range(first, last + 1))
-    return _Scale(low, high, ticks, False) if is_tight else _Scale(ticks[0], ticks[-1], ticks, False)
+    return (
+        _Scale(low, high, ticks, False) if is_tight else _Scale(ticks[0], ticks[-1], ticks, False)
+    )
 
 
 def _logarithmic(low: float, high: float) -> _Scale:
@@ -119,7 +125,9 @@ def _logarithmic(low: float, high: float) -> _Scale:
     last = max(last, first + 1)
     ticks = [10.0**power for power in range(first, last + 1, max(1, -(-(last - first) // 5)))]
     if last - first <= 2:
-        ticks = sorted([*ticks, *(factor * 10.0**power for power in range(first, last) for factor in (2, 5))])
+        ticks = sorted(
+            [*ticks, *(factor * 10.0**power for power in range(first, last) for factor in (2, 5))]
+        )
     low = max([each for each in ticks if each <= low * 1.0001], default=ticks[0])
     high = min([each for each in ticks if each >= high * 0.9999], default=10.0**last)
     if high <= low:
@@ -129,7 +137,9 @@ def _logarithmic(low: float, high: float) -> _Scale:
 
 def _round_step(step: float) -> float:
     power = 10.0 ** math.floor(math.log10(step))
-    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if step <= power * factor * (1 + 1e-9))
+    return next(
+        power * factor for factor in (1, 2, 2.5, 5, 10) if step <= power * factor * (1 + 1e-9)
+    )
 
 
 def _x(scale: _Scale, value: float) -> float:
@@ -182,8 +192,16 @@ def _draw(curve: Curve, x_scale: _Scale, y_scale: _Scale) -> str:
     means = " ".join(f"{_x(x_scale, x):.1f},{_y(y_scale, mean):.1f}" for x, mean, _, _ in parts)
     upper = [f"{_x(x_scale, x):.1f},{_y(y_scale, high):.1f}" for x, _, _, high in parts]
     lower = [f"{_x(x_scale, x):.1f},{_y(y_scale, low):.1f}" for x, _, low, _ in reversed(parts)]
-    band = f'<polygon points="{" ".join([*upper, *lower])}"/>' if len(parts) < len(curve.points) else ""
-    dot = f'<circle cx="{means.partition(",")[0]}" cy="{means.partition(",")[2]}" r="3"/>' if len(parts) == 1 else ""
+    band = (
+        f'<polygon points="{" ".join([*upper, *lower])}"/>'
+        if len(parts) < len(curve.points)
+        else ""
+    )
+    dot = (
+        f'<circle cx="{means.partition(",")[0]}" cy="{means.partition(",")[2]}" r="3"/>'
+        if len(parts) == 1
+        else ""
+    )
     return f'<g class="{kind}">{band}<polyline points="{means}"/>{dot}</g>'
 
 

@@ -74,9 +74,13 @@ table.summary th { white-space: normal; vertical-align: bottom; line-height: 1.2
 
 def render_page(runs: Sequence[ReadRun]) -> str:
     """The whole page; all text from the runs is escaped."""
-    legend = "".join(f'<span class="key run{index % 6}">{escape(run.name)}</span>' for index, run in enumerate(runs))
+    legend = "".join(
+        f'<span class="key run{index % 6}">{escape(run.name)}</span>'
+        for index, run in enumerate(runs)
+    )
     body = [
-        f"<h1>{'Training run' if len(runs) == 1 else f'{len(runs)} training runs'}</h1>" + "".join(map(describe, runs)),
+        f"<h1>{'Training run' if len(runs) == 1 else f'{len(runs)} training runs'}</h1>"
+        + "".join(map(describe, runs)),
         _problems(runs),
         _summary(runs),
         '<input type="radio" name="x" id="by-step" checked><label for="by-step">over steps</label>'
@@ -165,7 +169,9 @@ def _charts(title: str, charts: Sequence[Chart], runs: Sequence[ReadRun]) -> str
     """Charts of what changes; what is 0 in every step is said in a line."""
     zeros = [chart for chart in charts if is_always_zero(chart, runs)]
     drawn = [chart for chart in charts if chart not in zeros]
-    cards = {by: "".join(_chart_card(chart, runs, by) for chart in drawn) for by in ("step", "tokens")}
+    cards = {
+        by: "".join(_chart_card(chart, runs, by) for chart in drawn) for by in ("step", "tokens")
+    }
     said = small(f"always 0: {', '.join(chart.title for chart in zeros)}") if zeros else ""
     if not any(cards.values()) and not said:
         return ""
@@ -198,7 +204,9 @@ def _launches(runs: Sequence[ReadRun]) -> str:
     if not keys:
         return ""
     datasets = "".join(
-        small(f"{run.name} reads {each.get('name')}: {each.get('url')}, root hash {each.get('root_hash')}")
+        small(
+            f"{run.name} reads {each.get('name')}: {each.get('url')}, root hash {each.get('root_hash')}"
+        )
         for run in runs
         for each in run.datasets
     )
@@ -223,11 +231,15 @@ def _arguments(launch: Mapping[str, Any]) -> str:
     return escape(" ".join(map(str, arguments[1:]))) if isinstance(arguments, list) else ""
 
 
-def _comparison(keys: Sequence[str], columns: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> str:
+def _comparison(
+    keys: Sequence[str], columns: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]
+) -> str:
     """A table with a row for each key and a column for each run."""
     head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
     rows = "".join(
-        f"<tr><td>{escape(key)}</td>" + "".join(f"<td>{_cell(values.get(key))}</td>" for values in columns) + "</tr>"
+        f"<tr><td>{escape(key)}</td>"
+        + "".join(f"<td>{_cell(values.get(key))}</td>" for values in columns)
+        + "</tr>"
         for key in keys
     )
     return _table("pairs", f"<tr><th></th>{head}</tr>{rows}")
@@ -254,4 +266,6 @@ def _events(runs: Sequence[ReadRun]) -> str:
 
 
 def _event(row: Row) -> str:
-    return ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("step", "instances"))
+    return ", ".join(
+        f"{key} {value}" for key, value in row.items() if key not in ("step", "instances")
+    )

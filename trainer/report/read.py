@@ -57,7 +57,11 @@ class ReadRun:
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in value if each and isinstance(each, dict)] if isinstance(value, list) else []
+    return (
+        [each for each in value if each and isinstance(each, dict)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def read_runs(folders: Sequence[str]) -> list[ReadRun]:
@@ -89,7 +93,10 @@ def choose_losses(run: ReadRun, last_step: int) -> list[list[Any]]:
     validation = {row["step"]: number(row, "mlm_loss") for row in run.validation}
     steps = [step for step in sorted(validation) or sorted(training) if step <= last_step]
     if len(steps) > _MAX_LOSSES:
-        steps = [steps[round(index * (len(steps) - 1) / (_MAX_LOSSES - 1))] for index in range(_MAX_LOSSES)]
+        steps = [
+            steps[round(index * (len(steps) - 1) / (_MAX_LOSSES - 1))]
+            for index in range(_MAX_LOSSES)
+        ]
     losses = ([training.get(step), validation.get(step)] for step in steps)
     return [
         [step, *(None if loss is None else round(loss, 4) for loss in both)]
@@ -133,7 +140,9 @@ def _read_run(path: Path, name: str) -> ReadRun:
     events += _rows(folder.anomalies, problems)
     last = max(_last_saved(folder), train[-1]["step"] if train else 0)
     if missing := missing_steps((row["step"] for row in train), last):
-        problems.append(f"metrics.jsonl lacks the rows of {format_steps(missing)}: it was cut or edited")
+        problems.append(
+            f"metrics.jsonl lacks the rows of {format_steps(missing)}: it was cut or edited"
+        )
     elif not train:
         problems.append("metrics.jsonl has no step yet")
     return ReadRun(name, path, train, validation, events, facts, config, problems)
@@ -141,7 +150,10 @@ def _read_run(path: Path, name: str) -> ReadRun:
 
 def _last_saved(folder: RunFolder) -> int:
     """Step of the newest checkpoint."""
-    names = [path.parent.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*/COMMITTED")]
+    names = [
+        path.parent.name.removeprefix("step-")
+        for path in folder.checkpoints.glob("step-*/COMMITTED")
+    ]
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
@@ -149,7 +161,9 @@ def _parse(path: Path, parse: Any, problems: list[str]) -> Mapping[str, Any]:
     try:
         found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror if isinstance(error, OSError) else error}")
+        problems.append(
+            f"{path.name} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
+        )
         return {}
     if not isinstance(found, dict):
         problems.append(f"{path.name} holds no mapping")
@@ -160,7 +174,9 @@ def _parse(path: Path, parse: Any, problems: list[str]) -> Mapping[str, Any]:
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
     """Rows that are JSON objects with a whole step; the numbers of other lines are told."""
     bad = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    )
     for place, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -179,5 +195,7 @@ def _each_step_once(rows: Sequence[Row], problems: list[str]) -> list[Row]:
     """The last row of every step: a run that went back made some of them again."""
     last = {row["step"]: row for row in rows}
     if len(last) < len(rows):
-        problems.append(f"{len(rows) - len(last)} step(s) were made again after going back; the last time counts")
+        problems.append(
+            f"{len(rows) - len(last)} step(s) were made again after going back; the last time counts"
+        )
     return [last[step] for step in sorted(last)]

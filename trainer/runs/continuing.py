@@ -61,9 +61,12 @@ class Continuable:
             ValueError: Something differs that has to stay; names each with its old and its new
                 value.
         """
-        bound_old, bound_new = ({k: v for k, v in each.items() if k not in self.free} for each in (old, new))
+        bound_old, bound_new = (
+            {k: v for k, v in each.items() if k not in self.free} for each in (old, new)
+        )
         found = [
-            f"{key} was {before!r} and is now {after!r}" for key, before, after in _changes("", bound_old, bound_new)
+            f"{key} was {before!r} and is now {after!r}"
+            for key, before, after in _changes("", bound_old, bound_new)
         ]
         found += others
         if found:

@@ -17,7 +17,9 @@ MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
 _SHOWN_STRETCHES = 5
 
 
-def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool = True) -> dict[str, float]:
+def loss_columns(
+    sums: list[float], masked: int, instances: int, has_nsp: bool = True
+) -> dict[str, float]:
     """Mean losses in nats and accuracies from sums over a global batch or a validation set.
 
     Args:
@@ -30,7 +32,12 @@ def loss_columns(sums: list[float], masked: int, instances: int, has_nsp: bool =
     columns = {"loss": mlm_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums[MLM_HITS] / masked}
     if not has_nsp:
         return columns
-    return {**columns, "loss": mlm_loss + nsp_loss, "nsp_loss": nsp_loss, "nsp_accuracy": sums[NSP_HITS] / instances}
+    return {
+        **columns,
+        "loss": mlm_loss + nsp_loss,
+        "nsp_loss": nsp_loss,
+        "nsp_accuracy": sums[NSP_HITS] / instances,
+    }
 
 
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
@@ -72,11 +79,17 @@ class MetricsFile:
             ValueError: Another line is no row; the file stays as it is.
         """
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        rows = [self._parse(line, number) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+        rows = [
+            self._parse(line, number)
+            for number, line in enumerate(lines, start=1)
+            if line.endswith(b"\n")
+        ]
         kept = [line for line, row in zip(lines, rows, strict=False) if row["step"] <= step]
         if kept != lines or not lines:
             replace_file(self.path, b"".join(kept))
-        return missing_steps((row["step"] for row in rows if row.get("split", "train") == "train"), step)
+        return missing_steps(
+            (row["step"] for row in rows if row.get("split", "train") == "train"), step
+        )
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
@@ -98,9 +111,22 @@ def missing_steps(found: Iterable[int], last: int) -> list[int]:
 
 def format_steps(steps: Sequence[int]) -> str:
     """Ascending steps for people, such as "steps 3-7, 12 and 2 more stretches"."""
-    starts = [step for step, before in zip(steps, [None, *steps], strict=False) if before is None or step > before + 1]
-    stops = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if after is None or step < after - 1]
-    pieces = [f"{start}-{stop}" if start < stop else str(start) for start, stop in zip(starts, stops, strict=True)]
+    starts = [
+        step
+        for step, before in zip(steps, [None, *steps], strict=False)
+        if before is None or step > before + 1
+    ]
+    stops = [
+        step
+        for step, after in zip(steps, [*steps[1:], None], strict=True)
+        if after is None or step < after - 1
+    ]
+    pieces = [
+        f"{start}-{stop}" if start < stop else str(start)
+        for start, stop in zip(starts, stops, strict=True)
+    ]
     more = len(pieces) - _SHOWN_STRETCHES
-    shown = ", ".join(pieces[:_SHOWN_STRETCHES]) + (f" and {more} more stretches" if more > 0 else "")
+    shown = ", ".join(pieces[:_SHOWN_STRETCHES]) + (
+        f" and {more} more stretches" if more > 0 else ""
+    )
     return f"step{'s' if len(steps) > 1 else ''} {shown}"

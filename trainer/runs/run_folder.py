@@ -29,8 +29,18 @@ RUN_FACTS = "run.json"
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
 """Key of the sha256 of each vocabulary file in what run.json says of a dataset."""
 RUN_KEYS = ("id", "model", "launches", "datasets")
-DATASET_KEYS = ("name", "url", "weight", "root_hash", "settings_hash", "lower_case", *VOCABULARY_HASHES.values())
-REMEDY = "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
+DATASET_KEYS = (
+    "name",
+    "url",
+    "weight",
+    "root_hash",
+    "settings_hash",
+    "lower_case",
+    *VOCABULARY_HASHES.values(),
+)
+REMEDY = (
+    "restore it, from --checkpoint.url if the run has one, or give another --output for a new run"
+)
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
@@ -95,7 +105,9 @@ class RunFolder:
             ValueError: It is damaged.
         """
         if not self.facts.is_file():
-            raise FileNotFoundError(f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command")
+            raise FileNotFoundError(
+                f"{self.path} holds no {RUN_FACTS}; give the --output of a pretrain command"
+            )
         return parse_facts(self.facts.read_bytes(), str(self.facts))
 
     def read_config(self) -> dict[str, Any]:
@@ -110,7 +122,9 @@ class RunFolder:
         try:
             config = yaml.safe_load(self.config.read_bytes())
         except (yaml.YAMLError, ValueError) as error:
-            raise ValueError(f"{self.config} is damaged, it is not YAML: {error}; {REMEDY}") from error
+            raise ValueError(
+                f"{self.config} is damaged, it is not YAML: {error}; {REMEDY}"
+            ) from error
         if not isinstance(config, dict):
             found = f"{str(config)[:60]!r}, expected settings"
             raise ValueError(f"{self.config} is damaged: it holds {found}; {REMEDY}")  # noqa: TRY004
@@ -125,7 +139,9 @@ class RunFolder:
         """
         path, expected = self.path / name, self.read_facts()["datasets"][0][VOCABULARY_HASHES[name]]
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; copy it from the dataset that the run was trained on")
+            raise FileNotFoundError(
+                f"{path} is missing; copy it from the dataset that the run was trained on"
+            )
         data = path.read_bytes()
         if (found := hashlib.sha256(data).hexdigest()) != expected:
             raise ValueError(
@@ -144,15 +160,25 @@ def parse_facts(data: bytes, where: str) -> dict[str, Any]:
     facts = parse_object(data, where, REMEDY)
     lacking = [key for key in RUN_KEYS if key not in facts]
     datasets = facts.get("datasets", ())
-    if not lacking and not (isinstance(datasets, list) and all(isinstance(each, dict) for each in datasets)):
-        raise ValueError(f"{where} is damaged: its datasets are {str(datasets)[:60]!r}, expected objects; {REMEDY}")
-    lacking += [f"{key} of a dataset" for each in datasets for key in DATASET_KEYS if key not in each]
+    if not lacking and not (
+        isinstance(datasets, list) and all(isinstance(each, dict) for each in datasets)
+    ):
+        raise ValueError(
+            f"{where} is damaged: its datasets are {str(datasets)[:60]!r}, expected objects; {REMEDY}"
+        )
+    lacking += [
+        f"{key} of a dataset" for each in datasets for key in DATASET_KEYS if key not in each
+    ]
     if lacking:
-        raise ValueError(f"{where} lacks {lacking[0]}: it is damaged, or of an earlier version; {REMEDY}")
+        raise ValueError(
+            f"{where} lacks {lacking[0]}: it is damaged, or of an earlier version; {REMEDY}"
+        )
     return facts
 
 
-def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int) -> None:
+def prepare_run(
+    settings: PretrainSettings, mixture: Mixture, model: BertConfig, world_size: int
+) -> None:
     """Makes the run's folder, or checks that the one there may be continued. Rank 0 only.
 
     Raises:
@@ -163,12 +189,20 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
     run = RunFolder(Path(settings.output))
     PRETRAINING.refuse_foreign(str(run.path), names_in(run.path))
     datasets = [dataset_facts(each) for each in mixture]
-    vocabularies = [{name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture]
-    facts: dict[str, Any] = {"id": secrets.token_hex(8), "model": dataclasses.asdict(model), "launches": []}
+    vocabularies = [
+        {name: each.dataset.read_file(name) for name in VOCABULARY_HASHES} for each in mixture
+    ]
+    facts: dict[str, Any] = {
+        "id": secrets.token_hex(8),
+        "model": dataclasses.asdict(model),
+        "launches": [],
+    }
     if run.facts.is_file():
         facts = run.read_facts()
         _check_unchanged(run, settings, facts["datasets"], datasets)
-    facts["datasets"] = datasets  # a build that was followed may have ended, which gives its root hash
+    facts["datasets"] = (
+        datasets  # a build that was followed may have ended, which gives its root hash
+    )
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
     # First, as it says that this folder is a run.
@@ -181,7 +215,9 @@ def prepare_run(settings: PretrainSettings, mixture: Mixture, model: BertConfig,
 def to_yaml(settings: PretrainSettings) -> str:
     """The settings as a file that `--config` reads."""
     left_out = (*OF_PHASES, "storage_options")  # the latter may hold secrets
-    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out}
+    fields = {
+        name: value for name, value in dataclasses.asdict(settings).items() if name not in left_out
+    }
     return str(yaml.safe_dump(hide_in(fields), sort_keys=False))
 
 
@@ -217,7 +253,10 @@ def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any
 
 
 def _check_unchanged(
-    run: RunFolder, settings: PretrainSettings, datasets: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
+    run: RunFolder,
+    settings: PretrainSettings,
+    datasets: Sequence[dict[str, Any]],
+    now: Sequence[dict[str, Any]],
 ) -> None:
     new = yaml.safe_load(to_yaml(settings))
     # A first launch may have been killed between run.json and config.yaml; then nothing was trained

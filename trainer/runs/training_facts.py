@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-_PHASE = {"seq_len": "length {}", "global_batch": "batches of {}", "steps": "{} steps", "peak_lr": "peak rate {}"}
+_PHASE = {
+    "seq_len": "length {}",
+    "global_batch": "batches of {}",
+    "steps": "{} steps",
+    "peak_lr": "peak rate {}",
+}
 
 
 def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,14 +32,20 @@ def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
 
 
 def _describe_phase(phase: Mapping[str, Any]) -> str:
-    return ", ".join(form.format(phase[name]) for name, form in _PHASE.items() if phase.get(name) is not None)
+    return ", ".join(
+        form.format(phase[name]) for name, form in _PHASE.items() if phase.get(name) is not None
+    )
 
 
 def _describe_launch(launch: Mapping[str, Any]) -> dict[str, str]:
     hardware = launch.get("hardware") or {}
     devices = sorted(set(hardware.get("gpus") or [])) or [hardware.get("machine")]
     software = {"Python": launch.get("python"), **(launch.get("software") or {})}
-    named = [f"{name} {software[name]}" for name in ("Python", "torch", "deepspeed") if software.get(name)]
+    named = [
+        f"{name} {software[name]}"
+        for name in ("Python", "torch", "deepspeed")
+        if software.get(name)
+    ]
     found = {"software": ", ".join(named)}
     if launch.get("world_size") and all(devices):
         found["hardware"] = f"{launch['world_size']} rank(s) on {' and '.join(devices)}"

@@ -13,7 +13,14 @@ import numpy as np
 
 from pipeline.shards.arrow_stream import RecordBatch
 from pipeline.shards.arrow_writer import template_of
-from pipeline.shards.block import TOKENS_PER_BLOCK, Array, Block, block_of_batch, block_schema, read_batch
+from pipeline.shards.block import (
+    TOKENS_PER_BLOCK,
+    Array,
+    Block,
+    block_of_batch,
+    block_schema,
+    read_batch,
+)
 from pipeline.shards.records import BlockTable, Shard
 from tokenizer.compiled import load
 from trainer.stream.rows import HostMemory, gather_lists, gather_values
@@ -58,7 +65,9 @@ class Arena:
         """
         found, expected = block.input_ids.dtype, self._lists["input_ids"].dtype
         if self._num_slots and found != expected:
-            raise ValueError(f"{where}: tokens of {found} among blocks of {expected}; verify the dataset")
+            raise ValueError(
+                f"{where}: tokens of {found} among blocks of {expected}; verify the dataset"
+            )
         self._targets = None
         if not self._free:
             self._grow(max(4, 2 * self._num_slots))
@@ -71,7 +80,9 @@ class Arena:
             column[first : first + block.num_instances] = getattr(block, name)
         return slot
 
-    def put_stored(self, bodies: list[memoryview], counts: Array, seq_len: int, vocab_size: int) -> list[int]:
+    def put_stored(
+        self, bodies: list[memoryview], counts: Array, seq_len: int, vocab_size: int
+    ) -> list[int]:
         """Decompresses stored blocks into free slots and checks them, by one call of compiled code.
 
         Args:
@@ -86,7 +97,12 @@ class Arena:
             which.
         """
         dtype, room = self._lists["input_ids"].dtype, min(len(bodies), len(self._free))
-        if COMPILED is None or not IS_USABLE or not room or self._lists["masked_lm_ids"].dtype != dtype:
+        if (
+            COMPILED is None
+            or not IS_USABLE
+            or not room
+            or self._lists["masked_lm_ids"].dtype != dtype
+        ):
             return []
         if self._targets is None:
             lists = tuple(array for column in self._lists.values() for array in column.arrays)
@@ -104,7 +120,9 @@ class Arena:
         """Lets a slot be used again."""
         self._free.append(slot)
 
-    def gather(self, slots: Array, starts: Array, stops: Array, memory: HostMemory | None = None) -> Block:
+    def gather(
+        self, slots: Array, starts: Array, stops: Array, memory: HostMemory | None = None
+    ) -> Block:
         """Rows starts to stops - 1 of the slots, one run after another; all [R].
 
         Returns:
@@ -115,9 +133,13 @@ class Arena:
         flat = {name: (num_rows, column.dtype) for name, column in self._flat.items()}
         lists: dict[str, tuple[int, Any]] = {"offsets": (num_rows + 1, np.int32)}
         lists |= {"masked_offsets": (num_rows + 1, np.int32)}
-        lists |= {name: (column.count(first, last), column.dtype) for name, column in self._lists.items()}
+        lists |= {
+            name: (column.count(first, last), column.dtype) for name, column in self._lists.items()
+        }
         columns = flat | lists
-        into = dict(zip(columns, (memory or HostMemory()).take(list(columns.values())), strict=True))
+        into = dict(
+            zip(columns, (memory or HostMemory()).take(list(columns.values())), strict=True)
+        )
         for name, column in self._lists.items():
             offsets = into["offsets" if name == "input_ids" else "masked_offsets"]
             column.gather(first, last, (offsets, into[name]))
@@ -140,9 +162,14 @@ def read_batch_checked(body: memoryview, table: BlockTable, index: int, where: s
         ValueError: It holds something else, though its crc32 was right.
     """
     batch = read_batch(body, where)
-    counts, listed = tuple(batch.lengths[:2]), (int(table.instances[index]), int(table.tokens[index]))
+    counts, listed = (
+        tuple(batch.lengths[:2]),
+        (int(table.instances[index]), int(table.tokens[index])),
+    )
     if counts != listed:
-        raise ValueError(f"{where}: holds {counts} instances and tokens, the block table says {listed}")
+        raise ValueError(
+            f"{where}: holds {counts} instances and tokens, the block table says {listed}"
+        )
     return batch
 
 
@@ -157,15 +184,21 @@ def check_block(batch: RecordBatch, shard: Shard, vocab_size: int, where: str) -
     block = block_of_batch(batch, where)
     lengths = np.diff(block.offsets)
     if (longest := int(lengths.max(initial=0))) > shard.seq_len:
-        raise ValueError(f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}")
+        raise ValueError(
+            f"{where}: an instance of {longest} tokens in a shard of seq_len {shard.seq_len}"
+        )
     _expect_below("token id", block.input_ids, vocab_size, block.offsets, where)
     _expect_below("masked_lm_id", block.masked_lm_ids, vocab_size, block.masked_offsets, where)
     limits = np.repeat(lengths, np.diff(block.masked_offsets))
-    _expect_below("masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where)
+    _expect_below(
+        "masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where
+    )
     return block
 
 
-def _expect_below(what: str, values: Array, limits: Array | int, offsets: Array, where: str) -> None:
+def _expect_below(
+    what: str, values: Array, limits: Array | int, offsets: Array, where: str
+) -> None:
     """Names the first of the values that is not below its limit, and the instance it belongs to.
 
     Instance n holds values offsets[n] to offsets[n + 1] - 1; offsets are [N+1].
@@ -226,7 +259,9 @@ class _Lists:
         values[:old, : self._capacity] = self._values.reshape(old, self._capacity)
         offsets = np.zeros(num_slots * self._stride + 1, np.int64)
         moved = np.arange(old) * (capacity - self._capacity) * values.itemsize
-        offsets[: old * self._stride] = self._offsets[: old * self._stride] + np.repeat(moved, self._stride)
+        offsets[: old * self._stride] = self._offsets[: old * self._stride] + np.repeat(
+            moved, self._stride
+        )
         self._values, self._offsets, self._capacity = values.ravel(), offsets, capacity
 
 

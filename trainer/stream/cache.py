@@ -75,7 +75,9 @@ class ShardCache:
             CacheError: The folder cannot be made or written.
         """
         if max_bytes < MIN_CACHE_BYTES:
-            raise ValueError(f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)")
+            raise ValueError(
+                f"cache_bytes is {max_bytes}; it must be at least {MIN_CACHE_BYTES} (64 MiB)"
+            )
         self._folder = Path(folder)
         self._max_bytes = max_bytes
         self.pace_path = self._folder / "pace"
@@ -160,7 +162,11 @@ class ShardCache:
         usage, unfinished = self._folder / "usage", path.with_suffix(_UNFINISHED)
         with self._locked("usage", stop, time.monotonic() + _USAGE_SECONDS):
             data_used = usage.read_bytes() if usage.exists() else b""
-            used = int(data_used) if data_used.isdigit() and len(data_used) < _MAX_DIGITS else self._max_bytes
+            used = (
+                int(data_used)
+                if data_used.isdigit() and len(data_used) < _MAX_DIGITS
+                else self._max_bytes
+            )
             if used + len(data) > self._max_bytes:
                 used = self._remove_oldest(self._max_bytes * _KEPT_PERCENT // 100 - len(data))
             unfinished.write_bytes(data)
@@ -274,7 +280,11 @@ def read_blocks_cached(
 
 
 def read_table_cached(
-    dataset: ShardStore, shard: Shard, settings: ReadSettings, stop: threading.Event, attempts: Attempts
+    dataset: ShardStore,
+    shard: Shard,
+    settings: ReadSettings,
+    stop: threading.Event,
+    attempts: Attempts,
 ) -> BlockTable:
     """A shard's block table, as `read_table`; its bytes are read once for all ranks of a node.
 

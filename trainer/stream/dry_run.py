@@ -72,11 +72,18 @@ class DryReader:
         every = [read.blocks for read in reads]
         return RankRequests(
             shards=np.array([self._index[blocks.shard.name] for blocks in every], np.int64),
-            num_bytes=np.array([blocks.stop_byte - blocks.start_byte for blocks in every], np.int64),
-            blocks=np.concatenate(
-                [read.first_number + np.arange(read.blocks.stop - read.blocks.first) for read in reads]
+            num_bytes=np.array(
+                [blocks.stop_byte - blocks.start_byte for blocks in every], np.int64
             ),
-            block_bytes=np.concatenate([blocks.table.size[blocks.first : blocks.stop] for blocks in every]),
+            blocks=np.concatenate(
+                [
+                    read.first_number + np.arange(read.blocks.stop - read.blocks.first)
+                    for read in reads
+                ]
+            ),
+            block_bytes=np.concatenate(
+                [blocks.table.size[blocks.first : blocks.stop] for blocks in every]
+            ),
             num_at_once=num_at_once,
             buffer_bytes=buffer_bytes,
         )

@@ -99,7 +99,9 @@ class BlockWindow:
         if not self._gathered:
             if (group := self._gather_steps()) is None:
                 raise StopIteration
-            self._gathered.extend(group.block.slice(start, stop) for start, stop in pairwise(group.bounds))
+            self._gathered.extend(
+                group.block.slice(start, stop) for start, stop in pairwise(group.bounds)
+            )
         return self._gathered.popleft()
 
     def groups(self) -> Iterator[Group]:
@@ -156,7 +158,9 @@ class BlockWindow:
         """Decodes blocks, by their numbers, into the arena, checked against the tables."""
         places = [(read, number - read.first_number) for number, read in due.items()]
         tables = [(read.blocks.table, read.blocks.first + index) for read, index in places]
-        counts = np.array([(table.instances[block], table.tokens[block]) for table, block in tables], np.int64)
+        counts = np.array(
+            [(table.instances[block], table.tokens[block]) for table, block in tables], np.int64
+        )
         bodies = []
         for read, index in places:
             held = read.bodies.result()
@@ -165,7 +169,9 @@ class BlockWindow:
         slots: list[int] = []
         while len(slots) < len(bodies):
             rest = slice(len(slots), None)
-            slots += self._arena.put_stored(bodies[rest], counts[rest], self._seq_len, self._dataset.vocab_size)
+            slots += self._arena.put_stored(
+                bodies[rest], counts[rest], self._seq_len, self._dataset.vocab_size
+            )
             if len(slots) < len(bodies):
                 slots.append(self._put_checked(bodies[len(slots)], *places[len(slots)]))
         self._blocks.slot[list(due)] = np.array(slots, np.int32) + 1

@@ -35,7 +35,9 @@ def iterate_validation(
         ValueError: The split has no instances of this length, or micro_tokens is below it.
     """
     if micro_tokens < seq_len:
-        raise ValueError(f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len}; raise it")
+        raise ValueError(
+            f"micro_tokens is {micro_tokens}: one instance may take all of seq_len {seq_len}; raise it"
+        )
     dataset.num_passes(split, seq_len)
     shards = dataset.shards(split, seq_len, 0)
     num_instances = sum(shard.instances for shard in shards)
@@ -62,7 +64,9 @@ def _pack_in_order(window: BlockWindow, micro_tokens: int) -> Iterator[MicroBatc
         window.close()
 
 
-def _plan_instances(shards: Sequence[Shard], start: int, stop: int, block_size: int) -> Iterator[Steps]:
+def _plan_instances(
+    shards: Sequence[Shard], start: int, stop: int, block_size: int
+) -> Iterator[Steps]:
     """Instances start to stop - 1 of consecutive shards, one block a step."""
     for index, shard in enumerate(shards):
         first, end = max(start, 0), min(stop, shard.instances)

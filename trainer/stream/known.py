@@ -30,7 +30,9 @@ class KnownPasses:
         shards: Shards of all passes known, as plans index them; the list grows at its end.
     """
 
-    def __init__(self, mixture: Mixture, split: str, seq_len: int, patience: Patience | None = None) -> None:
+    def __init__(
+        self, mixture: Mixture, split: str, seq_len: int, patience: Patience | None = None
+    ) -> None:
         """Waits for the first pass of every dataset.
 
         Raises:
@@ -62,7 +64,10 @@ class KnownPasses:
     def sizes(self) -> tuple[Passes, ...]:
         """What the order is a function of."""
         return tuple(
-            tuple(tuple(ShardSize(shard.name, shard.instances) for shard in shards) for shards in passes)
+            tuple(
+                tuple(ShardSize(shard.name, shard.instances) for shard in shards)
+                for shards in passes
+            )
             for passes in self._passes
         )
 
@@ -99,7 +104,9 @@ class KnownPasses:
     def shard_index(self, runs: Runs) -> Array:
         """Index into `shards` of every run [R]."""
         width = max(map(len, self._first_shard))
-        first_DP = np.array([[*each, *[0] * (width - len(each))] for each in self._first_shard], np.int64)
+        first_DP = np.array(
+            [[*each, *[0] * (width - len(each))] for each in self._first_shard], np.int64
+        )
         num_known = np.array([len(each) for each in self._first_shard])
         index: Array = first_DP[runs.dataset, runs.epoch % num_known[runs.dataset]] + runs.shard
         return index
@@ -108,7 +115,9 @@ class KnownPasses:
         """Passes of every dataset that lie before a position, as 2.25 for two and a quarter."""
         return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
-    def describe(self, position: int, weights: Sequence[int] | None = None) -> tuple[DatasetState, ...]:
+    def describe(
+        self, position: int, weights: Sequence[int] | None = None
+    ) -> tuple[DatasetState, ...]:
         """What the state at a position says of the datasets, perhaps with other weights."""
         own = [own_position(weights or self.weights, d, position) for d in range(len(self.mixture))]
         return self._described(tuple(self._num_begun(d, each) for d, each in enumerate(own)))
@@ -116,13 +125,21 @@ class KnownPasses:
     def state_like(self, then: StreamState, seed: int, num_lanes: int) -> StreamState:
         """The state that a stream over these datasets has where another one stood."""
         weights = [each.weight for each in then.datasets]
-        datasets = self.describe(then.position, weights if len(weights) == len(self.mixture) else None)
-        return StreamState(then.position, seed, num_lanes, self.split, self.seq_len, then.skipped, datasets)
+        datasets = self.describe(
+            then.position, weights if len(weights) == len(self.mixture) else None
+        )
+        return StreamState(
+            then.position, seed, num_lanes, self.split, self.seq_len, then.skipped, datasets
+        )
 
-    def state(self, position: int, seed: int, num_lanes: int, skipped: Sequence[Stretch] = ()) -> StreamState:
+    def state(
+        self, position: int, seed: int, num_lanes: int, skipped: Sequence[Stretch] = ()
+    ) -> StreamState:
         """The state at a position."""
         datasets = self.describe(position)
-        return StreamState(position, seed, num_lanes, self.split, self.seq_len, tuple(skipped), datasets)
+        return StreamState(
+            position, seed, num_lanes, self.split, self.seq_len, tuple(skipped), datasets
+        )
 
     def _make_order(
         self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...], _num_known: tuple[int, ...]
@@ -147,7 +164,10 @@ class KnownPasses:
         return max(1, bisect_left(self._starts[dataset][:-1], own))
 
     def _reaches(self, dataset: int, position: int) -> bool:
-        return self._has_all(dataset) or own_position(self.weights, dataset, position) <= self._starts[dataset][-1]
+        return (
+            self._has_all(dataset)
+            or own_position(self.weights, dataset, position) <= self._starts[dataset][-1]
+        )
 
     def _has_all(self, dataset: int) -> bool:
         return len(self._passes[dataset]) == self.num_passes[dataset]
@@ -165,13 +185,21 @@ class KnownPasses:
             return False
         shards = opened.shards(self.split, self.seq_len, number)
         if not (num_instances := sum(shard.instances for shard in shards)):
-            raise ValueError(f"{opened.url}: pass {number} of {self.split} L{self.seq_len} holds no instances")
+            raise ValueError(
+                f"{opened.url}: pass {number} of {self.split} L{self.seq_len} holds no instances"
+            )
         self._passes[dataset].append(shards)
         self._starts[dataset].append(self._starts[dataset][-1] + num_instances)
         self._first_shard[dataset].append(len(self.shards))
         joined = self.store
-        self.shards += [joined.add(opened, shard) for shard in shards] if isinstance(joined, JoinedShards) else shards
+        self.shards += (
+            [joined.add(opened, shard) for shard in shards]
+            if isinstance(joined, JoinedShards)
+            else shards
+        )
         return True
 
     def _hash_passes(self, dataset: int, count: int) -> str:
-        return root_hash(shard for shards in self._passes[dataset][:count] for shard in shards)[:CONTENT_DIGITS]
+        return root_hash(shard for shards in self._passes[dataset][:count] for shard in shards)[
+            :CONTENT_DIGITS
+        ]

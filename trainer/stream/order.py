@@ -53,7 +53,10 @@ class StreamOrder:
     @cached_property
     def pass_instances(self) -> list[list[int]]:
         """N_i of every pass of every dataset."""
-        return [[sum(shard.instances for shard in shards) for shards in passes] for passes in self.datasets]
+        return [
+            [sum(shard.instances for shard in shards) for shards in passes]
+            for passes in self.datasets
+        ]
 
 
 class Place(NamedTuple):
@@ -101,7 +104,9 @@ def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
     """Rule 1: indices of the shards, sorted by the blake2b-128 of "seed/epoch/name"."""
     return sorted(
         range(len(names)),
-        key=lambda i: hashlib.blake2b(f"{seed}/{epoch}/{names[i]}".encode(), digest_size=16).digest(),
+        key=lambda i: hashlib.blake2b(
+            f"{seed}/{epoch}/{names[i]}".encode(), digest_size=16
+        ).digest(),
     )
 
 
@@ -129,7 +134,9 @@ def mixture_word(weights: Sequence[int]) -> list[int]:
     period, drawn = sum(weights), [0] * len(weights)
     word = []
     for places in range(1, period + 1):
-        behind = [weight * places - period * count for weight, count in zip(weights, drawn, strict=True)]
+        behind = [
+            weight * places - period * count for weight, count in zip(weights, drawn, strict=True)
+        ]
         word.append(behind.index(max(behind)))
         drawn[word[-1]] += 1
     return word
@@ -168,7 +175,9 @@ def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> lis
     return [*found, (position, position + count)] if count else found
 
 
-def step_positions(skipped: Iterable[Stretch], position: int, global_batch: int, num_steps: int) -> tuple[Array, Array]:
+def step_positions(
+    skipped: Iterable[Stretch], position: int, global_batch: int, num_steps: int
+) -> tuple[Array, Array]:
     """The first position of each of the next steps, and the one after its last; both [S]."""
     step, start, stop = _step_stretches(skipped, position, global_batch, num_steps)
     bounds = np.searchsorted(step, np.arange(num_steps + 1))

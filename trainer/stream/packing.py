@@ -167,8 +167,9 @@ def cut_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]
 def balance_micro_batches(offsets: Array, micro_tokens: int) -> list[tuple[int, int]]:
     """As few micro-batches as `cut_micro_batches` makes, of as few tokens at most as that allows.
 
-    The last would else be what is left over: a whole turn of launches and reductions for a stub. Ranks of one step wait
-    for the longest of each turn, so that even ones are shorter for all. Arguments as there.
+    The last would else be what is left over: a whole turn of launches and reductions for a stub.
+    Ranks of one step wait for the longest of each turn, so that even ones are shorter for all.
+    Arguments as there.
     """
     cuts = cut_micro_batches(offsets, micro_tokens)
     low, high = int(offsets[-1] - offsets[0]) // max(1, len(cuts)), micro_tokens

@@ -61,7 +61,12 @@ def planned_steps(
         TypeError: An option is none of StepLoader's.
     """
     StepSizes(rank, world_size, global_batch, micro_tokens).check(seq_len)
-    sizes = {"rank": rank, "world_size": world_size, "global_batch": global_batch, "micro_tokens": micro_tokens}
+    sizes = {
+        "rank": rank,
+        "world_size": world_size,
+        "global_batch": global_batch,
+        "micro_tokens": micro_tokens,
+    }
     arguments = {**sizes, "seed": seed, "state": state, "num_steps": num_steps, **options}
     inspect.signature(StepLoader).bind(data, split, seq_len, **arguments)
     if isinstance(data, str):
@@ -85,7 +90,9 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
             ValueError: The pipeline repeats, or opened datasets came into another process.
         """
         if self.repetitions != 1:
-            raise ValueError("with_epoch and repeat would begin at the same step again and again: ask for num_steps")
+            raise ValueError(
+                "with_epoch and repeat would begin at the same step again and again: ask for num_steps"
+            )
         open_loader, *stages = self.pipeline
         return Samples(open_loader(), [partial(self.invoke, stage) for stage in stages])
 
@@ -171,13 +178,22 @@ def _open_loader(
 ) -> StepLoader:
     """Begins to read what falls to this process: all steps of the rank, or a worker's."""
     reading = replace(
-        arguments.get("reading") or ReadSettings(), rank=arguments["rank"], num_ranks=arguments["world_size"]
+        arguments.get("reading") or ReadSettings(),
+        rank=arguments["rank"],
+        num_ranks=arguments["world_size"],
     )
     if (worker := get_worker_info()) is not None:
         if not _are_urls(data):
-            raise ValueError("opened datasets do not go to a DataLoader's workers: give planned_steps their URLs")
+            raise ValueError(
+                "opened datasets do not go to a DataLoader's workers: give planned_steps their URLs"
+            )
         reading = replace(reading, buffer_bytes=max(1, reading.buffer_bytes // worker.num_workers))
-        arguments = {**arguments, "worker": worker.id, "num_workers": worker.num_workers, "pin_memory": False}
+        arguments = {
+            **arguments,
+            "worker": worker.id,
+            "num_workers": worker.num_workers,
+            "pin_memory": False,
+        }
     arguments = {**arguments, "reading": reading}
     if _are_urls(data):
         data = open_mixture(cast("Sequence[str]", data), storage_options, arguments.get("patience"))

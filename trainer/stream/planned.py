@@ -48,7 +48,10 @@ class Steps(NamedTuple):
 
     def cut(self, first: int, last: int) -> "Steps":
         """Steps first to last - 1 of these."""
-        rows, bounds = slice(self.bounds[first], self.bounds[last]), self.bounds[first : last + 1] - self.bounds[first]
+        rows, bounds = (
+            slice(self.bounds[first], self.bounds[last]),
+            self.bounds[first : last + 1] - self.bounds[first],
+        )
         return Steps(self.shard[rows], self.block[rows], self.start[rows], self.stop[rows], bounds)
 
 
@@ -70,9 +73,12 @@ class Planned(NamedTuple):
         """Steps first to last - 1 of these."""
         begin, end = self.bounds[first], self.bounds[last]
         bounds, instances = (
-            [each - values[first] for each in values[first : last + 1]] for values in (self.bounds, self.instances)
+            [each - values[first] for each in values[first : last + 1]]
+            for values in (self.bounds, self.instances)
         )
-        return Planned(self.number[begin:end], self.start[begin:end], self.stop[begin:end], bounds, instances)
+        return Planned(
+            self.number[begin:end], self.start[begin:end], self.stop[begin:end], bounds, instances
+        )
 
 
 class StepQueue:
@@ -88,7 +94,11 @@ class StepQueue:
 
     def add(self, numbers: Array, steps: Steps) -> None:
         """Adds steps at the end, with the numbers of their blocks [R]."""
-        self._waiting.append(Planned(numbers, steps.start, steps.stop, steps.bounds.tolist(), steps.instances.tolist()))
+        self._waiting.append(
+            Planned(
+                numbers, steps.start, steps.stop, steps.bounds.tolist(), steps.instances.tolist()
+            )
+        )
         self._num_steps += len(steps.bounds) - 1
 
     def peek(self, min_instances: int, max_steps: int) -> Planned:
@@ -125,7 +135,9 @@ class HeldBlocks:
         self.slot: Array = np.zeros(0, np.int32)
         self.cost_bytes: Array = np.zeros(0, np.int64)
         self._first_number: Array = np.zeros(1, np.int64)
-        self._last_use: Array = np.zeros(0, np.int64)  # the step, counted from 1; 0 where a block is not held
+        self._last_use: Array = np.zeros(
+            0, np.int64
+        )  # the step, counted from 1; 0 where a block is not held
 
     def number(self, shards: Sequence[Shard], shard: Array, block: Array) -> Array:
         """The numbers of blocks by shard and place in it; shards added later come after others."""
@@ -172,9 +184,12 @@ class HeldBlocks:
     def _number_all(self, shards: Sequence[Shard]) -> None:
         added = shards[len(self._first_number) - 1 :]
         counts = [-(-shard.instances // block_instances(shard.seq_len)) for shard in added]
-        self._first_number = np.concatenate([self._first_number, self._first_number[-1] + np.cumsum(counts)])
+        self._first_number = np.concatenate(
+            [self._first_number, self._first_number[-1] + np.cumsum(counts)]
+        )
         self._last_use, self.slot, self.cost_bytes = (
-            _lengthen(each, self._first_number[-1]) for each in (self._last_use, self.slot, self.cost_bytes)
+            _lengthen(each, self._first_number[-1])
+            for each in (self._last_use, self.slot, self.cost_bytes)
         )
 
 
@@ -192,7 +207,9 @@ def _lengthen(values: Array, size: int) -> Array:
     There may be millions of blocks. Not from numpy, whose large arrays ask for pages of 2 MiB: a
     few blocks of each lane would touch most of them.
     """
-    pages = mmap.mmap(-1, max(1, size * values.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(
+        -1, max(1, size * values.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_NOHUGEPAGE)

@@ -127,7 +127,9 @@ class Attempts:
                 wrong DAMAGE_ATTEMPTS times, or they were refused for REFUSAL_SECONDS.
         """
         if isinstance(error, FileNotFoundError):
-            raise FileNotFoundError(f"{self._what()}: the file is missing; restore or rebuild the dataset") from error
+            raise FileNotFoundError(
+                f"{self._what()}: the file is missing; restore or rebuild the dataset"
+            ) from error
         if isinstance(error, CutFileError):
             advice = "the file is cut short; restore it, or rebuild the dataset"
             raise ShardReadError(f"{self._what()}: {error}: {advice}") from error
@@ -176,7 +178,9 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
         TimeoutError: It did not.
     """
     result: Future[Result] = Future()
-    threading.Thread(target=complete, args=(result, function), daemon=True, name="ranged-read").start()
+    threading.Thread(
+        target=complete, args=(result, function), daemon=True, name="ranged-read"
+    ).start()
     try:
         return result.result(seconds)
     except TimeoutError as error:
@@ -242,7 +246,10 @@ def fetch_blocks(
     url = dataset.locate(blocks.shard.name)
 
     def attempt(seconds: float) -> tuple[bytes, list[memoryview]]:
-        data = call(seconds, lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte))
+        data = call(
+            seconds,
+            lambda: dataset.read_bytes(blocks.shard.name, blocks.start_byte, blocks.stop_byte),
+        )
         return data, split_blocks(data, blocks, url)
 
     return retry(attempt, attempts)
@@ -250,7 +257,9 @@ def fetch_blocks(
 
 def describe_range(dataset: ShardStore, blocks: BlockRange) -> str:
     """Where a range is, for messages."""
-    places = f"blocks {blocks.first} to {blocks.stop - 1} (bytes {blocks.start_byte}-{blocks.stop_byte})"
+    places = (
+        f"blocks {blocks.first} to {blocks.stop - 1} (bytes {blocks.start_byte}-{blocks.stop_byte})"
+    )
     return f"{dataset.locate(blocks.shard.name)}, {places}"
 
 
@@ -288,8 +297,12 @@ def split_blocks(data: bytes, blocks: BlockRange, url: str) -> list[memoryview]:
     bodies = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
     found, expected = [checksum(body) for body in bodies], table.crc32[every].tolist()
     if found != expected:
-        number = next(n for n, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other)
-        where = f"{url}, block {blocks.first + number} at byte {table.offset[blocks.first + number]}"
+        number = next(
+            n for n, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other
+        )
+        where = (
+            f"{url}, block {blocks.first + number} at byte {table.offset[blocks.first + number]}"
+        )
         raise DamageError(
             f"{where}: crc32 of its {sizes[number]} bytes is {found[number]:08x}, not {expected[number]:08x}"
         )

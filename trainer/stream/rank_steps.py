@@ -54,7 +54,11 @@ class RankStep:
     @cached_property
     def stream(self) -> StreamState:
         """The stream's state after this step."""
-        return replace(self.begin, position=self.position_after, datasets=self.passes.describe(self.position_after))
+        return replace(
+            self.begin,
+            position=self.position_after,
+            datasets=self.passes.describe(self.position_after),
+        )
 
     @cached_property
     def state(self) -> dict[str, Any]:
@@ -124,7 +128,12 @@ class RankSteps:
     """Plans, reads and packs. A window reads the passes known when it begins, the next one more."""
 
     def __init__(
-        self, passes: KnownPasses, begin: StreamState, sizes: StepSizes, reading: ReadSettings, is_pinned: bool = False
+        self,
+        passes: KnownPasses,
+        begin: StreamState,
+        sizes: StepSizes,
+        reading: ReadSettings,
+        is_pinned: bool = False,
     ) -> None:
         """Nothing is read before the first step is asked for."""
         self.counts = ReadCounts()
@@ -146,7 +155,13 @@ class RankSteps:
             plan = self.plan(state, None if end is None else -((step - end) // sizes.num_workers))
             shards = tuple(self._passes.shards)
             window = self._window = BlockWindow(
-                self._passes.store, shards, plan, self._reading, self.min_steps(), self._memory, self.counts
+                self._passes.store,
+                shards,
+                plan,
+                self._reading,
+                self.min_steps(),
+                self._memory,
+                self.counts,
             )
             try:
                 if self._is_closed:
@@ -168,20 +183,36 @@ class RankSteps:
 
     def _leave(self, state: StreamState, num_steps: int) -> StreamState:
         """The state after so many steps that other workers take."""
-        return replace(state, position=state.after(num_steps * self._sizes.global_batch)) if num_steps else state
+        return (
+            replace(state, position=state.after(num_steps * self._sizes.global_batch))
+            if num_steps
+            else state
+        )
 
     def plan(self, state: StreamState, num_steps: int | None) -> Iterator[Steps]:
         """What this process reads of each of its steps as far as the order is known."""
         sizes, each = self._sizes, self._sizes.num_workers
         order = self._passes.order(state.seed, state.num_lanes, state.skipped)
-        position, most = state.position, max(1, min(PLANNED_STEPS, PLANNED_STRETCHES // state.num_lanes) // each)
+        position, most = (
+            state.position,
+            max(1, min(PLANNED_STEPS, PLANNED_STRETCHES // state.num_lanes) // each),
+        )
         while count := most if num_steps is None else min(most, num_steps):
-            firsts, afters = step_positions(state.skipped, position, sizes.global_batch, count * each)
-            own = bisect_right(afters[::each].tolist(), False, key=lambda after: not self._passes.reaches(after))
+            firsts, afters = step_positions(
+                state.skipped, position, sizes.global_batch, count * each
+            )
+            own = bisect_right(
+                afters[::each].tolist(), False, key=lambda after: not self._passes.reaches(after)
+            )
             if not own:
                 return
             runs = rank_runs(
-                order, position, sizes.global_batch, sizes.rank, sizes.world_size, (own - 1) * each + 1
+                order,
+                position,
+                sizes.global_batch,
+                sizes.rank,
+                sizes.world_size,
+                (own - 1) * each + 1,
             ).of_every(each)
             yield self._rows_of_steps(runs, firsts[::each][:own], afters[::each][:own])
             position = int(afters[own * each - 1])
@@ -196,7 +227,9 @@ class RankSteps:
         if len(self._passes.mixture) > 1:
             rows = np.split(np.stack([runs.dataset, runs.stop - runs.start]), bounds[1:-1], axis=1)
         self._places += map(_StepPlace, firsts.tolist(), afters.tolist(), rows)
-        return Steps(self._passes.shard_index(runs), block, runs.start - first, runs.stop - first, bounds)
+        return Steps(
+            self._passes.shard_index(runs), block, runs.start - first, runs.stop - first, bounds
+        )
 
     def min_steps(self) -> int:
         """The steps until every lane has been visited: a block must live between two visits.
@@ -204,19 +237,28 @@ class RankSteps:
         A lane of the rarest dataset is visited once in so many steps.
         """
         weights = self._passes.weights
-        visits = -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights))) + 1
+        visits = (
+            -(-self._begin.num_lanes * sum(weights) // (self._sizes.global_batch * min(weights)))
+            + 1
+        )
         return min(MAX_VISIT_STEPS, visits)
 
     def _pack(self, first_step: int, group: Group, state: StreamState) -> list[RankStep]:
         """What was gathered together, as steps that follow a state."""
         offsets, micro_tokens = group.block.offsets, self._sizes.micro_tokens
         shares = list(pairwise(group.bounds))
-        cuts = [balance_micro_batches(offsets[start : stop + 1], micro_tokens) for start, stop in shares]
+        cuts = [
+            balance_micro_batches(offsets[start : stop + 1], micro_tokens) for start, stop in shares
+        ]
         moved = [
-            (start + first, start + last) for (start, _), each in zip(shares, cuts, strict=True) for first, last in each
+            (start + first, start + last)
+            for (start, _), each in zip(shares, cuts, strict=True)
+            for first, last in each
         ]
         micro_batches = iter(pack_micro_batches(group.block, moved, self._memory))
-        tokens, masked = (each[group.bounds].tolist() for each in (offsets, group.block.masked_offsets))
+        tokens, masked = (
+            each[group.bounds].tolist() for each in (offsets, group.block.masked_offsets)
+        )
         steps = []
         for number, (start, stop) in enumerate(shares):
             place = self._places.popleft()
@@ -228,7 +270,9 @@ class RankSteps:
                 num_instances=stop - start,
                 num_tokens=tokens[number + 1] - tokens[number],
                 num_masked=masked[number + 1] - masked[number],
-                drawn=_count_drawn(offsets[start : stop + 1], place.drawn, len(self._passes.mixture)),
+                drawn=_count_drawn(
+                    offsets[start : stop + 1], place.drawn, len(self._passes.mixture)
+                ),
                 begin=state,
                 passes=self._passes,
             )
@@ -236,7 +280,9 @@ class RankSteps:
         return steps
 
 
-def _count_drawn(offsets: Array, drawn: Array | None, num_datasets: int) -> tuple[tuple[int, int], ...]:
+def _count_drawn(
+    offsets: Array, drawn: Array | None, num_datasets: int
+) -> tuple[tuple[int, int], ...]:
     """Instances and tokens of every dataset in a share with these offsets [N+1]."""
     if drawn is None:
         return ((len(offsets) - 1, int(offsets[-1] - offsets[0])),)

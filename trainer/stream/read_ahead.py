@@ -93,7 +93,9 @@ class ReadAhead:
         self._settings = settings
         self._min_steps = min_steps
         self._threads = threads
-        self._asked_table = lru_cache(maxsize=MAX_TABLES)(lambda shard: threads.read_table(shards[shard]))
+        self._asked_table = lru_cache(maxsize=MAX_TABLES)(
+            lambda shard: threads.read_table(shards[shard])
+        )
         self._unplanned: Steps | None = None  # taken from steps, but not planned yet
         self._is_exhausted = False
         self._lookahead = LOOKAHEAD_STEPS
@@ -123,7 +125,9 @@ class ReadAhead:
         if self._is_exhausted:
             return False
         num_planned, num_bytes = len(self._planned), self.blocks.num_bytes
-        half_empty = num_planned <= self._lookahead // 2 and num_bytes <= self._settings.buffer_bytes // 2
+        half_empty = (
+            num_planned <= self._lookahead // 2 and num_bytes <= self._settings.buffer_bytes // 2
+        )
         return half_empty or num_planned < self._min_steps
 
     def _is_enough(self, num_planned: Array, num_bytes: Array) -> Array:
@@ -184,7 +188,10 @@ class ReadAhead:
 
 
 def join_blocks(
-    wanted: Iterable[Wanted], shards: Sequence[Shard], table_of: Callable[[int], BlockTable], max_read_bytes: int
+    wanted: Iterable[Wanted],
+    shards: Sequence[Shard],
+    table_of: Callable[[int], BlockTable],
+    max_read_bytes: int,
 ) -> list[Read]:
     """What reads the blocks.
 

@@ -133,7 +133,9 @@ class ReadThreads:
         pace_path = None
         if settings.cache_dir is not None:
             pace_path = open_cache(settings.cache_dir, settings.cache_bytes).pace_path
-        self._pace = None if dataset.is_local else Pace(pace_path, settings.rank, settings.num_ranks)
+        self._pace = (
+            None if dataset.is_local else Pace(pace_path, settings.rank, settings.num_ranks)
+        )
         self.stop = threading.Event()
         self._dataset = dataset
         self._settings = settings
@@ -171,7 +173,9 @@ class ReadThreads:
             self._jobs.put((2, next(self._numbers), None))
         deadline = time.monotonic() + seconds
         for _, thread in workers:
-            if thread is not threading.current_thread():  # one of these may collect the garbage that closes them
+            if (
+                thread is not threading.current_thread()
+            ):  # one of these may collect the garbage that closes them
                 thread.join(max(0.0, deadline - time.monotonic()))
         for worker, _ in workers:
             if (job := worker.job) is not None:
@@ -226,7 +230,9 @@ class ReadThreads:
             return read_table(self._dataset, shard, attempts, call)
         return read_table_cached(self._dataset, shard, self._settings, self.stop, attempts)
 
-    def _read_blocks(self, blocks: BlockRange, attempts: Attempts, call: Caller) -> list[memoryview]:
+    def _read_blocks(
+        self, blocks: BlockRange, attempts: Attempts, call: Caller
+    ) -> list[memoryview]:
         if self._settings.cache_dir is None:
             return fetch_blocks(self._dataset, blocks, attempts, call)[1]
         return read_blocks_cached(self._dataset, blocks, self._settings, self.stop, self._pace)

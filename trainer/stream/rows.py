@@ -27,15 +27,17 @@ _SIZE_STEP_BYTES = 2**20
 _MAX_FREE = 8
 
 
-def gather_lists(first: Array, last: Array, offsets: Array, values: Array, into: tuple[Array, Array]) -> None:
+def gather_lists(
+    first: Array, last: Array, offsets: Array, values: Array, into: tuple[Array, Array]
+) -> None:
     """Lists first to last - 1 of a column, one run after another.
 
     Args:
         first: [R] int64.
         last: [R] int64, above first.
         offsets: int64, in bytes; list n is values.view(bytes)[offsets[n]:offsets[n + 1]].
-        values: Values of all lists, 2 or 4 bytes each; lists that follow each other in a run lie side by
-            side.
+        values: Values of all lists, 2 or 4 bytes each; lists that follow each other in a run lie
+            side by side.
         into: Receives offsets [N+1] int32 from 0, and the values.
     """
     if COMPILED is not None:
@@ -93,8 +95,21 @@ def fill_columns(block: Block, firsts: Array, lasts: Array, into: Columns) -> No
             or not.
     """
     if COMPILED is not None:
-        given = block.offsets, block.segment_a_length, block.masked_offsets, block.masked_lm_positions, firsts, lasts
-        filled = into.token_type_ids, into.position_ids, into.masked_positions, into.cu_seqlens, into.longest
+        given = (
+            block.offsets,
+            block.segment_a_length,
+            block.masked_offsets,
+            block.masked_lm_positions,
+            firsts,
+            lasts,
+        )
+        filled = (
+            into.token_type_ids,
+            into.position_ids,
+            into.masked_positions,
+            into.cu_seqlens,
+            into.longest,
+        )
         COMPILED.fill_columns(*given, *filled)
         return
     for cut, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
@@ -111,7 +126,9 @@ def _fill_instance(block: Block, instance: int, micro_batch_start: int, into: Co
     masked = slice(*block.masked_offsets[instance : instance + 2])
     into.position_ids[tokens] = np.arange(tokens.stop - tokens.start)
     into.token_type_ids[tokens] = into.position_ids[tokens] >= block.segment_a_length[instance]
-    into.masked_positions[masked] = block.masked_lm_positions[masked] + (tokens.start - micro_batch_start)
+    into.masked_positions[masked] = block.masked_lm_positions[masked] + (
+        tokens.start - micro_batch_start
+    )
 
 
 class HostMemory:
@@ -132,7 +149,9 @@ class HostMemory:
     def take(self, columns: Sequence[tuple[int, Any]]) -> list[Array]:
         """Arrays of so many values of a dtype each, uninitialized, side by side in one piece."""
         sizes = [count * np.dtype(dtype).itemsize for count, dtype in columns]
-        starts = list(accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0))
+        starts = list(
+            accumulate((-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes), initial=0)
+        )
         piece = np.asarray(_Lease(self._find(starts[-1]), self._free))
         placed = zip(columns, starts, sizes, strict=False)
         return [piece[start : start + size].view(dtype) for (_, dtype), start, size in placed]

@@ -42,7 +42,10 @@ class Runs:
         if num_steps == 1:
             return self
         kept = self.step % num_steps == 0
-        return Runs(self.step[kept] // num_steps, *(each[kept] for name, each in vars(self).items() if name != "step"))
+        return Runs(
+            self.step[kept] // num_steps,
+            *(each[kept] for name, each in vars(self).items() if name != "step"),
+        )
 
 
 def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -61,7 +64,12 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
 
 
 def rank_runs(
-    order: StreamOrder, position: int, global_batch: int, rank: int, world_size: int, num_steps: int = 1
+    order: StreamOrder,
+    position: int,
+    global_batch: int,
+    rank: int,
+    world_size: int,
+    num_steps: int = 1,
 ) -> Runs:
     """Rules 4 and 5: what one rank reads of the next steps' global batches.
 
@@ -75,16 +83,22 @@ def rank_runs(
     line, base_E = _lay_out(order, spans)
     start_SKC, count_SKC = _lane_stretches(spans, base_E, order.num_lanes, num_steps)
     flat = (num_steps, -1)
-    return _cut_at_shards(*_cut_slots(start_SKC.reshape(flat), count_SKC.reshape(flat), first_slot, stop_slot), line)
+    return _cut_at_shards(
+        *_cut_slots(start_SKC.reshape(flat), count_SKC.reshape(flat), first_slot, stop_slot), line
+    )
 
 
-def default_num_lanes(global_batch: int, pass_instances: Iterable[int], block_instances: int) -> int:
+def default_num_lanes(
+    global_batch: int, pass_instances: Iterable[int], block_instances: int
+) -> int:
     """K: the largest divisor of G that is at most max(1, min(256, min(N_i) // (8 b))).
 
     N_i are the instances of every pass known.
     """
     limit = max(1, min(MAX_DEFAULT_LANES, min(pass_instances) // (8 * block_instances)))
-    return max(divisor for divisor in range(1, min(limit, global_batch) + 1) if global_batch % divisor == 0)
+    return max(
+        divisor for divisor in range(1, min(limit, global_batch) + 1) if global_batch % divisor == 0
+    )
 
 
 MANY_TIMES = 1.5
@@ -100,7 +114,9 @@ def reads_of_a_block(
     blocks of the lane. With node_ranks, the ranks of a node fetch a block once for all of them.
     """
     firsts = np.append(np.arange(0, world_size, node_ranks), world_size)
-    cuts = np.union1d(firsts * global_batch // world_size, np.arange(num_lanes + 1) * global_batch // num_lanes)
+    cuts = np.union1d(
+        firsts * global_batch // world_size, np.arange(num_lanes + 1) * global_batch // num_lanes
+    )
     size, of_lane = np.diff(cuts), global_batch / num_lanes
     shares = np.where(size >= of_lane, 1.0, np.minimum(1.0, (block_instances + size - 1) / of_lane))
     return float(shares.sum() / num_lanes)
@@ -117,7 +133,9 @@ def cut_at_blocks(runs: Runs, block_instances: int) -> tuple[Runs, Array]:
     row, block = expand(runs.start // block_instances, (runs.stop - 1) // block_instances)
     start = np.maximum(runs.start[row], block * block_instances)
     stop = np.minimum(runs.stop[row], (block + 1) * block_instances)
-    return Runs(runs.step[row], runs.dataset[row], runs.epoch[row], runs.shard[row], start, stop), block
+    return Runs(
+        runs.step[row], runs.dataset[row], runs.epoch[row], runs.shard[row], start, stop
+    ), block
 
 
 @dataclass(frozen=True)
@@ -147,13 +165,17 @@ def _lay_out(order: StreamOrder, spans: Spans) -> tuple[_Line, Array]:
     return line, np.array([bases[each] for each in named])
 
 
-def _lane_stretches(spans: Spans, base_E: Array, num_lanes: int, num_steps: int) -> tuple[Array, Array]:
+def _lane_stretches(
+    spans: Spans, base_E: Array, num_lanes: int, num_steps: int
+) -> tuple[Array, Array]:
     """Where each lane's stretch of each span begins on the line of epochs, and its length.
 
     Both are [S, K, C].
     """
     lane_1K = np.arange(num_lanes)
-    start_E1, stop_E1, size_E1 = (column[:, None] for column in (spans.start, spans.stop, spans.num_instances))
+    start_E1, stop_E1, size_E1 = (
+        column[:, None] for column in (spans.start, spans.stop, spans.num_instances)
+    )
     lane_start_EK = lane_1K * (size_E1 // num_lanes) + np.minimum(lane_1K, size_E1 % num_lanes)
     depth_EK = _ceil_divide(start_E1 - lane_1K, num_lanes)
     count_EK = _ceil_divide(stop_E1 - lane_1K, num_lanes) - depth_EK
@@ -165,7 +187,9 @@ def _lane_stretches(spans: Spans, base_E: Array, num_lanes: int, num_steps: int)
     return start_SKC, count_SKC
 
 
-def _cut_slots(start: Array, count: Array, first_slot: int, stop_slot: int) -> tuple[Array, Array, Array]:
+def _cut_slots(
+    start: Array, count: Array, first_slot: int, stop_slot: int
+) -> tuple[Array, Array, Array]:
     """Step, start and stop of what lies between two slots of each step's stretches [S, n].
 
     The stretches of a step are laid out one after another.
@@ -187,7 +211,9 @@ def _cut_at_shards(step: Array, start: Array, stop: Array, line: _Line) -> Runs:
     kept = inside_start < inside_stop  # a shard without instances
     column = column[kept]
     places = (inside_start[kept], inside_stop[kept])
-    return Runs(step[row[kept]], line.dataset[column], line.epoch[column], line.shard[column], *places)
+    return Runs(
+        step[row[kept]], line.dataset[column], line.epoch[column], line.shard[column], *places
+    )
 
 
 def _ceil_divide(values: Array, divisor: int) -> Array:

@@ -35,7 +35,9 @@ class ShardStore(Protocol):
     def locate(self, name: str) -> str:
         """The URL of a file, for messages."""
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:
+    def blocks(
+        self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
+    ) -> BlockTable:
         """Where a shard's blocks lie, as `Dataset.blocks`."""
 
     def read_bytes(self, name: str, start: int, stop: int) -> bytes:
@@ -70,7 +72,9 @@ Mixture = tuple[WeightedDataset, ...]
 
 
 def open_mixture(
-    entries: Sequence[str], storage_options: Mapping[str, Any] | None = None, patience: Patience | None = None
+    entries: Sequence[str],
+    storage_options: Mapping[str, Any] | None = None,
+    patience: Patience | None = None,
 ) -> Mixture:
     """Opens the datasets that `[NAME=]URL[:WEIGHT]` name.
 
@@ -104,9 +108,14 @@ def opened_mixture(mixture: Mixture) -> OpenedMixture:
     return tuple((each.name, each.dataset.opened(), each.weight) for each in mixture)
 
 
-def open_mixture_again(opened: OpenedMixture, storage_options: Mapping[str, Any] | None = None) -> Mixture:
+def open_mixture_again(
+    opened: OpenedMixture, storage_options: Mapping[str, Any] | None = None
+) -> Mixture:
     """The mixture that another process has opened and checked; nothing is read."""
-    return tuple(WeightedDataset(name, open_again(tables, storage_options), weight) for name, tables, weight in opened)
+    return tuple(
+        WeightedDataset(name, open_again(tables, storage_options), weight)
+        for name, tables, weight in opened
+    )
 
 
 def one_dataset(dataset: Dataset) -> Mixture:
@@ -139,7 +148,9 @@ class JoinedShards:
         """The URL of a shard, which is its name here."""
         return name
 
-    def blocks(self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None) -> BlockTable:
+    def blocks(
+        self, shard: Shard, attempts: int = ATTEMPTS, keep: Keep | None = None
+    ) -> BlockTable:
         """Where a shard's blocks lie, as `Dataset.blocks`."""
         dataset, own = self._homes[shard.name]
         return dataset.blocks(own, attempts, keep)
@@ -166,7 +177,9 @@ def parse_entries(entries: Sequence[str]) -> tuple[DataEntry, ...]:
         name, url, weight = match["name"], match["url"], int(match["weight"] or 1)
         taken = {each.name for each in found}
         if name in taken or url in {each.url for each in found}:
-            raise ValueError(f"data names {name if name in taken else url} twice; a larger weight draws from it more")
+            raise ValueError(
+                f"data names {name if name in taken else url} twice; a larger weight draws from it more"
+            )
         found.append(DataEntry(name or _name_by_url(url, taken), url, weight))
     check_weights([each.weight for each in found])
     return tuple(found)
@@ -182,7 +195,9 @@ def refuse_disagreement(mixture: Mixture) -> None:
     first = mixture[0]
     for other in mixture[1:]:
         ours, theirs = _facts(first.dataset), _facts(other.dataset)
-        if differ := [f"{key} {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]]:
+        if differ := [
+            f"{key} {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]
+        ]:
             raise ValueError(
                 f"{first.dataset.url} and {other.dataset.url} cannot be mixed: they have {'; '.join(differ)}. Build"
                 " them with the same --vocab and --lower_case"
@@ -201,4 +216,6 @@ def _facts(dataset: Dataset) -> dict[str, object]:
 
 def _name_by_url(url: str, taken: set[str]) -> str:
     name = url.rstrip("/").rpartition("/")[2] or url
-    return next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
+    return next(
+        each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken
+    )

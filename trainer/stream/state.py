@@ -73,7 +73,9 @@ class StreamState:
         """
         for start, stop in stretches:
             if not 0 <= start < stop:
-                raise ValueError(f"positions {start}-{stop} cannot be skipped: the first must be below the second")
+                raise ValueError(
+                    f"positions {start}-{stop} cannot be skipped: the first must be below the second"
+                )
             known = any(begin <= start and stop <= end for begin, end in self.skipped)
             if start < self.position and not known:
                 raise ValueError(
@@ -90,10 +92,17 @@ class StreamState:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, at most MAX_STATE_BYTES of it."""
-        state = {name: value for name, value in vars(self).items() if name not in ("skipped", "datasets")}
+        state = {
+            name: value for name, value in vars(self).items() if name not in ("skipped", "datasets")
+        }
         columns = ("weight", "passes", "content")
         datasets = {name: [getattr(each, name) for each in self.datasets] for name in columns}
-        return {"format": STATE_FORMAT, **state, "skipped": [list(each) for each in self.skipped], "datasets": datasets}
+        return {
+            "format": STATE_FORMAT,
+            **state,
+            "skipped": [list(each) for each in self.skipped],
+            "datasets": datasets,
+        }
 
 
 def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
@@ -114,9 +123,13 @@ def parse_state(state: Mapping[str, Any]) -> StreamState:
         ValueError: Not a stream's state, or one of another format.
     """
     if state.get("format") != STATE_FORMAT:
-        raise ValueError(f"stream state has format {state.get('format')!r}, this version reads {STATE_FORMAT}")
+        raise ValueError(
+            f"stream state has format {state.get('format')!r}, this version reads {STATE_FORMAT}"
+        )
     try:
-        fields = {name: state[name] for name in ("position", "seed", "num_lanes", "split", "seq_len")}
+        fields = {
+            name: state[name] for name in ("position", "seed", "num_lanes", "split", "seq_len")
+        }
         columns = [state["datasets"][name] for name in ("weight", "passes", "content")]
         return StreamState(
             **fields,
@@ -142,9 +155,13 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
     changed = [f"{name} was {getattr(then, name)}, is {getattr(now, name)}" for name in common
                if getattr(then, name) != getattr(now, name)]  # fmt: skip
     if len(then.datasets) != len(now.datasets):
-        changed.append(f"datasets were {len(then.datasets)}, are {len(now.datasets)} ({', '.join(names)})")
+        changed.append(
+            f"datasets were {len(then.datasets)}, are {len(now.datasets)} ({', '.join(names)})"
+        )
     else:
-        for name, before, after in zip(names, map(asdict, then.datasets), map(asdict, now.datasets), strict=True):
+        for name, before, after in zip(
+            names, map(asdict, then.datasets), map(asdict, now.datasets), strict=True
+        ):
             changed += [f"{key} of {name} was {before[key]}, is {after[key]}" for key in before
                         if before[key] != after[key]]  # fmt: skip
     if changed:

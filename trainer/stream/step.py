@@ -40,7 +40,9 @@ class Prefetcher(Generic[Item]):
         self._taken: deque[Item] = deque()
         self._closed = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(groups,), daemon=True, name="prefetch")
+        self._thread = threading.Thread(
+            target=self._run, args=(groups,), daemon=True, name="prefetch"
+        )
         self._thread.start()
 
     def __iter__(self) -> Iterator[Item]:
@@ -64,7 +66,9 @@ class Prefetcher(Generic[Item]):
     def close(self, seconds: float = 1.0) -> None:
         """Stops the thread, waiting at most `seconds` for what it is doing."""
         self._closed.set()
-        if self._thread is threading.current_thread():  # which may collect the garbage that closes it
+        if (
+            self._thread is threading.current_thread()
+        ):  # which may collect the garbage that closes it
             return
         while self._thread.is_alive() and seconds > 0:
             self._drain()
@@ -198,8 +202,14 @@ class StepLoader:
         then = parse_state(step.state)
         order = self.passes.order(then.seed, then.num_lanes, then.skipped)
         runs = rank_runs(order, step.first_position, global_batch, 0, 1)
-        shards = [self.passes.store.locate(self.passes.shards[n].name) for n in self.passes.shard_index(runs)]
-        return [f"{shard}:{start}-{stop}" for shard, start, stop in zip(shards, runs.start, runs.stop, strict=True)]
+        shards = [
+            self.passes.store.locate(self.passes.shards[n].name)
+            for n in self.passes.shard_index(runs)
+        ]
+        return [
+            f"{shard}:{start}-{stop}"
+            for shard, start, stop in zip(shards, runs.start, runs.stop, strict=True)
+        ]
 
     @property
     def is_ready(self) -> bool:
@@ -218,12 +228,18 @@ class StepLoader:
 
 
 def _begin(
-    passes: KnownPasses, seed: int, num_lanes: int | None, global_batch: int, state: Mapping[str, Any] | None
+    passes: KnownPasses,
+    seed: int,
+    num_lanes: int | None,
+    global_batch: int,
+    state: Mapping[str, Any] | None,
 ) -> StreamState:
     """Where the stream begins or goes on."""
     if state is None:
         block_size = block_instances(passes.seq_len)
-        lanes = num_lanes or default_num_lanes(global_batch, passes.first_pass_instances, block_size)
+        lanes = num_lanes or default_num_lanes(
+            global_batch, passes.first_pass_instances, block_size
+        )
         return passes.state(0, seed, lanes)
     then = parse_state(state)
     passes.wait_for(then.position)

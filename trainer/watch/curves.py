@@ -57,7 +57,9 @@ class TensorBoard:
         """The numbers of a row."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in curves(row).items()]
+        values = [
+            Summary.Value(tag=name, simple_value=value) for name, value in curves(row).items()
+        ]
         self._writer.add_summary(Summary(value=values), row["step"])
 
     def flush(self) -> None:
@@ -81,7 +83,9 @@ class TensorBoard:
 class WeightsAndBiases:
     """One W&B run for one run folder, however often it is continued; only it imports wandb."""
 
-    def __init__(self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> None:
         """Starts or resumes the W&B run.
 
         Args:
@@ -110,7 +114,9 @@ class WeightsAndBiases:
                 resume="allow",
             )
         except wandb.Error as error:
-            raise ValueError(f"--wandb {project}: {error}; `wandb login`, or WANDB_MODE=offline, may help") from error
+            raise ValueError(
+                f"--wandb {project}: {error}; `wandb login`, or WANDB_MODE=offline, may help"
+            ) from error
         self._logged_before = int(self._run.step)
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -45,10 +45,14 @@ class Gauge:
             peak_tflops = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
         self.peak_tflops = peak_tflops
         self._config, self._phases, self._ranks = config, phases, ranks
-        self._recent: deque[float] = deque(maxlen=REMEMBERED_STEPS)  # whole seconds from step to step, saving included
+        self._recent: deque[float] = deque(
+            maxlen=REMEMBERED_STEPS
+        )  # whole seconds from step to step, saving included
         self._phase, self._last = -1, 0.0
 
-    def columns(self, counts: StepCounts, seconds: float, phase: int, steps_left: int) -> dict[str, Any]:
+    def columns(
+        self, counts: StepCounts, seconds: float, phase: int, steps_left: int
+    ) -> dict[str, Any]:
         """What the step that has just been made adds to its row.
 
         Args:
@@ -61,7 +65,9 @@ class Gauge:
             tokens_per_second, max_over_mean_tokens, data_wait_share, model_tflops_per_rank, mfu
             (None without a peak), peak_memory_bytes, eta_seconds.
         """
-        flops = batch_flops(self._config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked)
+        flops = batch_flops(
+            self._config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked
+        )
         tflops = flops / seconds / self._ranks.world_size / 1e12
         return {
             "tokens_per_second": counts.tokens / seconds,
@@ -83,5 +89,7 @@ class Gauge:
         self._last = now
         a_step = statistics.fmean(self._recent)
         tokens = self._phases[phase].global_batch * self._phases[phase].seq_len
-        later = sum(each.steps * each.global_batch * each.seq_len for each in self._phases[phase + 1 :])
+        later = sum(
+            each.steps * each.global_batch * each.seq_len for each in self._phases[phase + 1 :]
+        )
         return a_step * (steps_left + later / tokens)

@@ -34,7 +34,11 @@ class Profile:
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Around the work of one step."""
-        if self._profiler is None and self._ranks.rank == 0 and max(1, self._first - 1) <= step <= self._last:
+        if (
+            self._profiler is None
+            and self._ranks.rank == 0
+            and max(1, self._first - 1) <= step <= self._last
+        ):
             self._start(step)
         yield
         if self._profiler is not None:
@@ -58,14 +62,18 @@ class Profile:
         if self._ranks.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         plan = schedule(wait=0, warmup=warmup, active=self._last - step - warmup + 1, repeat=1)
-        self._profiler = profile(activities=activities, schedule=plan, record_shapes=True, on_trace_ready=self._write)
+        self._profiler = profile(
+            activities=activities, schedule=plan, record_shapes=True, on_trace_ready=self._write
+        )
         self._profiler.start()
 
     def _write(self, profiler: Any) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         place = self._folder / f"steps-{self._first}-{self._last}"
         profiler.export_chrome_trace(f"{place}.trace.json.gz")
-        by = "self_device_time_total" if self._ranks.device.type == "cuda" else "self_cpu_time_total"
+        by = (
+            "self_device_time_total" if self._ranks.device.type == "cuda" else "self_cpu_time_total"
+        )
         table = profiler.key_averages().table(sort_by=by, row_limit=ROWS, max_name_column_width=60)
         Path(f"{place}.txt").write_text(table, encoding="utf-8")
         tqdm.write(
@@ -81,5 +89,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"steps=(\d+)\.\.(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError(f"profile is {text!r}; give steps=FIRST..LAST, such as steps=20..25, from step 1 on")
+        raise ValueError(
+            f"profile is {text!r}; give steps=FIRST..LAST, such as steps=20..25, from step 1 on"
+        )
     return int(match[1]), int(match[2])

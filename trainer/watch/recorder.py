@@ -57,7 +57,10 @@ class Recorder:
 
 
 def open_recorder(
-    folder: RunFolder, settings: PretrainSettings, step: int, say: Callable[[str], None] = lambda _: None
+    folder: RunFolder,
+    settings: PretrainSettings,
+    step: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Recorder:
     """Rank 0's recorder, going on after `step`.
 
@@ -82,5 +85,7 @@ def open_recorder(
     if settings.tensorboard:
         shown.append(TensorBoard(folder.path / "tensorboard", step))
     if settings.wandb:
-        shown.append(WeightsAndBiases(settings.wandb, folder.path, folder.read_facts(), folder.read_config()))
+        shown.append(
+            WeightsAndBiases(settings.wandb, folder.path, folder.read_facts(), folder.read_config())
+        )
     return Recorder(metrics, shown)

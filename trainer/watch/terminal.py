@@ -42,7 +42,12 @@ class Progress(Bar):
     """
 
     def __init__(
-        self, num_steps: int | None, step: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        num_steps: int | None,
+        step: int,
+        *,
+        shown: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(num_steps, step, shown)
         self._num_steps, self._clock = num_steps, clock
@@ -58,7 +63,9 @@ class Progress(Bar):
         self.bar.update()
         if self._clock() >= self._next_line or row["step"] == self._num_steps:
             self._next_line = self._clock() + self._pause
-            self.say(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {platform.node()} {format_step(row, self._num_steps)}")
+            self.say(
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {platform.node()} {format_step(row, self._num_steps)}"
+            )
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
@@ -66,7 +73,11 @@ def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
     parts = [
         f"step {row['step']:,}{'' if num_steps is None else f'/{num_steps:,}'}: loss {row['loss']:.3f} nats",
         f"MLM {row['mlm_loss']:.3f} (accuracy {row['mlm_accuracy']:.3f})",
-        *([f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})"] if "nsp_loss" in row else []),
+        *(
+            [f"NSP {row['nsp_loss']:.3f} (accuracy {row['nsp_accuracy']:.3f})"]
+            if "nsp_loss" in row
+            else []
+        ),
         f"gradient norm {row['grad_norm']:.3g}, learning rate {row['learning_rate']:.3g}",
         f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}",
         f"fullest rank {row['max_over_mean_tokens']:.2f} x mean",
@@ -80,7 +91,11 @@ def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
 def format_seconds(seconds: float) -> str:
     """Such as 12 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
     whole = round(seconds)
-    for size, unit, smaller, smaller_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+    for size, unit, smaller, smaller_unit in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller} {smaller_unit}"
     return f"{whole} s"

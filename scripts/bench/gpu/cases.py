@@ -1,8 +1,8 @@
 """What the GPU benchmark measures, in order of worth, and how it keeps to its time.
 
-A question is two cases and what is changed between them. All cases of one length read the same stream of instances; the
-global batch is counted in tokens, so that the optimizer has the same share at both lengths, but in the one case that
-has the 256 instances of Google's recipe.
+A question is two cases and what is changed between them. All cases of one length read the same
+stream of instances; the global batch is counted in tokens, so that the optimizer has the same share
+at both lengths, but in the one case that has the 256 instances of Google's recipe.
 """
 
 import time
@@ -19,21 +19,24 @@ class Case:
     """One configuration.
 
     Attributes:
-        system: "ours" is the trainer's own step; "plain" the same model, data and optimizer without DeepSpeed;
-            "transformers" that library's BertForPreTraining on the same instances, padded to the longest of each
-            micro-batch, with weights in bf16 and torch's fused AdamW.
+        system: "ours" is the trainer's own step; "plain" the same model, data and optimizer without
+            DeepSpeed; "transformers" that library's BertForPreTraining on the same instances,
+            padded to the longest of each micro-batch, with weights in bf16 and torch's fused AdamW.
         seq_len: Longest instance.
         global_batch: Instances of a step.
         micro_tokens: Most real tokens of one forward pass.
         optimizer: adamw or lamb.
         zero_stage: Of DeepSpeed.
-        compile: Whether torch.compile is used: for ours around attention, for transformers on the whole model.
+        compile: Whether torch.compile is used: for ours around attention, for transformers on the
+            whole model.
         recompute: Whether activations are recomputed in the backward pass.
-        attention: Our back end, or transformers' implementation ("best" is what reads no padding, if it has one).
+        attention: Our back end, or transformers' implementation ("best" is what reads no padding,
+            if it has one).
         dropout: Everywhere.
         fused_qkv: Whether query, key and value are one matrix product.
         padded_vocab: Whether the decoder computes a multiple of 64 logits.
-        fused_sums: Whether gradients of biases and norms are summed where those under them are made.
+        fused_sums: Whether gradients of biases and norms are summed where those under them are
+            made.
         fp8: Whether the layers' products are in FP8.
     """
 
@@ -80,9 +83,13 @@ def gpu_cases(step_tokens: int = 131_072) -> list[Case]:
         replace(short, optimizer="lamb"),  # goal: within 5 % of AdamW
         replace(short, attention="triton"),  # stays if it beats flash attention, else is deleted
         replace(short, attention="triton", fused_qkv=True),
-        replace(short, fused_sums=True),  # stays if it beats the compiler's own sums, else is deleted
+        replace(
+            short, fused_sums=True
+        ),  # stays if it beats the compiler's own sums, else is deleted
         replace(short, fp8=True),  # goal: 1.25 times the tokens; stays if it has a gain
-        replace(short, attention="triton", fused_qkv=True, padded_vocab=True, fused_sums=True, fp8=True),
+        replace(
+            short, attention="triton", fused_qkv=True, padded_vocab=True, fused_sums=True, fp8=True
+        ),
         replace(long, fp8=True),
         replace(long, padded_vocab=True),
         replace(long, fused_qkv=True),
@@ -130,7 +137,9 @@ def _kind(case: Case) -> tuple[str, bool, str]:
 class Budget:
     """Time that may be spent, and what each kind of case has cost so far."""
 
-    def __init__(self, seconds: float, guess: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float, guess: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Starts the clock.
 
         Args:
@@ -156,13 +165,17 @@ class Budget:
         kind = _kind(case)
         self._most[kind] = max(seconds, self._most.get(kind, 0.0))
 
-    def spend(self, cases: Iterable[Case], run: Callable[[Case], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def spend(
+        self, cases: Iterable[Case], run: Callable[[Case], Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
         """A row for each case: what `run` returned, or why it was not run; a later, cheaper one may still fit."""
         for case in cases:
             row: dict[str, Any] = {"name": case.name, "case": asdict(case)}
             expected, left = self.expects(case), self.seconds_left
             if expected > left:
-                yield row | {"not_run": f"{max(0.0, left):.0f} s were left, {expected:.0f} s were expected"}
+                yield row | {
+                    "not_run": f"{max(0.0, left):.0f} s were left, {expected:.0f} s were expected"
+                }
                 continue
             began = self._clock()
             found = run(case)

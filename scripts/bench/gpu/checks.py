@@ -21,7 +21,9 @@ from trainer.stream.packing import MicroBatch
 
 CPU = torch.device("cpu")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-ATTENTION_BOUND = 1e-2  # relative to the norm: bf16 has 8 bits, inputs and output are rounded once each
+ATTENTION_BOUND = (
+    1e-2  # relative to the norm: bf16 has 8 bits, inputs and output are rounded once each
+)
 GRADIENT_BOUND = 2e-2
 MODEL_BOUND = 5e-2  # of gradients after two layers, each rounded several times
 FP8_BOUND = 1e-2  # beside the same rounded operands: what is left is bf16 and the sums on the way
@@ -42,16 +44,25 @@ def check_all(device: torch.device, compiled: bool) -> Iterator[dict[str, Any]]:
     """
     checks: list[partial[Iterator[dict[str, Any]]]] = []
     for backend in backends_of(device):
-        checks += [partial(check_attention, device, backend, is_causal) for is_causal in (False, True)]
+        checks += [
+            partial(check_attention, device, backend, is_causal) for is_causal in (False, True)
+        ]
         if backend != "varlen":
             checks.append(partial(check_dropout, device, backend))
-    checks += [partial(check_model, device, backend, is_compiled=False) for backend in backends_of(device)]
+    checks += [
+        partial(check_model, device, backend, is_compiled=False) for backend in backends_of(device)
+    ]
     if compiled:
         checks.append(partial(check_model, device, "auto", is_compiled=True))
         checks.append(partial(check_model, device, "auto", is_compiled=True, fused_sums=True))
     checks.append(partial(check_fp8, device))
-    checks += [partial(check_model, device, "auto", is_compiled=each, fp8=True) for each in {False, compiled}]
-    checks.append(partial(check_model, device, "auto", is_compiled=False, fused_qkv=True, padded_vocab=True))
+    checks += [
+        partial(check_model, device, "auto", is_compiled=each, fp8=True)
+        for each in {False, compiled}
+    ]
+    checks.append(
+        partial(check_model, device, "auto", is_compiled=False, fused_qkv=True, padded_vocab=True)
+    )
     checks.append(partial(check_model, device, "auto", is_compiled=False, fused_sums=True))
     if "triton" in backends_of(device):
         checks.append(partial(check_model, device, "triton", is_compiled=compiled, fused_qkv=True))
@@ -61,7 +72,9 @@ def check_all(device: torch.device, compiled: bool) -> Iterator[dict[str, Any]]:
                 yield from check()
         except Exception as error:  # noqa: BLE001 - the other checks, and the measurements, go on
             name = " ".join(map(str, [check.func.__name__, *check.args[1:], *check.keywords]))
-            yield row(name, float("inf"), 0.0) | {"error": f"{type(error).__name__}: {error}".splitlines()[0][:400]}
+            yield row(name, float("inf"), 0.0) | {
+                "error": f"{type(error).__name__}: {error}".splitlines()[0][:400]
+            }
 
 
 @contextmanager
@@ -83,11 +96,15 @@ def alarm(seconds: int) -> Iterator[None]:
 def backends_of(device: torch.device) -> list[str]:
     """Back ends that run there in bf16."""
     return ["padded"] + (
-        ["varlen", "flash", "triton"] if choose_backend("auto", device, torch.bfloat16, 0.0) != "padded" else []
+        ["varlen", "flash", "triton"]
+        if choose_backend("auto", device, torch.bfloat16, 0.0) != "padded"
+        else []
     )
 
 
-def check_attention(device: torch.device, backend: str, is_causal: bool) -> Iterator[dict[str, Any]]:
+def check_attention(
+    device: torch.device, backend: str, is_causal: bool
+) -> Iterator[dict[str, Any]]:
     """Context and gradients in bf16 on the device against fp64 on the CPU, without dropout."""
     generator = torch.Generator().manual_seed(3)
     shape = (sum(LENGTHS), HEADS, HEAD_SIZE)
@@ -101,23 +118,35 @@ def check_attention(device: torch.device, backend: str, is_causal: bool) -> Iter
     causal = " causal" if is_causal else ""
     for name, found, expected in zip(("values", "dq", "dk", "dv"), *results, strict=True):
         bound = ATTENTION_BOUND if name == "values" else GRADIENT_BOUND
-        yield row(f"attention {backend}{causal} {name} against fp64", distance(found, expected), bound)
+        yield row(
+            f"attention {backend}{causal} {name} against fp64", distance(found, expected), bound
+        )
 
 
-def check_dropout(device: torch.device, backend: str, dropout: float = 0.1) -> Iterator[dict[str, Any]]:
+def check_dropout(
+    device: torch.device, backend: str, dropout: float = 0.1
+) -> Iterator[dict[str, Any]]:
     """What attention dropout leaves, read off: equal scores and values of unit vectors give the mask itself."""
     size = HEAD_SIZE
     q = torch.zeros(size, HEADS, size, device=device, dtype=torch.bfloat16)
-    v = torch.eye(size, device=device, dtype=torch.bfloat16)[:, None].expand(-1, HEADS, -1).contiguous()
+    v = (
+        torch.eye(size, device=device, dtype=torch.bfloat16)[:, None]
+        .expand(-1, HEADS, -1)
+        .contiguous()
+    )
     v.requires_grad_()
     sequences = sequences_of((size,), device)
     kept_sum, count, is_two_valued, worst_gradient = 0.0, 0, True, 0.0
     for draw in range(40):
         torch.manual_seed(draw)
         context_TAD = attention(q, q, v, sequences, dropout, backend)
-        weights = torch.randn(context_TAD.shape, generator=torch.Generator().manual_seed(draw)).to(v)
+        weights = torch.randn(context_TAD.shape, generator=torch.Generator().manual_seed(draw)).to(
+            v
+        )
         (found,) = torch.autograd.grad((context_TAD * weights).sum(), v)
-        probabilities = context_TAD.detach().float() * size * (1 - dropout)  # 1 where kept, 0 where dropped
+        probabilities = (
+            context_TAD.detach().float() * size * (1 - dropout)
+        )  # 1 where kept, 0 where dropped
         kept = probabilities > 0.5
         is_two_valued &= bool(((probabilities - kept.float()).abs() < 0.02).all())
         expected = torch.einsum("qak,qad->kad", context_TAD.detach().float(), weights.float())
@@ -136,21 +165,27 @@ def check_dropout(device: torch.device, backend: str, dropout: float = 0.1) -> I
     yield row(f"{name}: differences under one seed", float((first != again).sum()), 0.0)
 
 
-def check_model(device: torch.device, backend: str, is_compiled: bool, **fields: bool) -> Iterator[dict[str, Any]]:
+def check_model(
+    device: torch.device, backend: str, is_compiled: bool, **fields: bool
+) -> Iterator[dict[str, Any]]:
     """Loss and gradients of a two-layer model in bf16 on the device against fp32 on the CPU, same weights."""
     config = preset("tiny", vocab_size=1_000, hidden_dropout=0.0, attention_dropout=0.0)
     batch = random_batch(LENGTHS, config.vocab_size)
     results = []
     for where, dtype, how in ((device, torch.bfloat16, backend), (CPU, torch.float32, "padded")):
         chosen = fields if where == device else {}
-        model = build_model(BertConfig(**{**vars(config), "attention_backend": how, **chosen}), seed=1)
+        model = build_model(
+            BertConfig(**{**vars(config), "attention_backend": how, **chosen}), seed=1
+        )
         model = model.to(where, dtype).train()
         if is_compiled and dtype == torch.bfloat16:
             compile_model(model)
         sums = forward_sums(model, batch, where)
         loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(batch.is_random_next)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
-        results.append((loss.detach(), torch.cat([each.float().cpu().flatten() for each in gradients])))
+        results.append(
+            (loss.detach(), torch.cat([each.float().cpu().flatten() for each in gradients]))
+        )
     how = " ".join([backend, *(["compiled"] if is_compiled else []), *fields])
     (loss, gradient), (expected_loss, expected_gradient) = results
     yield row(f"model {how} loss against fp32", distance(loss, expected_loss), ATTENTION_BOUND)
@@ -162,12 +197,16 @@ def check_fp8(device: torch.device) -> Iterator[dict[str, Any]]:
     """A product in FP8 and its gradients on the device, against fp64 products of the same rounded operands."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((sum(LENGTHS), 256), (384, 256), (sum(LENGTHS), 384))
-    inputs, weight, gradient = (torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes)
+    inputs, weight, gradient = (
+        torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes
+    )
     tensors = [inputs.requires_grad_(), weight.requires_grad_()]
     made = fp8_linear(inputs, weight)
     found = [made.detach(), *torch.autograd.grad(made, tensors, gradient)]
     x, w, g = (_rounded(*pair) for pair in ((inputs, E4M3), (weight, E4M3), (gradient, E5M2)))
-    for name, one, expected in zip(("values", "dx", "dw"), found, (x @ w.T, g @ w, g.T @ x), strict=True):
+    for name, one, expected in zip(
+        ("values", "dx", "dw"), found, (x @ w.T, g @ w, g.T @ x), strict=True
+    ):
         yield row(f"FP8 product {name} against fp64", distance(one, expected), FP8_BOUND)
 
 

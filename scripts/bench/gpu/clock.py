@@ -46,7 +46,8 @@ class Marks:
     def seconds(self) -> dict[str, float]:
         """Seconds of every part and of the whole step, from the first moment to the last.
 
-        On a GPU these are its own: an idle device is counted to the part during which it waited for the host.
+        On a GPU these are its own: an idle device is counted to the part during which it waited for
+        the host.
         """
         if self._is_cuda:
             torch.cuda.synchronize()

@@ -19,7 +19,9 @@ MOST_HELD = 20_000  # products, should one take no time
 COPY_BYTES = 4 * 2**30
 
 
-def measure_limits(device: torch.device, dtype: torch.dtype, repeats: int = 20, smaller_by: int = 1) -> dict[str, Any]:
+def measure_limits(
+    device: torch.device, dtype: torch.dtype, repeats: int = 20, smaller_by: int = 1
+) -> dict[str, Any]:
     """TFLOP/s of matrix products on random numbers and TB/s of a copy, read and written bytes counted.
 
     Args:
@@ -37,11 +39,16 @@ def measure_limits(device: torch.device, dtype: torch.dtype, repeats: int = 20, 
         if device.type == "cuda":  # the clocks of a burst do not last
             times = min(MOST_HELD, math.ceil(HELD_SECONDS / median(seconds)))
             held = repeat(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device, times)  # type: ignore[misc]
-            products[f"{size} held"] = summarize([2 * size**3 / each / 1e12 for each in held[len(held) // 2 :]], 4)
+            products[f"{size} held"] = summarize(
+                [2 * size**3 / each / 1e12 for each in held[len(held) // 2 :]], 4
+            )
             products[f"{size} fp8"] = _measure_fp8(left, right, repeats)
     source = torch.randn(COPY_BYTES // smaller_by**3 // 4, device=device)
     target = torch.empty_like(source)
-    rates = [2 * source.nbytes / each / 1e12 for each in repeat(lambda: target.copy_(source), device, repeats)]
+    rates = [
+        2 * source.nbytes / each / 1e12
+        for each in repeat(lambda: target.copy_(source), device, repeats)
+    ]
     return {
         "matmul_tflops": max(each["median"] for name, each in products.items() if name.isdigit()),
         "matmul_tflops_by_size": products,
@@ -55,7 +62,9 @@ def _measure_fp8(left: Tensor, right: Tensor, repeats: int) -> dict[str, Any]:
     small, other = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
     try:
         seconds = repeat(
-            lambda: F.scaled_mm(small, other, one, by_tensor, one, by_tensor, use_fast_accum=True), left.device, repeats
+            lambda: F.scaled_mm(small, other, one, by_tensor, one, by_tensor, use_fast_accum=True),
+            left.device,
+            repeats,
         )
     except Exception as error:  # noqa: BLE001 - a GPU without FP8, a library that refuses a shape
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:400]}

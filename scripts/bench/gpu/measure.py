@@ -86,8 +86,12 @@ class Bench:
         found: dict[str, Any] = {}
         try:
             is_cuda = self.ranks.device.type == "cuda"
-            found["synchronisations_per_step"] = count_synchronisations(system, loader) if is_cuda else None
-            found["operations"] = operations_of(lambda: make_step(system, loader), self.ranks.device)
+            found["synchronisations_per_step"] = (
+                count_synchronisations(system, loader) if is_cuda else None
+            )
+            found["operations"] = operations_of(
+                lambda: make_step(system, loader), self.ranks.device
+            )
         except Exception as error:  # noqa: BLE001 - CUPTI fails in ways of its own
             found["profile_error"] = f"{type(error).__name__}: {error}".splitlines()[0][:400]
         return found
@@ -126,9 +130,12 @@ class Bench:
             "mfu": summarize([each / self.matmul_tflops for each in columns["model_tflops"]], 4),
             "micro_batches": summarize(columns["micro_batches"], 1)["median"],
             "median_share_of_step": {
-                name: round(median(row[name] / row["seconds"] for row in rows), 4) for name in SHARES
+                name: round(median(row[name] / row["seconds"] for row in rows), 4)
+                for name in SHARES
             },
-            "share_of_step": {name: round(sum(columns[name]) / sum(columns["seconds"]), 4) for name in SHARES},
+            "share_of_step": {
+                name: round(sum(columns[name]) / sum(columns["seconds"]), 4) for name in SHARES
+            },
         }
 
     def _time_step(self, system: System, loader: StepLoader) -> dict[str, float]:
@@ -142,7 +149,9 @@ class Bench:
         seconds = waited + time.perf_counter() - began
         counts = count_step(self.ranks, step)
         config = self.model.config
-        flops = batch_flops(config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked)
+        flops = batch_flops(
+            config, counts.instances, counts.tokens, counts.squared_tokens, counts.masked
+        )
         parts: Mapping[str, float] = system.marks.seconds()
         return {
             **{name: parts[name] for name in PARTS},
@@ -174,11 +183,15 @@ def count_synchronisations(system: System, loader: StepLoader) -> int:
     try:
         # The debug mode does not see `torch.cuda.synchronize`.
         with (
-            mock.patch.object(torch.cuda, "synchronize", wraps=torch.cuda.synchronize) as synchronize,
+            mock.patch.object(
+                torch.cuda, "synchronize", wraps=torch.cuda.synchronize
+            ) as synchronize,
             warnings.catch_warnings(record=True) as caught,
         ):
             warnings.simplefilter("always")
             system.step(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return synchronize.call_count + sum("synchroniz" in str(each.message).lower() for each in caught)
+    return synchronize.call_count + sum(
+        "synchroniz" in str(each.message).lower() for each in caught
+    )

@@ -13,8 +13,8 @@ def operations_of(step: Callable[[], object], device: torch.device) -> dict[str,
     """Kernels (on a CPU: operators) of one step, the longest first, and how many were started in all.
 
     Returns:
-        launches; device_seconds, their sum; largest, a list of name, calls, seconds, share; matrix_products, the same
-        by shapes with TFLOP/s.
+        launches; device_seconds, their sum; largest, a list of name, calls, seconds, share;
+        matrix_products, the same by shapes with TFLOP/s.
     """
     is_cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
@@ -43,8 +43,15 @@ def operations_of(step: Callable[[], object], device: torch.device) -> dict[str,
 
 def _matrix_products(profiler: Any, is_cuda: bool) -> list[dict[str, Any]]:
     """By shapes: where the arithmetic is."""
-    rows = [each for each in profiler.key_averages(group_by_input_shape=True) if each.flops and "mm" in each.key]
-    timed = [(each, each.device_time_total / 1e6 if is_cuda else each.cpu_time_total / 1e6) for each in rows]
+    rows = [
+        each
+        for each in profiler.key_averages(group_by_input_shape=True)
+        if each.flops and "mm" in each.key
+    ]
+    timed = [
+        (each, each.device_time_total / 1e6 if is_cuda else each.cpu_time_total / 1e6)
+        for each in rows
+    ]
     timed.sort(key=lambda pair: -pair[1])
     return [
         {

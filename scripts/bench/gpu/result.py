@@ -20,7 +20,15 @@ from trainer.process.ranks import device_name
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "numpy", "pyarrow", "tokenizers")
 FOLDER = Path(__file__).resolve().parents[1] / "results"
-CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit", "temperature.gpu", "driver_version")
+CLOCKS = (
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "driver_version",
+)
 
 
 class ResultFile:
@@ -37,7 +45,11 @@ class ResultFile:
         now = datetime.now(UTC)
         hardware = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
         folder = output or FOLDER
-        self.path = folder if folder.suffix == ".json" else folder / f"{what}_{hardware}_{now:%Y-%m-%d}.json"
+        self.path = (
+            folder
+            if folder.suffix == ".json"
+            else folder / f"{what}_{hardware}_{now:%Y-%m-%d}.json"
+        )
         self.content: dict[str, Any] = {
             "benchmark": what,
             "commit": commit(),
@@ -95,7 +107,9 @@ def read_clocks() -> dict[str, str]:
     """What nvidia-smi says now; nothing where there is none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader"]
     try:
-        line = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()[0]
+        line = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return {}
     return dict(zip(CLOCKS, (each.strip() for each in line.split(",")), strict=False))
@@ -127,16 +141,24 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         for other in measured:
             changed = {name for name, value in other["case"].items() if value != base["case"][name]}
-            ratio = base["real_tokens_per_second"]["median"] / other["real_tokens_per_second"]["median"]
+            ratio = (
+                base["real_tokens_per_second"]["median"] / other["real_tokens_per_second"]["median"]
+            )
             if other["case"]["system"] == "transformers" and changed <= {"system", "attention"}:
                 found.append(_goal("ours over transformers", base, other, ratio, 2.0, ratio >= 2.0))
             if changed == {"system"} and other["case"]["system"] == "plain":
-                found.append(_goal("ours over the plain loop", base, other, ratio, 0.95, ratio >= 0.95))
+                found.append(
+                    _goal("ours over the plain loop", base, other, ratio, 0.95, ratio >= 0.95)
+                )
             if changed == {"optimizer"} and base["case"]["optimizer"] == "lamb":
                 found.append(_goal("LAMB over AdamW", base, other, ratio, 0.95, ratio >= 0.95))
             if changed == {"fp8"} and base["case"]["fp8"]:
                 found.append(_goal("FP8 over bf16", base, other, ratio, 1.25, ratio >= 1.25))
-        wait, graphs, mfu = base["share_of_step"]["data_wait"], base["compiled_graphs"], base["mfu"]["median"]
+        wait, graphs, mfu = (
+            base["share_of_step"]["data_wait"],
+            base["compiled_graphs"],
+            base["mfu"]["median"],
+        )
         found.append(_goal("data wait", base, None, wait, 0.02, wait < 0.02))
         found.append(_goal("compiled graphs", base, None, graphs, 5, graphs <= 5))
         found.append(_goal("MFU", base, None, mfu, 0.5, mfu >= 0.5))
@@ -144,7 +166,12 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _goal(
-    what: str, base: Mapping[str, Any], other: Mapping[str, Any] | None, value: float, bound: float, is_met: bool
+    what: str,
+    base: Mapping[str, Any],
+    other: Mapping[str, Any] | None,
+    value: float,
+    bound: float,
+    is_met: bool,
 ) -> dict[str, Any]:
     pair = base["name"] if other is None else f"{base['name']} / {other['name']}"
     return {"goal": what, "cases": pair, "value": round(value, 4), "bound": bound, "met": is_met}

@@ -1,6 +1,7 @@
 """Whole training runs as a person starts them, and what they wrote down. Imports PyYAML beside the stdlib.
 
-Each run is `python -m trainer pretrain` in a process of its own, on a GPU or, with the GPU hidden, on the CPU.
+Each run is `python -m trainer pretrain` in a process of its own, on a GPU or, with the GPU hidden,
+on the CPU.
 """
 
 import json
@@ -29,7 +30,10 @@ def write_config(path: Path, base: str | None, **changed: Any) -> Path:
     recipe = ROOT / "configs" / "pretrain" / f"{base}.yaml"
     settings = yaml.safe_load(recipe.read_text(encoding="utf-8")) if base else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump({**settings, "tensorboard": False, **changed}, sort_keys=False), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({**settings, "tensorboard": False, **changed}, sort_keys=False),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -38,9 +42,21 @@ def start(config: Path, output: Path, device: str, *flags: str) -> subprocess.Po
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "trainer", "pretrain", "--config", str(config), "--output", str(output), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "pretrain",
+        "--config",
+        str(config),
+        "--output",
+        str(output),
+        *flags,
+    ]
     with output.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
 
 
 def finish(run: subprocess.Popen[bytes], output: Path, seconds: float) -> None:
@@ -74,7 +90,9 @@ def kill_after(run: subprocess.Popen[bytes], output: Path, step: int, seconds: f
             return int(last)
         time.sleep(POLL_SECONDS)
     run.kill()
-    raise RuntimeError(f"the run in {output} was to be killed at step {step} and had ended, or was too slow")
+    raise RuntimeError(
+        f"the run in {output} was to be killed at step {step} and had ended, or was too slow"
+    )
 
 
 def rows_of(output: Path, split: str = "train") -> list[dict[str, Any]]:
@@ -90,8 +108,13 @@ def column(rows: list[dict[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 
 
-def thin(rows: list[dict[str, Any]], names: Mapping[str, int], most: int = 120) -> list[dict[str, float]]:
+def thin(
+    rows: list[dict[str, Any]], names: Mapping[str, int], most: int = 120
+) -> list[dict[str, float]]:
     """At most so many rows, evenly spaced and with the last one; each name rounded to so many digits."""
     kept = rows[:: max(1, -(-len(rows) // most))]
     kept += rows[-1:] if rows and kept[-1] is not rows[-1] else []
-    return [{name: round(row[name], digits) for name, digits in names.items() if name in row} for row in kept]
+    return [
+        {name: round(row[name], digits) for name, digits in names.items() if name in row}
+        for row in kept
+    ]

@@ -1,6 +1,7 @@
 """Who trains in the GPU benchmark: our step, a plain loop, transformers.
 
-Each makes steps over the same instances and marks where its forward passes, backward passes and update begin.
+Each makes steps over the same instances and marks where its forward passes, backward passes and
+update begin.
 """
 
 import copy
@@ -31,7 +32,8 @@ from trainer.stream.packing import pad_micro_batch
 from trainer.stream.rank_steps import RankStep
 
 LEARNING_RATE = 1e-4
-# What reads no padding in transformers, the fastest first; the first that this machine's packages allow is taken.
+# What reads no padding in transformers, the fastest first; the first that this machine's packages
+# allow is taken.
 PEER_ATTENTIONS = ("flash_attention_3", "flash_attention_2", "flex_attention")
 
 
@@ -90,7 +92,9 @@ class Ours:
     def __init__(self, case: Case, model: BertForPreTraining, ranks: Ranks) -> None:
         self.marks, self._ranks = Marks(ranks.device), ranks
         self._optimizer = build_optimizer(case, model.named_parameters())
-        self._engine = start_engine(model, self._optimizer, deepspeed_config({}, case.zero_stage, "bf16"), ranks)
+        self._engine = start_engine(
+            model, self._optimizer, deepspeed_config({}, case.zero_stage, "bf16"), ranks
+        )
         self._backward = self.marks.around("backward", self._engine.backward, then="forward")
         self._update = self.marks.around("optimizer", self._engine.step, then="rest")
 
@@ -100,7 +104,12 @@ class Ours:
         counts = agree_on_step(self._ranks, step.micro_batches, 0.0, must_stop=False)
         seed_dropout(0, 0, step.step, 0)
         self.marks.mark("forward")
-        sums = train_step(_Marked(self._engine, self._backward, self._update), self._ranks, step.micro_batches, counts)
+        sums = train_step(
+            _Marked(self._engine, self._backward, self._update),
+            self._ranks,
+            step.micro_batches,
+            counts,
+        )
         mlm, nsp, *_ = sums.tolist()
         grad_norm(self._engine, self._optimizer)
         self.marks.mark("end")
@@ -187,13 +196,18 @@ class Transformers:
         attention = self.attention = peer_attention(case.attention)
         ours = copy.deepcopy(model)
         ours.config = case_config(case, model.config)
-        if attention == "flex_attention":  # has no dropout in transformers: it is spared what ours does
+        if (
+            attention == "flex_attention"
+        ):  # has no dropout in transformers: it is spared what ours does
             ours.config = BertConfig(**{**vars(ours.config), "attention_dropout": 0.0})
             self.attention = f"{attention}, without dropout"
         self._model = twin_of(ours, attention).to(device, torch.bfloat16)
         matrices = [each for each in self._model.parameters() if each.ndim >= 2]
         others = [each for each in self._model.parameters() if each.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": 0.01},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-6, fused=True)
         self._rows: dict[str, Tensor] = {}
         self._call = torch.compile(self._model) if case.compile else self._model
@@ -204,7 +218,9 @@ class Transformers:
         assert len(rows["labels"]) == step.num_instances, "the step was prepared"
         self.marks.begin("forward")
         losses = []
-        for start in range(0, len(rows["labels"]), size := max(1, self._case.micro_tokens // self._case.seq_len)):
+        for start in range(
+            0, len(rows["labels"]), size := max(1, self._case.micro_tokens // self._case.seq_len)
+        ):
             micro = {name: column[start : start + size] for name, column in rows.items()}
             loss = self._call(**micro).loss * (len(micro["labels"]) / len(rows["labels"]))
             self.marks.mark("backward")
@@ -223,7 +239,9 @@ class Transformers:
     def prepare(self, step: RankStep) -> None:
         """The step's instances padded to seq_len, on the device."""
         padded = [pad_micro_batch(batch, self._case.seq_len) for batch in step.micro_batches]
-        self._rows = {name: torch.cat([each[name] for each in padded]).to(self._device) for name in padded[0]}
+        self._rows = {
+            name: torch.cat([each[name] for each in padded]).to(self._device) for name in padded[0]
+        }
 
     def close(self) -> None:
         """Nothing holds it."""

@@ -67,11 +67,17 @@ def average(marks: Sequence[Marks]) -> dict[str, float]:
 
 
 def apply_threshold(
-    marks: Mapping[str, Marks], null_scores: Mapping[str, float], has_answer: Mapping[str, bool], threshold: float
+    marks: Mapping[str, Marks],
+    null_scores: Mapping[str, float],
+    has_answer: Mapping[str, bool],
+    threshold: float,
 ) -> dict[str, Marks]:
     """Marks where questions whose score of no answer is above the threshold are left unanswered."""
     unanswered = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
-    return {key: unanswered[has_answer[key]] if null_scores[key] > threshold else each for key, each in marks.items()}
+    return {
+        key: unanswered[has_answer[key]] if null_scores[key] > threshold else each
+        for key, each in marks.items()
+    }
 
 
 def find_best_threshold(
@@ -97,7 +103,9 @@ def find_best_threshold(
     threshold = math.nextafter(null_scores[keys[0]], -math.inf)
     for index, key in enumerate(keys):
         score += marks[key] if has_answer[key] else -float(bool(texts[key]))
-        is_last_of_equals = index + 1 == len(keys) or null_scores[keys[index + 1]] != null_scores[key]
+        is_last_of_equals = (
+            index + 1 == len(keys) or null_scores[keys[index + 1]] != null_scores[key]
+        )
         if is_last_of_equals and score > best:
             best, threshold = score, null_scores[key]
     return Threshold(100.0 * best / len(keys), threshold)

@@ -44,7 +44,13 @@ class WindowItem(Item):
 
 
 def cut_question(
-    index: int, question: Question, query: IdArray, pieces: Pieces, encoder: TextEncoder, split: Split, stride: int
+    index: int,
+    question: Question,
+    query: IdArray,
+    pieces: Pieces,
+    encoder: TextEncoder,
+    split: Split,
+    stride: int,
 ) -> list[WindowItem]:
     """The windows of one question as items: [CLS] question [SEP] pieces of the context [SEP]."""
     windows = cut_windows(len(pieces.ids), encoder.seq_len - len(query) - 3, stride)
@@ -55,7 +61,9 @@ def cut_question(
         sequence = TokenSequence(*encoder.join(query, pieces.ids[read]))
         labels = np.zeros(0, dtype=np.int64)
         if split != "test":
-            labels = np.array(_label(question, pieces, window, sequence.segment_a_length), dtype=np.int64)
+            labels = np.array(
+                _label(question, pieces, window, sequence.segment_a_length), dtype=np.int64
+            )
         items.append(WindowItem(index, (sequence,), labels, pieces, window, best_N[read] == number))
     return items
 
@@ -106,7 +114,9 @@ def read_logits(item: WindowItem, output: Outputs) -> WindowLogits:
     offset = item.sequences[0].segment_a_length
     context_N2 = output[offset : offset + item.window.length]
     null_logits = (float(output[0, 0]), float(output[0, 1]))
-    return WindowLogits(context_N2[:, 0], context_N2[:, 1], null_logits, item.may_start, item.window.start)
+    return WindowLogits(
+        context_N2[:, 0], context_N2[:, 1], null_logits, item.may_start, item.window.start
+    )
 
 
 def _label(question: Question, pieces: Pieces, window: Window, offset: int) -> tuple[int, int]:

@@ -44,7 +44,10 @@ class OffsetEncoder:
     def encode_texts(self, texts: Sequence[str]) -> list[Pieces]:
         """Pieces of each text, without [CLS] and [SEP], of any length."""
         found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [self._to_pieces(text, each.ids, each.offsets) for text, each in zip(texts, found, strict=True)]
+        return [
+            self._to_pieces(text, each.ids, each.offsets)
+            for text, each in zip(texts, found, strict=True)
+        ]
 
     def _to_pieces(self, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Pieces:
         places = np.array(offsets, dtype=np.int64).reshape(-1, 2)

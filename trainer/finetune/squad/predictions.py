@@ -116,18 +116,24 @@ class Prediction:
         return self.no_answer.score - self.answers[0].score if self.answers else 0.0
 
 
-def predict(question: Question, pieces: Pieces | None, windows: Sequence[WindowLogits]) -> Prediction:
+def predict(
+    question: Question, pieces: Pieces | None, windows: Sequence[WindowLogits]
+) -> Prediction:
     """The best answers of all windows of a question together; none without a window."""
     # Different spans may have one text: three times as many leave enough texts in all but odd
     # cases.
-    spans = [span for window in windows for span in find_spans(window, MAX_ANSWER_PIECES, 3 * NUM_BEST)]
+    spans = [
+        span for window in windows for span in find_spans(window, MAX_ANSWER_PIECES, 3 * NUM_BEST)
+    ]
     answers: dict[str, Candidate] = {}
     for span in sorted(spans, key=lambda span: -span.score):
         assert pieces is not None, "windows are of pieces"
         candidate = _to_candidate(span, question.context, pieces)
         answers.setdefault(candidate.text, candidate)
     null_logits = min((window.null_logits for window in windows), key=sum, default=(0.0, 0.0))
-    return Prediction(question.id, tuple(answers.values())[:NUM_BEST], Candidate("", None, None, *null_logits))
+    return Prediction(
+        question.id, tuple(answers.values())[:NUM_BEST], Candidate("", None, None, *null_logits)
+    )
 
 
 def find_spans(window: WindowLogits, max_pieces: int, num_spans: int) -> list[Span]:

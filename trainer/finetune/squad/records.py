@@ -1,7 +1,8 @@
 """Questions of SQuAD 1.1 and 2.0 files (JSON).
 
-    {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers":
-    [{"text": ..., "answer_start": ...}, ...], "is_impossible": false}, ...]}, ...]}, ...]}
+    {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...,
+    "answers": [{"text": ..., "answer_start": ...}, ...], "is_impossible": false}, ...]}, ...]},
+    ...]}
 
 1.1 has no "is_impossible"; files to be predicted need no "answers". Other keys are not read.
 """
@@ -44,7 +45,9 @@ class Question:
     answers: tuple[Answer, ...]
 
 
-def read_squad(text: str, path: str, *, with_impossible: bool, needs_answers: bool) -> list[Question]:
+def read_squad(
+    text: str, path: str, *, with_impossible: bool, needs_answers: bool
+) -> list[Question]:
     """Questions of a file, in order.
 
     Args:
@@ -65,7 +68,9 @@ def read_squad(text: str, path: str, *, with_impossible: bool, needs_answers: bo
     for place, context, entry in _read_entries(content, path):
         question = _read_question(place, context, entry, with_impossible, needs_answers)
         if question.id in questions:
-            raise ValueError(f"{question.place}: the id is there twice, first in {questions[question.id].place}")
+            raise ValueError(
+                f"{question.place}: the id is there twice, first in {questions[question.id].place}"
+            )
         questions[question.id] = question
     if not questions:
         raise ValueError(f"{path}: has no question")
@@ -89,7 +94,11 @@ def find_bad_answer(question: Question) -> str | None:
 def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Place, context and JSON object of every question."""
     for number, article in enumerate(_get(content, "data", list, path)):
-        title = article.get("title", f"number {number}") if isinstance(article, dict) else f"number {number}"
+        title = (
+            article.get("title", f"number {number}")
+            if isinstance(article, dict)
+            else f"number {number}"
+        )
         place = f"{path}: article {title!r}"
         for index, paragraph in enumerate(_get(article, "paragraphs", list, place)):
             in_paragraph = f"{place}, paragraph {index}"
@@ -104,10 +113,15 @@ def _read_question(
 ) -> Question:
     place = f"{place}, question {entry['id']}"
     answers = _get(entry, "answers", list, place) if needs_answers or "answers" in entry else []
-    read = tuple(Answer(_get(each, "text", str, place), _get(each, "answer_start", int, place)) for each in answers)
+    read = tuple(
+        Answer(_get(each, "text", str, place), _get(each, "answer_start", int, place))
+        for each in answers
+    )
     is_impossible = _get(entry, "is_impossible", bool, place) if "is_impossible" in entry else False
     if is_impossible and not with_impossible:
-        raise ValueError(f"{place}: has no answer, which squad (1.1) does not know; use the task squad2")
+        raise ValueError(
+            f"{place}: has no answer, which squad (1.1) does not know; use the task squad2"
+        )
     if is_impossible and read:
         raise ValueError(f"{place}: is_impossible is true, but there are answers")
     if needs_answers and not read and not is_impossible:

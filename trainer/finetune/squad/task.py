@@ -53,15 +53,24 @@ class SquadTask:
             ValueError: Malformed, or a bad question where those stop; says file, article and id.
         """
         questions = read_squad(
-            read_text(path), path, with_impossible=self.with_impossible, needs_answers=split != "test"
+            read_text(path),
+            path,
+            with_impossible=self.with_impossible,
+            needs_answers=split != "test",
         )
-        faults = {question.id: fault for question in questions if (fault := _find_fault(question, split))}
+        faults = {
+            question.id: fault for question in questions if (fault := _find_fault(question, split))
+        }
         if faults and self.settings.on_bad_question == "stop":
-            raise ValueError(f"{next(iter(faults.values()))}; mend it, or give --squad.on_bad_question skip")
+            raise ValueError(
+                f"{next(iter(faults.values()))}; mend it, or give --squad.on_bad_question skip"
+            )
         if split == "train":
             questions = [question for question in questions if question.id not in faults]
             if not questions:
-                raise ValueError(f"{path}: no question is left; the first fault was {next(iter(faults.values()))}")
+                raise ValueError(
+                    f"{path}: no question is left; the first fault was {next(iter(faults.values()))}"
+                )
         return ReadSet(questions, {"bad_questions": len(faults)})
 
     def find_labels(self, examples: Sequence[Question]) -> tuple[str, ...]:  # noqa: ARG002
@@ -92,10 +101,14 @@ class SquadTask:
             pieces = pieces_of[question.context]
             if split == "train" and question.answers and find_answer(question, pieces) is None:
                 if self.settings.on_bad_question == "stop":
-                    raise ValueError(f"{question.place}: answer {question.answers[0].text!r} has no piece of text")
+                    raise ValueError(
+                        f"{question.place}: answer {question.answers[0].text!r} has no piece of text"
+                    )
                 num_lost += 1
             else:
-                items += cut_question(index, question, query[:limit], pieces, encoder, split, self.settings.stride)
+                items += cut_question(
+                    index, question, query[:limit], pieces, encoder, split, self.settings.stride
+                )
         num_windows = Counter(item.example for item in items)
         counts = {
             "questions_cut": sum(len(query) > limit for query in queries),
@@ -125,18 +138,30 @@ class SquadTask:
             for question, of_context, logits in zip(examples, pieces, windows, strict=True)
         ]
 
-    def score(self, examples: Sequence[Question], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(
+        self, examples: Sequence[Question], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
         """Exact match and F1 in percent, under the names of the official evaluators."""
-        answers = {question.id: [answer.text for answer in question.answers] for question in examples}
+        answers = {
+            question.id: [answer.text for answer in question.answers] for question in examples
+        }
         if not self.with_impossible:
-            return average([mark_v1(prediction.text, answers[prediction.id]) for prediction in predictions])
-        marks = {prediction.id: mark_v2(prediction.text, answers[prediction.id]) for prediction in predictions}
+            return average(
+                [mark_v1(prediction.text, answers[prediction.id]) for prediction in predictions]
+            )
+        marks = {
+            prediction.id: mark_v2(prediction.text, answers[prediction.id])
+            for prediction in predictions
+        }
         has_answer = {key: bool(texts) for key, texts in answers.items()}
         null_scores = {prediction.id: prediction.null_score for prediction in predictions}
         texts = {prediction.id: prediction.text for prediction in predictions}
         exact, f1 = (
             find_best_threshold(
-                {key: getattr(each, name) for key, each in marks.items()}, texts, null_scores, has_answer
+                {key: getattr(each, name) for key, each in marks.items()},
+                texts,
+                null_scores,
+                has_answer,
             )
             for name in ("exact", "f1")
         )
@@ -144,7 +169,9 @@ class SquadTask:
         if threshold is None:
             threshold = halfway_above(f1.threshold, null_scores.values())
         return {
-            **_average_by_kind(apply_threshold(marks, null_scores, has_answer, threshold), has_answer),
+            **_average_by_kind(
+                apply_threshold(marks, null_scores, has_answer, threshold), has_answer
+            ),
             "null_threshold": threshold,
             "best_exact": exact.score,
             "best_exact_thresh": exact.threshold,
@@ -162,8 +189,13 @@ class SquadTask:
         """Predictions, best answers and, of squad2, null scores, as run_squad.py writes them."""
         threshold = metrics["null_threshold"] if self.with_impossible else None
         n_best = write_n_best(predictions, with_no_answer=self.with_impossible)
-        files = {"predictions.json": write_predictions(predictions, threshold), "nbest_predictions.json": n_best}
-        return files | ({"null_odds.json": write_null_scores(predictions)} if self.with_impossible else {})
+        files = {
+            "predictions.json": write_predictions(predictions, threshold),
+            "nbest_predictions.json": n_best,
+        }
+        return files | (
+            {"null_odds.json": write_null_scores(predictions)} if self.with_impossible else {}
+        )
 
 
 def open_squad(settings: FinetuneSettings) -> SquadTask:
@@ -191,7 +223,9 @@ def _find_fault(question: Question, split: Split) -> str | None:
     return None if split == "test" else find_bad_answer(question)
 
 
-def _average_by_kind(marks: Mapping[str, Marks], has_answer: Mapping[str, bool]) -> dict[str, float]:
+def _average_by_kind(
+    marks: Mapping[str, Marks], has_answer: Mapping[str, bool]
+) -> dict[str, float]:
     """Mean scores of all questions, and of those with and without an answer."""
     metrics = average(list(marks.values()))
     for kind, has in (("HasAns", True), ("NoAns", False)):

@@ -52,13 +52,21 @@ def score_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> Entit
 
 def score_strict_entities(labels: Sequence[Tags], predictions: Sequence[Tags]) -> EntityScores:
     """Scores by well-formed entities (seqeval's strict mode), of BIOES or else IOB2."""
-    is_bioes = any(tag[0] in "ES" for sentences in (labels, predictions) for tags in sentences for tag in tags)
-    return _score(labels, predictions, lambda tags: find_strict_entities(tags, "bioes" if is_bioes else "iob2"))
+    is_bioes = any(
+        tag[0] in "ES" for sentences in (labels, predictions) for tags in sentences for tag in tags
+    )
+    return _score(
+        labels,
+        predictions,
+        lambda tags: find_strict_entities(tags, "bioes" if is_bioes else "iob2"),
+    )
 
 
 def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
     """Share of words whose tag is right."""
-    pairs = [pair for each in zip(labels, predictions, strict=True) for pair in zip(*each, strict=True)]
+    pairs = [
+        pair for each in zip(labels, predictions, strict=True) for pair in zip(*each, strict=True)
+    ]
     return _divide(sum(label == prediction for label, prediction in pairs), len(pairs))
 
 
@@ -74,7 +82,9 @@ def format_table(scores: EntityScores) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _score(labels: Sequence[Tags], predictions: Sequence[Tags], find: Callable[[Tags], list[Entity]]) -> EntityScores:
+def _score(
+    labels: Sequence[Tags], predictions: Sequence[Tags], find: Callable[[Tags], list[Entity]]
+) -> EntityScores:
     num_true, num_predicted, num_right = Counter[str](), Counter[str](), Counter[str]()
     for label, prediction in zip(labels, predictions, strict=True):
         true, predicted = set(find(label)), set(find(prediction))

@@ -41,7 +41,9 @@ NUM_LSTM_LAYERS = 2  # BERT paper, section 5.3
 class FeatureTask(TokenTask):
     """A task with a model of its own (`trainer.finetune.task.OwnModel`)."""
 
-    def __init__(self, settings: TokenSettings, opened: OpenedModel, cache: Path, micro_tokens: int) -> None:
+    def __init__(
+        self, settings: TokenSettings, opened: OpenedModel, cache: Path, micro_tokens: int
+    ) -> None:
         """Builds the model that gives the states.
 
         Args:
@@ -79,7 +81,11 @@ class FeatureTask(TokenTask):
             classes = [] if split == "test" else number_tags(sentence, labels)
             sequence = TokenSequence(np.arange(row, row + count, dtype=np.uint32), count)
             words = WordItem(
-                example, (sequence,), np.array(classes, np.int64), Window(0, count, 0, count), np.arange(count)
+                example,
+                (sequence,),
+                np.array(classes, np.int64),
+                Window(0, count, 0, count),
+                np.arange(count),
             )
             items.append(words)
             row += count
@@ -89,11 +95,17 @@ class FeatureTask(TokenTask):
         """A new tagger."""
         settings = self.settings
         width = self._extractor.width
-        return build_tagger(self._store, width, settings.lstm_hidden_size, NUM_LSTM_LAYERS, head, seed)
+        return build_tagger(
+            self._store, width, settings.lstm_hidden_size, NUM_LSTM_LAYERS, head, seed
+        )
 
-    def model_files(self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+    def model_files(
+        self, state: Mapping[str, Tensor], head: Head, provenance: Mapping[str, Any]
+    ) -> dict[str, bytes]:
         """The tagger's weights and what they are; the provenance names the model of the states."""
-        tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
+        tensors = {
+            name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()
+        }
         facts = {
             "model_type": "bilstm-tagger",
             "labels": list(head.labels),
@@ -147,5 +159,12 @@ def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
     """
     chosen = open_ner(settings).settings
     if chosen.lstm_hidden_size < 1:
-        raise ValueError(f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}; it must be at least 1")
-    return FeatureTask(chosen, open_model(settings.model), Path(f"{settings.output}-features"), settings.micro_tokens)
+        raise ValueError(
+            f"tokens.lstm_hidden_size is {chosen.lstm_hidden_size}; it must be at least 1"
+        )
+    return FeatureTask(
+        chosen,
+        open_model(settings.model),
+        Path(f"{settings.output}-features"),
+        settings.micro_tokens,
+    )

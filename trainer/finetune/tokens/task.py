@@ -13,7 +13,12 @@ from trainer.finetune.settings import FinetuneSettings, TokenSettings
 from trainer.finetune.task import EncodedSet, Item, Outputs, ReadSet, Split, TokenSequence
 from trainer.finetune.text import TextEncoder
 from trainer.finetune.text_files import read_text
-from trainer.finetune.tokens.entities import format_table, score_entities, score_strict_entities, tag_accuracy
+from trainer.finetune.tokens.entities import (
+    format_table,
+    score_entities,
+    score_strict_entities,
+    tag_accuracy,
+)
 from trainer.finetune.tokens.windows import Window, cut_windows
 from trainer.model.task_heads import IGNORED
 
@@ -53,7 +58,9 @@ class TokenTask:
 
     def read(self, path: str, split: Split) -> ReadSet:
         """Sentences of a CoNLL file; those of a test file have no tags."""
-        columns = Columns(self.settings.token_column, None if split == "test" else self.settings.tag_column)
+        columns = Columns(
+            self.settings.token_column, None if split == "test" else self.settings.tag_column
+        )
         return ReadSet(read_conll(read_text(path), path, columns, self.settings.scheme))
 
     def find_labels(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
@@ -72,7 +79,11 @@ class TokenTask:
         return label_names(types, next(iter(schemes)))
 
     def encode(
-        self, examples: Sequence[Sentence], labels: tuple[str, ...], encoder: TextEncoder, split: Split
+        self,
+        examples: Sequence[Sentence],
+        labels: tuple[str, ...],
+        encoder: TextEncoder,
+        split: Split,
     ) -> EncodedSet:
         """One item for each window of each sentence.
 
@@ -84,7 +95,9 @@ class TokenTask:
         context = min(MAX_CONTEXT, room // 4)
         unknown = np.array([encoder.vocab.unk_id], dtype=encoder.vocab.dtype)
         items: list[Item] = []
-        counts = dict.fromkeys(("words", "words_without_pieces", "words_cut", "sentences_in_windows"), 0)
+        counts = dict.fromkeys(
+            ("words", "words_without_pieces", "words_cut", "sentences_in_windows"), 0
+        )
         for example, sentence in enumerate(examples):
             found = [pieces[word] for word in sentence.words]
             of_words = [ids[:room] if len(ids) else unknown for ids in found]
@@ -98,14 +111,20 @@ class TokenTask:
         return EncodedSet(items, counts)
 
     def decode(
-        self, examples: Sequence[Sentence], items: Sequence[Item], outputs: Sequence[Outputs], labels: tuple[str, ...]
+        self,
+        examples: Sequence[Sentence],
+        items: Sequence[Item],
+        outputs: Sequence[Outputs],
+        labels: tuple[str, ...],
     ) -> list[Tags]:
         """The most probable tag of each word."""
         tags = [[""] * len(sentence.words) for sentence in examples]
         for item, output in zip(items, outputs, strict=True):
             assert isinstance(item, WordItem), "items are those that encode() made"
             best = output[item.first_pieces].argmax(axis=1)
-            tags[item.example][item.window.predicted_from : item.window.predicted_to] = [labels[n] for n in best]
+            tags[item.example][item.window.predicted_from : item.window.predicted_to] = [
+                labels[n] for n in best
+            ]
         return [tuple(of_sentence) for of_sentence in tags]
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
@@ -120,7 +139,9 @@ class TokenTask:
             "strict_f1": strict.micro.f1,
             "tag_accuracy": tag_accuracy(true, predictions),
         }
-        return metrics | {f"f1_{name}": score.f1 for name, score in scores.by_type.items() if score.num_true}
+        return metrics | {
+            f"f1_{name}": score.f1 for name, score in scores.by_type.items() if score.num_true
+        }
 
     def prediction_files(
         self,
@@ -181,12 +202,18 @@ def number_tags(sentence: Sentence, labels: tuple[str, ...]) -> list[int]:
                 "files in one scheme"
             )
         if tag not in number:
-            raise ValueError(f"{sentence.locate(index)}: tag {tag!r} is none of the model's: {', '.join(labels)}")
+            raise ValueError(
+                f"{sentence.locate(index)}: tag {tag!r} is none of the model's: {', '.join(labels)}"
+            )
     return [number[tag] for tag in tags]
 
 
 def _make_item(
-    example: int, window: Window, of_words: Sequence[IdArray], classes: Sequence[int], encoder: TextEncoder
+    example: int,
+    window: Window,
+    of_words: Sequence[IdArray],
+    classes: Sequence[int],
+    encoder: TextEncoder,
 ) -> WordItem:
     """The window's words as a sequence; only the first pieces of those it predicts have labels."""
     read = of_words[window.first : window.last]
@@ -198,4 +225,6 @@ def _make_item(
     if classes:
         labels = np.full(len(input_ids), IGNORED, dtype=np.int64)
         labels[first_pieces] = classes[predicted]
-    return WordItem(example, (TokenSequence(input_ids, segment_a_length),), labels, window, first_pieces)
+    return WordItem(
+        example, (TokenSequence(input_ids, segment_a_length),), labels, window, first_pieces
+    )

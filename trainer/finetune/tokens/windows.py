@@ -42,7 +42,11 @@ def cut_windows(num_pieces: Sequence[int], room: int, context: int) -> list[Wind
         while last < len(num_pieces) and used + num_pieces[last] <= room:
             used += num_pieces[last]
             last += 1
-        end = last if last == len(num_pieces) else max(done + 1, _reach_back(num_pieces, last, context))
+        end = (
+            last
+            if last == len(num_pieces)
+            else max(done + 1, _reach_back(num_pieces, last, context))
+        )
         windows.append(Window(first, last, done, end))
         done = end
     return windows

@@ -97,22 +97,32 @@ class FeatureExtractor:
         """
         config = opened.config
         if rows == "pooler":
-            opened.check_has(("bert.pooler.",), "the pooler that rows pooler asks; take cls or mean")
+            opened.check_has(
+                ("bert.pooler.",), "the pooler that rows pooler asks; take cls or mean"
+            )
         self.layers = () if rows == "pooler" else choose_layers(layers, config.num_layers)
         self.columns = column_names(self.layers, combine)
-        self.width = config.hidden_size * (len(self.layers) if combine == "concat" and self.layers else 1)
+        self.width = config.hidden_size * (
+            len(self.layers) if combine == "concat" and self.layers else 1
+        )
         length = seq_len or config.max_position_embeddings
         if not 3 <= length <= config.max_position_embeddings:
-            raise ValueError(f"seq_len is {length}; {opened.where} reads 3 to {config.max_position_embeddings} tokens")
+            raise ValueError(
+                f"seq_len is {length}; {opened.where} reads 3 to {config.max_position_embeddings} tokens"
+            )
         self._size = length - 2
         self._stride = max(1, self._size // 2)
         if micro_tokens < length:
-            raise ValueError(f"micro_tokens is {micro_tokens}: a window may take {length}; raise it")
+            raise ValueError(
+                f"micro_tokens is {micro_tokens}: a window may take {length}; raise it"
+            )
         self._rows, self._combine, self._micro_tokens = rows, combine, micro_tokens
         self._device = device or torch.device("cpu")
         self._tokenizer = opened.tokenizer()
         self._tokenizer.encode_special_tokens = True
-        self._ids = {token: _id_of(self._tokenizer, token, opened.where) for token in (CLS, SEP, UNK)}
+        self._ids = {
+            token: _id_of(self._tokenizer, token, opened.where) for token in (CLS, SEP, UNK)
+        }
         self._bert = opened.build(self._device).bert
 
     def encode(self, text: InputText) -> EncodedText:
@@ -122,7 +132,9 @@ class FeatureExtractor:
             ValueError: A row is to stand for a word, and the text has none.
         """
         if text.words is None and self._rows == "word":
-            raise ValueError(f"rows word asks for words, which {text.source} has not; give CoNLL files, or rows token")
+            raise ValueError(
+                f"rows word asks for words, which {text.source} has not; give CoNLL files, or rows token"
+            )
         if text.words is None:
             encoding = self._tokenizer.encode(text.text, add_special_tokens=False)
             return self._encoded(text, encoding.ids, encoding.tokens, encoding.offsets, [], 0)
@@ -131,7 +143,9 @@ class FeatureExtractor:
         offsets: list[tuple[int, int]] = []
         firsts, unknown = [], 0
         for encoding, word in zip(
-            self._tokenizer.encode_batch(list(text.words), add_special_tokens=False), text.words, strict=True
+            self._tokenizer.encode_batch(list(text.words), add_special_tokens=False),
+            text.words,
+            strict=True,
         ):
             firsts.append(len(ids))
             unknown += not encoding.ids
@@ -189,15 +203,24 @@ class FeatureExtractor:
             for start, piece, tokens in zip(starts, pieces, wanted, strict=False)
             for _, token in tokens
         ]
-        vectors = _to_numpy(self._take(states, torch.tensor(places, dtype=torch.int64, device=self._device)))
+        vectors = _to_numpy(
+            self._take(states, torch.tensor(places, dtype=torch.int64, device=self._device))
+        )
         if self._rows == "mean":
             return _mean_rows(pieces, [len(tokens) for tokens in wanted], vectors, sums)
-        rows = [(piece.text, index) for piece, tokens in zip(pieces, wanted, strict=True) for index, _ in tokens]
+        rows = [
+            (piece.text, index)
+            for piece, tokens in zip(pieces, wanted, strict=True)
+            for index, _ in tokens
+        ]
         return FeatureRows([text for text, _ in rows], [index for _, index in rows], vectors)
 
     def _pack(self, pieces: Sequence[_Piece]) -> PackedInputs:
         first, last = self._ids[CLS], self._ids[SEP]
-        sequences = [[first, *piece.text.ids[piece.window.start : piece.window.stop], last] for piece in pieces]
+        sequences = [
+            [first, *piece.text.ids[piece.window.start : piece.window.stop], last]
+            for piece in pieces
+        ]
         return pack_sequences(sequences, self._device)
 
     def _wanted(self, piece: _Piece) -> list[tuple[int, int]]:
@@ -206,12 +229,16 @@ class FeatureExtractor:
         if self._rows == "cls":
             return [(0, window.start - 1)]
         if self._rows == "word":
-            low, high = (bisect_left(firsts, token) for token in (window.keep_start, window.keep_stop))
+            low, high = (
+                bisect_left(firsts, token) for token in (window.keep_start, window.keep_stop)
+            )
             return [(word, firsts[word]) for word in range(low, high)]
         return [(token, token) for token in range(window.keep_start, window.keep_stop)]
 
     def _take(self, states: Sequence[Tensor], places_R: Tensor) -> Tensor:
-        chosen_RCH = torch.stack([states[layer].index_select(0, places_R) for layer in self.layers], dim=1)
+        chosen_RCH = torch.stack(
+            [states[layer].index_select(0, places_R) for layer in self.layers], dim=1
+        )
         if self._combine == "sum":
             return chosen_RCH.sum(dim=1, keepdim=True)
         return chosen_RCH.flatten(1)[:, None] if self._combine == "concat" else chosen_RCH
@@ -228,7 +255,9 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
     try:
         named = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"layers is {text!r}; expected numbers separated by commas, or all") from error
+        raise ValueError(
+            f"layers is {text!r}; expected numbers separated by commas, or all"
+        ) from error
     wrong = [layer for layer in named if not -num_layers - 1 <= layer <= num_layers]
     if wrong:
         raise ValueError(
@@ -236,7 +265,9 @@ def choose_layers(text: str, num_layers: int) -> tuple[int, ...]:
         )
     chosen = tuple(layer % (num_layers + 1) for layer in named)
     if len(set(chosen)) < len(chosen):
-        raise ValueError(f"layers {text} names a layer twice: they are {', '.join(map(str, chosen))}")
+        raise ValueError(
+            f"layers {text} names a layer twice: they are {', '.join(map(str, chosen))}"
+        )
     return chosen
 
 
@@ -250,7 +281,10 @@ def column_names(layers: Sequence[int], combine: Combine) -> list[str]:
 
 
 def _mean_rows(
-    pieces: Sequence[_Piece], counts: Sequence[int], vectors: NDArray[np.float32], sums: dict[int, NDArray[np.float64]]
+    pieces: Sequence[_Piece],
+    counts: Sequence[int],
+    vectors: NDArray[np.float32],
+    sums: dict[int, NDArray[np.float64]],
 ) -> FeatureRows:
     """Means of the texts that end in this micro-batch; `sums` keeps that of one that goes on."""
     texts, means = [], []
@@ -271,7 +305,9 @@ def _mean_rows(
 def _id_of(tokenizer: Tokenizer, token: str, where: str) -> int:
     found = tokenizer.token_to_id(token)
     if found is None:
-        raise ValueError(f"{where}: its tokenizer has no token {token}; BERT's tokenizer is expected")
+        raise ValueError(
+            f"{where}: its tokenizer has no token {token}; BERT's tokenizer is expected"
+        )
     return found
 
 

@@ -26,7 +26,9 @@ from trainer.process.ranks import choose_device
 from trainer.runs.continuing import Continuable
 from trainer.runs.json_files import parse_object, to_json
 
-FEATURES = Continuable(kind="a set of features", marker="started.json", free=("model", "output", "device"))
+FEATURES = Continuable(
+    kind="a set of features", marker="started.json", free=("model", "output", "device")
+)
 FINISHED = "features.json"
 
 
@@ -35,7 +37,9 @@ class PartCounter:
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
-        self._counts = dict.fromkeys(("texts", "tokens", "empty_texts", "long_texts", "windows", "unknown_words"), 0)
+        self._counts = dict.fromkeys(
+            ("texts", "tokens", "empty_texts", "long_texts", "windows", "unknown_words"), 0
+        )
 
     def digest(self, texts: Iterator[InputText]) -> Iterator[InputText]:
         """Passes texts on and hashes what they are made of."""
@@ -90,9 +94,15 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         return finished
     layout = Layout.of(settings, extractor.columns, extractor.width)
     with tqdm(
-        total=sum(file.size for file in files), unit="B", unit_scale=True, mininterval=1.0, disable=None
+        total=sum(file.size for file in files),
+        unit="B",
+        unit_scale=True,
+        mininterval=1.0,
+        disable=None,
     ) as progress:
-        parts = _write_or_say_how_many(output, _write_parts(files, settings, extractor, layout, progress))
+        parts = _write_or_say_how_many(
+            output, _write_parts(files, settings, extractor, layout, progress)
+        )
     return _finish(output, plan, extractor, layout, parts)
 
 
@@ -111,7 +121,10 @@ def _start(output: Folder, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     FEATURES.refuse_foreign(output.url, found)
     if found:
         then = _read_json(output, FEATURES.marker)
-        old, new = ({**facts.get("settings", {}), "model_sha256": facts.get("model_sha256")} for facts in (then, plan))
+        old, new = (
+            {**facts.get("settings", {}), "model_sha256": facts.get("model_sha256")}
+            for facts in (then, plan)
+        )
         FEATURES.check_settings(output.url, old, new)
         output.remove(find_temporaries(found))
     else:
@@ -120,7 +133,9 @@ def _start(output: Folder, plan: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_json(output: Folder, name: str) -> dict[str, Any]:
-    return parse_object(output.read(name), output.locate(name), "restore it, or give another --output")
+    return parse_object(
+        output.read(name), output.locate(name), "restore it, or give another --output"
+    )
 
 
 def _write_or_say_how_many(output: Folder, parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -129,14 +144,22 @@ def _write_or_say_how_many(output: Folder, parts: Iterator[dict[str, Any]]) -> l
     except KeyboardInterrupt as error:
         names = output.list()
         kept = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
-        half = [name for name in names if name.endswith(".npy") and name.removesuffix(".npy") not in kept]
+        half = [
+            name
+            for name in names
+            if name.endswith(".npy") and name.removesuffix(".npy") not in kept
+        ]
         output.remove(half)
         parts_are = "1 part is" if len(kept) == 1 else f"{len(kept)} parts are"
         raise Interrupted(f"{INTERRUPTED}; {parts_are} kept, the same command continues") from error
 
 
 def _write_parts(
-    files: list[InputFile], settings: FeaturesSettings, extractor: FeatureExtractor, layout: Layout, progress: Any
+    files: list[InputFile],
+    settings: FeaturesSettings,
+    extractor: FeatureExtractor,
+    layout: Layout,
+    progress: Any,
 ) -> Iterator[dict[str, Any]]:
     """What each part holds, once it is there."""
 
@@ -165,11 +188,17 @@ def _check_same_texts(
     for _ in digested:
         pass
     if counter.facts()["texts_sha256"] != facts["texts_sha256"]:
-        raise ValueError(f"{where} was made of other texts than the input has now; give another --output")
+        raise ValueError(
+            f"{where} was made of other texts than the input has now; give another --output"
+        )
 
 
 def _finish(
-    output: Folder, plan: Mapping[str, Any], extractor: FeatureExtractor, layout: Layout, parts: list[dict[str, Any]]
+    output: Folder,
+    plan: Mapping[str, Any],
+    extractor: FeatureExtractor,
+    layout: Layout,
+    parts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     if not parts:
         raise ValueError("the input holds no text; give files that hold one a line")
@@ -188,7 +217,11 @@ def _finish(
 
 def describe_features(output: str, finished: Mapping[str, Any]) -> str:
     """A few words for people."""
-    words = f", {finished['unknown_words']:,} words without pieces as [UNK]" if finished["unknown_words"] else ""
+    words = (
+        f", {finished['unknown_words']:,} words without pieces as [UNK]"
+        if finished["unknown_words"]
+        else ""
+    )
     return (
         f"{output}: {finished['rows']:,} rows of {', '.join(finished['columns'])} ({finished['width']} values) from "
         f"{finished['texts']:,} texts, {finished['tokens']:,} tokens; {finished['long_texts']:,} texts longer than a "

@@ -1,8 +1,11 @@
 """Files of features: parts that appear whole or not at all, each with what it holds.
 
-    part-00000.parquet   a row each, in order: text, source, line, name, then token, piece, start, end of a token or
-                         word, word of a word, and unless as npy the vectors, a fixed_size_list a column
-    part-00000.npy       the vectors as [rows, F], or [rows, C, F] of several columns; there before its .parquet
+    part-00000.parquet   a row each, in order: text, source, line, name, then token, piece, start,
+    end of a token or
+                         word, word of a word, and unless as npy the vectors, a fixed_size_list a
+                         column
+    part-00000.npy       the vectors as [rows, F], or [rows, C, F] of several columns; there before
+    its .parquet
 
 The .parquet's metadata (key "beambert", JSON) has the counts and the hash of the texts that the
 part was made of.
@@ -51,17 +54,33 @@ class Layout:
     def of(cls, settings: FeaturesSettings, columns: Iterable[str], width: int) -> "Layout":
         """The layout that the settings ask for."""
         as_npy = settings.output_format == "npy"
-        return cls(settings.rows, tuple(columns), width, settings.dtype, as_npy, settings.id_field is not None)
+        return cls(
+            settings.rows,
+            tuple(columns),
+            width,
+            settings.dtype,
+            as_npy,
+            settings.id_field is not None,
+        )
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of the .parquet files."""
-        fields = [("text", pa.int64()), ("source", pa.dictionary(pa.int32(), pa.string())), ("line", pa.int64())]
+        fields = [
+            ("text", pa.int64()),
+            ("source", pa.dictionary(pa.int32(), pa.string())),
+            ("line", pa.int64()),
+        ]
         fields += [("name", pa.string())] if self.has_names else []
         if self.rows == "word":
             fields += [("word", pa.int32()), ("form", pa.string())]
         if self.rows in ("token", "word"):
-            fields += [("token", pa.int32()), ("piece", pa.string()), ("start", pa.int32()), ("end", pa.int32())]
+            fields += [
+                ("token", pa.int32()),
+                ("piece", pa.string()),
+                ("start", pa.int32()),
+                ("end", pa.int32()),
+            ]
         vector = pa.list_(pa.from_numpy_dtype(np.dtype(self.dtype)), self.width)
         fields += [] if self.as_npy else [(name, vector) for name in self.columns]
         return pa.schema(fields)
@@ -71,7 +90,9 @@ class Layout:
         origins = [text.origin for text in rows.texts]
         columns: dict[str, Any] = {
             "text": [origin.number for origin in origins],
-            "source": pa.array([origin.source for origin in origins], pa.string()).dictionary_encode(),
+            "source": pa.array(
+                [origin.source for origin in origins], pa.string()
+            ).dictionary_encode(),
             "line": [origin.line for origin in origins],
             "name": [origin.name for origin in origins],
         }
@@ -84,19 +105,24 @@ class Layout:
             offsets = [text.offsets[token] for text, token in zip(rows.texts, tokens, strict=True)]
             columns |= {
                 "token": tokens,
-                "piece": [text.pieces[token] for text, token in zip(rows.texts, tokens, strict=True)],
+                "piece": [
+                    text.pieces[token] for text, token in zip(rows.texts, tokens, strict=True)
+                ],
                 "start": [start for start, _ in offsets],
                 "end": [end for _, end in offsets],
             }
             if is_word:
                 columns["word"] = rows.index
                 columns["form"] = [
-                    (text.origin.words or ())[index] for text, index in zip(rows.texts, rows.index, strict=True)
+                    (text.origin.words or ())[index]
+                    for text, index in zip(rows.texts, rows.index, strict=True)
                 ]
         for number, name in enumerate(self.columns):
             flat = np.ascontiguousarray(self.cast(rows.vectors[:, number])).reshape(-1)
             columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), self.width)
-        return pa.table([_as_type(columns[field.name], field.type) for field in self.schema], schema=self.schema)
+        return pa.table(
+            [_as_type(columns[field.name], field.type) for field in self.schema], schema=self.schema
+        )
 
     def cast(self, vectors: NDArray[np.float32]) -> NDArray[Any]:
         """Vectors in the dtype that is written.
@@ -106,12 +132,18 @@ class Layout:
         """
         cast = vectors.astype(self.dtype)
         if not np.isfinite(cast).all() and np.isfinite(vectors).all():
-            raise ValueError(f"a value of {np.abs(vectors).max():.0f} does not fit {self.dtype}; give --dtype float32")
+            raise ValueError(
+                f"a value of {np.abs(vectors).max():.0f} does not fit {self.dtype}; give --dtype float32"
+            )
         return cast
 
 
 def write_part(
-    folder: Folder, name: str, layout: Layout, batches: Iterable[FeatureRows], counted: Callable[[], dict[str, Any]]
+    folder: Folder,
+    name: str,
+    layout: Layout,
+    batches: Iterable[FeatureRows],
+    counted: Callable[[], dict[str, Any]],
 ) -> dict[str, Any]:
     """Writes a part, batch by batch, to a temporary file and then whole to its place.
 
@@ -153,7 +185,11 @@ def read_part_facts(folder: Folder, name: str) -> dict[str, Any]:
 
 def _write_npy_header(file: Any, layout: Layout, num_rows: int) -> None:
     """The header of so many rows; numpy leaves room in it for their number to grow."""
-    shape = (num_rows, layout.width) if len(layout.columns) == 1 else (num_rows, len(layout.columns), layout.width)
+    shape = (
+        (num_rows, layout.width)
+        if len(layout.columns) == 1
+        else (num_rows, len(layout.columns), layout.width)
+    )
     file.seek(0)
     described = {"descr": np.dtype(layout.dtype).str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, described)

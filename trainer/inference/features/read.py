@@ -125,7 +125,11 @@ def _read_file(file: InputFile, stored: Any, settings: FeaturesSettings) -> Iter
         return
     for line, data in enumerate(_split_lines(content), start=1):
         text = _decode(data.rstrip(b"\r\n"), f"{file.url}:{line}")
-        yield (line, text, None, None) if chosen == "text" else (line, *_parse_json(text, file.url, line, settings))
+        yield (
+            (line, text, None, None)
+            if chosen == "text"
+            else (line, *_parse_json(text, file.url, line, settings))
+        )
 
 
 def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -150,7 +154,9 @@ def _decode(data: bytes, where: str) -> str:
         raise ValueError(f"{where}: is not UTF-8 ({error.reason}); convert the file") from error
 
 
-def _parse_json(text: str, url: str, line: int, settings: FeaturesSettings) -> tuple[str, None, str | None]:
+def _parse_json(
+    text: str, url: str, line: int, settings: FeaturesSettings
+) -> tuple[str, None, str | None]:
     where = f"{url}:{line}"
     try:
         record = json.loads(text)
@@ -167,7 +173,11 @@ def _parse_json(text: str, url: str, line: int, settings: FeaturesSettings) -> t
         raise ValueError(  # noqa: TRY004
             f"{where}: field {settings.text_field!r} is {type(record[settings.text_field]).__name__}, expected a string"
         )
-    return record[settings.text_field], None, str(record[settings.id_field]) if settings.id_field else None
+    return (
+        record[settings.text_field],
+        None,
+        str(record[settings.id_field]) if settings.id_field else None,
+    )
 
 
 def _read_conll(data: bytes, url: str, token_column: int) -> Iterator[_Read]:

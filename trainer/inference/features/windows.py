@@ -38,7 +38,11 @@ def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
     last = max(0, num_tokens - size)
     starts = [*range(0, last, stride), last]
     # The token in the middle of what two windows share belongs to the earlier one.
-    borders = [0, *((start + size + following + 1) // 2 for start, following in pairwise(starts)), num_tokens]
+    borders = [
+        0,
+        *((start + size + following + 1) // 2 for start, following in pairwise(starts)),
+        num_tokens,
+    ]
     return [
         Window(start, min(start + size, num_tokens), *kept)
         for start, kept in zip(starts, pairwise(borders), strict=True)
