@@ -86,12 +86,13 @@ def measure(patterns: list[str], finder: Any, encoder: Encoder) -> dict[str, flo
     for part in plan_parts(find_inputs(patterns), "auto", 2**30):
         lists = read_lists(part, rule)
         while (
-            documents := watch.time("reading", lambda lists=lists: next(lists, None))
-        ) is not None:  # type: ignore[misc]
+            documents := watch.time("reading", lambda lists=lists: next(lists, None))  # type: ignore[misc]
+        ) is not None:
             cleaned = watch.time("cleaning", lambda own=documents: clean_documents(own))  # type: ignore[misc]
             looked = watch.time(
-                "looking", lambda own=cleaned: find_task_texts(own, finder, drops=False)
-            )  # type: ignore[misc]
+                "looking",
+                lambda own=cleaned: find_task_texts(own, finder, drops=False),  # type: ignore[misc]
+            )
             watch.time("encoding", lambda own=cleaned: _encode(own, encoder))  # type: ignore[misc]
             found["mb"] += sum(len(each.text.encode()) for each in cleaned.documents) / 1e6
             found["documents"] += len(cleaned.documents)
