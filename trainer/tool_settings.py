@@ -100,24 +100,18 @@ class DoctorSettings(PretrainSettings):
 
     It takes every flag of `python -m trainer pretrain` too, so that `doctor` can stand in the place
     of `pretrain`. Where checkpoint.url is given, every rank writes and removes a small object
-    there, and every node may have a run folder of its own.
+    there.
 
     Attributes:
         data: Datasets as pretrain takes them, to be read from on every rank. Without any, none is
             read.
         output: The planned folder of the run, which is looked at but not made.
         phases: The phases of the training, which are not looked at.
-        min_free_gb: Gigabytes that must be free for the output. `python -m trainer plan` says what
-            checkpoints take.
     """
 
     data: list[str] = field(default_factory=list)
     output: str = "."
     phases: list[Phase] = field(default_factory=list)
-    min_free_gb: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_least(self, min_free_gb=0)
 
 
 @dataclass(frozen=True)

@@ -78,11 +78,7 @@ class Nodes:
 
     def arguments(self, command: str, output: str) -> list[str]:
         """Of the trainer."""
-        config = (
-            ["--config", f"{self.folder}/run.yaml"]
-            if command == "pretrain"
-            else ["--min_free_gb", "0"]
-        )
+        config = ["--config", f"{self.folder}/run.yaml"] if command == "pretrain" else []
         return [
             "trainer",
             command,

@@ -132,14 +132,8 @@ def test_doctor_takes_the_place_of_pretrain():
         "--output",
         "/shared/run",
     ]
-    settings = parse_settings(
-        "trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4", "--min_free_gb", "8"]
-    )
-    assert (settings.data, settings.output, settings.min_free_gb) == (
-        ["s3://bucket/data"],
-        "/shared/run",
-        8,
-    )
+    settings = parse_settings("trainer doctor", COMMANDS["doctor"], [*words, "--peak_lr", "1e-4"])
+    assert (settings.data, settings.output) == (["s3://bucket/data"], "/shared/run")
     assert parse_settings("trainer doctor", COMMANDS["doctor"], []).phases == []
 
 

@@ -1,15 +1,47 @@
-"""The command: every rank looks, rank 0 has a table and what is wrong."""
+"""`trainer doctor`: every rank looks at its node, and rank 0 prints what was found and what is wrong."""
 
+import os
 import platform
+import secrets
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from trainer.preflight.facts import LocalFacts, SharedFacts
-from trainer.preflight.judge import Finding, judge
-from trainer.preflight.local import find_local_facts
-from trainer.preflight.shared import find_shared_facts
-from trainer.process.ranks import Ranks, start_ranks, stop_ranks
+import torch
+import torch.distributed as dist
+
+from pipeline.storage.folder import Folder, parse_storage_options
+from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
+from trainer.runs.launch import SOFTWARE, software_versions
+from trainer.stream.source import open_mixture
 from trainer.tool_settings import DoctorSettings
+
+_ROUNDS = 5
+_CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one rank found on its node: plain values that travel to rank 0.
+
+    Attributes:
+        rank: Number of the rank.
+        host: The rank's machine.
+        device: What the rank computes on.
+        software: Versions by name.
+        data: Root hashes of the datasets.
+        faults: What is wrong and what to do, for people.
+    """
+
+    rank: int
+    host: str
+    device: str
+    software: dict[str, str]
+    data: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 def examine(settings: DoctorSettings) -> tuple[str, int]:
@@ -21,94 +53,132 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
     """
     ranks = start_ranks()
     try:
-        local, shared = find_facts(settings, ranks)
-        findings = judge(local, shared, settings.min_free_gb)
-        lines = (
-            [*format_table(local, shared), "", *format_findings(findings, local)]
-            if ranks.rank == 0
-            else []
-        )
-        return "\n".join(lines), int(bool(findings))
+        found = ranks.gather(look_around(settings, ranks))
+        seconds = max(ranks.gather(_time_all_reduce(ranks)))
+        wrong = list(find_wrong(found))
+        lines = format_findings(found, wrong, seconds) if ranks.rank == 0 else []
+        return "\n".join(lines), int(bool(wrong))
     finally:
         stop_ranks()
 
 
-def find_facts(settings: DoctorSettings, ranks: Ranks) -> tuple[list[LocalFacts], SharedFacts]:
-    """What every rank found, in order, and what all found together; equal on all ranks."""
-    host = platform.node()
-    mine = find_local_facts(settings, ranks, ranks.gather(host).count(host))
-    return ranks.gather(mine), find_shared_facts(ranks, settings)
+def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
+    """What this rank finds; what cannot be read or written is a fault and not an error."""
+    data: list[str] = []
+    checks: dict[str, Callable[[], object]] = {
+        "cannot read the data; mount it or give the credentials on this node too": (
+            lambda: data.extend(_read_data(settings))
+        ),
+        "cannot write the output; every rank writes checkpoints, so give it the right to": (
+            lambda: _write_output(Path(settings.output))
+        ),
+        "cannot write and delete at --checkpoint.url; give the credentials on this node too": (
+            lambda: _write_url(settings)
+        ),
+    }
+    faults = [f"{what}: {why}" for what, check in checks.items() if (why := _fault_of(check))]
+    device = device_name(ranks.device)
+    return Findings(ranks.rank, platform.node(), device, _versions(), tuple(data), tuple(faults))
 
 
-def format_table(local: Sequence[LocalFacts], shared: SharedFacts) -> list[str]:
-    """A line for every rank, and what holds for all."""
-    columns = (
-        "rank",
-        "host",
-        "device",
-        "clock",
-        "link MB/s",
-        "data MB/s",
-        "/dev/shm",
-        "files",
-        "memory",
-        "disk",
+def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
+    """A line for every fault, and for every rank that differs from what most ranks have."""
+    for each in found:
+        yield from (_name(each, fault) for fault in each.faults)
+    names = sorted({name for each in found for name in each.software})
+    tables = {name: [each.software.get(name, "none") for each in found] for name in names}
+    tables["device"] = [each.device for each in found]
+    for name, values in tables.items():
+        yield from _find_others(found, name, values)
+    readers = [each for each in found if each.data]
+    yield from _find_others(
+        readers, "root hash of the data", [", ".join(each.data) for each in readers]
     )
-    rows = [columns, *(_cells(each, shared) for each in local)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    versions = Counter(name for each in local for name in each.versions.items()).most_common()
-    shown = {name: version for (name, version), _ in reversed(versions)}
-    software = ", ".join(f"{name} {version}" for name, version in sorted(shown.items()))
-    rate = shared.all_reduce_gb_per_second
-    speed = "one rank, nothing to reduce" if rate is None else f"{rate:,.2f} GB/s of bus bandwidth"
-    apart = sorted(
-        {each.host for each, seen in zip(local, shared.sees_output, strict=True) if not seen}
-    )
-    place = (
-        [f"run folders apart from rank 0's, which --checkpoint.url allows: {', '.join(apart)}"]
-        if apart
-        else []
-    )
+
+
+def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: float) -> list[str]:
+    """A line for every rank, what all share, and what is wrong."""
+    hosts = len({each.host for each in found})
+    nodes = f"{len(found)} rank(s) of {hosts} node(s)"
+    software = ", ".join(f"{name} {version}" for name, version in found[0].software.items())
     return [
-        *lines,
-        "",
-        f"all-reduce: {speed}",
+        *(f"rank {each.rank}: {each.host}, {each.device}" for each in found),
         f"software: {software}",
-        *(place if shared.url_faults else []),
+        f"all-reduce: {1e3 * seconds:,.1f} ms" if len(found) > 1 else "all-reduce: a single rank",
+        *(f"WRONG on {each}" for each in wrong),
+        f"{len(wrong)} finding(s) on {nodes}" if wrong else f"all is well on {nodes}",
     ]
 
 
-def format_findings(findings: Sequence[Finding], local: Sequence[LocalFacts]) -> list[str]:
-    """What is wrong; nodes that stand out by themselves at the end."""
-    if not findings:
-        return [
-            f"all is well on {len(local)} rank(s) of {len({each.host for each in local})} node(s)"
-        ]
-    lines = [
-        f"WRONG on rank {each.rank} ({each.host}): {each.what}\n  {each.advice}"
-        for each in findings
-    ]
-    counted = Counter(each.host for each in findings)
-    nodes = ", ".join(f"{host} ({count})" for host, count in counted.most_common())
-    return [*lines, f"{len(findings)} finding(s), by node: {nodes}"]
+def _find_others(found: Sequence[Findings], name: str, values: Sequence[str]) -> Iterator[str]:
+    """The ranks whose value is not the commonest one; of equally common ones, the earlier counts."""
+    for usual, count in Counter(values).most_common(1):
+        for each, value in zip(found, values, strict=True):
+            if value != usual:
+                yield _name(each, f"{name} is {value}; {count} of {len(found)} ranks have {usual}")
 
 
-def _cells(each: LocalFacts, shared: SharedFacts) -> tuple[str, ...]:
-    rates, rank = shared.link_mb_per_second, each.rank
-    data = "-" if each.data_mb_per_second is None else f"{each.data_mb_per_second:,.1f}"
-    return (
-        f"{rank}",
-        each.host,
-        each.device,
-        f"{shared.clock_offset_seconds[rank]:+.3f} s ± {shared.clock_error_seconds[rank]:.3f}",
-        f"{rates[rank]:,.0f}" if rates else "-",
-        "unreadable" if each.data_fault else data,
-        "none" if each.shm_bytes is None else f"{each.shm_bytes / 2**30:.1f} GiB",
-        "unlimited" if each.open_files < 0 else f"{each.open_files:,}",
-        f"{each.memory_bytes / 2**30:.1f} GiB",
-        f"{each.disk_free_bytes / 1e9:,.0f} GB",
-    )
+def _name(each: Findings, what: str) -> str:
+    return f"rank {each.rank} ({each.host}): {what}"
+
+
+def _versions() -> dict[str, str]:
+    """Software that all ranks must agree on, by name."""
+    found = {"python": platform.python_version()} | software_versions(SOFTWARE)
+    if torch.version.cuda:
+        nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else ()  # type: ignore[no-untyped-call]
+        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) or "none"}
+    return {name: version or "none" for name, version in found.items()}
+
+
+def _read_data(settings: DoctorSettings) -> Iterator[str]:
+    """Reads a block of each dataset; their root hashes."""
+    if not settings.data:
+        return
+    for each in open_mixture(settings.data, parse_storage_options(settings.storage_options)):
+        shard = each.dataset.all_shards[0]
+        table = each.dataset.blocks(shard)
+        start = int(table.offset[0])
+        each.dataset.read_bytes(shard.name, start, start + int(table.size[0]))
+        yield each.dataset.manifest.root_hash
+
+
+def _write_output(folder: Path) -> None:
+    folder = folder.absolute()
+    while not os.path.isdir(folder):  # Path.is_dir() raises where there is no right to look
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_url(settings: DoctorSettings) -> None:
+    if settings.checkpoint.url is not None:
+        store = Folder(settings.checkpoint.url, parse_storage_options(settings.storage_options))
+        name = f".beambert-doctor-{secrets.token_hex(8)}"
+        store.write(name, b"doctor")
+        store.remove([name])
+
+
+def _fault_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _time_all_reduce(ranks: Ranks) -> float:
+    """Seconds of the quickest of some all-reduces; the first, which opens connections, does not count."""
+    num_bytes = _GPU_BYTES if ranks.device.type == "cuda" else _CPU_BYTES
+    payload = torch.zeros(num_bytes // 4, device=ranks.device)
+    found = []
+    for _ in range(_ROUNDS + 1):
+        dist.barrier(group=ranks.counts_group)
+        began = time.monotonic()
+        dist.all_reduce(payload)
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        found.append(time.monotonic() - began)
+    return min(found[1:])
