@@ -17,8 +17,8 @@ from pipeline.documents.files import (
 )
 from pipeline.documents.formats import FORMATS, detect_format
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, Seen, look_at_lines
-from pipeline.documents.zip_archive import SUFFIX as ZIP
 from pipeline.storage.ahead import map_ahead
+from pipeline.storage.zip_archive import SUFFIX as ZIP
 
 _NUM_FILES_LOOKED_AT = 64
 _LEAST_BLOCKS_OF_MANY_FILES = 10  # on average

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.documents.compression import decompress, is_compressed, slices
+from pipeline.storage.compression import decompress, is_compressed, slices
 from pipeline.storage.folder import Folder
 
 BLOCK_BYTES = 8 * 2**20

@@ -24,9 +24,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from pipeline.documents.compression import compression_suffix, is_compressed, plain_name
 from pipeline.documents.encoding import MARK_BYTES, decode, head_to_utf8, is_utf16
-from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_head
+from pipeline.documents.files import FileRange, StorageOptions, open_sized, read_blocks, read_head
 from pipeline.documents.format import Beginning, Format
 from pipeline.documents.jsonl import CIRRUS, JSONL, refuse_json
 from pipeline.documents.lines import read_lines, read_whole, split_file
@@ -38,8 +37,9 @@ from pipeline.documents.records import Record
 from pipeline.documents.sentence_lines import SENTENCE_LINES, WHICH_FLAG, look_at_lines
 from pipeline.documents.warc import WARC
 from pipeline.documents.wikiextractor import WIKIEXTRACTOR
-from pipeline.documents.zip_archive import SUFFIX as ZIP
-from pipeline.documents.zip_archive import Member, read_members
+from pipeline.storage.compression import compression_suffix, is_compressed, plain_name
+from pipeline.storage.zip_archive import SUFFIX as ZIP
+from pipeline.storage.zip_archive import Member, list_members
 
 _COMPRESSED_MARK_BYTES = 4096  # as many more are read as it takes to decompress the first two bytes
 # "auto" is the first of them that detects a file, or text.
@@ -66,8 +66,7 @@ def read_records(
 ) -> Iterator[Record]:
     """The records that belong to a range, lazily."""
     if file_range.url.endswith(ZIP):
-        members = read_members(file_range, storage_options)
-        return (record for member in members for record in _read_member(member, file_range))
+        return _read_archive(file_range, storage_options)
     layout = FORMATS[file_range.format]
     if (
         layout.is_text
@@ -87,6 +86,15 @@ def read_records(
 def _is_utf16(file_range: FileRange, storage_options: StorageOptions) -> bool:
     num_bytes = _COMPRESSED_MARK_BYTES if is_compressed(file_range.url) else MARK_BYTES
     return is_utf16(read_head(file_range.url, file_range.size, storage_options, num_bytes))
+
+
+def _read_archive(file_range: FileRange, storage_options: StorageOptions) -> Iterator[Record]:
+    """The records of the members whose headers start in the range."""
+    folder, name = open_sized(file_range, storage_options)
+    with folder.open(name) as file:
+        for member in list_members(file, file_range.size, file_range.url):
+            if file_range.start <= member.info.header_offset < file_range.end:
+                yield from _read_member(member, file_range)
 
 
 def _read_member(member: Member, file_range: FileRange) -> Iterator[Record]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from fsspec.utils import glob_translate
 
-from pipeline.documents.compression import plain_name
 from pipeline.documents.files import StorageOptions
+from pipeline.storage.compression import plain_name
 from pipeline.storage.faults import call_patiently
 from pipeline.storage.folder import Folder
 

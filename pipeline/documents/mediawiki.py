@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from xml.parsers import expat
 
 from pipeline.documents import records, wikitext
-from pipeline.documents.bzip2_streams import read_streams
-from pipeline.documents.compression import is_compressed
 from pipeline.documents.encoding import to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks, read_stored
 from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
 from pipeline.documents.wiki_site import hidden_prefixes, take_head
+from pipeline.storage.compression import find_bzip2_stream, is_compressed, read_frames, slices
 
 _ROOT_TAG = b"<mediawiki"
 _ROOT_TAG_BYTES = 1000  # in so many the tag begins
@@ -92,8 +91,7 @@ def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Block
 
 def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
     if file_range.url.endswith(".bz2"):
-        stored = _without_first(read_stored(file_range, storage_options), file_range.start)
-        yield from read_streams(stored, file_range)
+        yield from _read_streams(file_range, storage_options)
         return
     offset = file_range.start
     for block in _without_first(read_blocks(file_range, storage_options), file_range.start):
@@ -102,6 +100,19 @@ def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -
         if num_ours < len(block):
             yield block[num_ours:], False
         offset += len(block)
+
+
+def _read_streams(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
+    """Text from the first bzip2 stream of a range, and whether its stream starts in the range."""
+    stored = _without_first(read_stored(file_range, storage_options), file_range.start)
+    first = file_range.start
+    if file_range.start:
+        num_before, stored = find_bzip2_stream(stored, file_range.num_bytes)
+        first += num_before
+    if file_range.meter:
+        stored = file_range.meter.passed(slices(stored))
+    for text, begin in read_frames(stored, file_range.url):
+        yield text, first + begin < file_range.end
 
 
 def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:

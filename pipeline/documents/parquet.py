@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.documents import records
-from pipeline.documents.compression import FREE_BYTES, MAX_RATIO
 from pipeline.documents.files import FileRange, StorageOptions, open_sized
 from pipeline.documents.format import Format
 from pipeline.documents.records import BadDocumentError, Record, too_long
+from pipeline.storage.compression import FREE_BYTES, MAX_RATIO
 from pipeline.storage.parquet_footer import (
     ColumnChunk,
     DamagedParquetError,

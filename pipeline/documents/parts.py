@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from pipeline.documents.choose_formats import choose_formats
-from pipeline.documents.compression import is_compressed
 from pipeline.documents.files import FileRange, StorageOptions
 from pipeline.documents.formats import may_be_cut
 from pipeline.documents.listing import Listing, list_matches
 from pipeline.documents.wrapping import WRAPPINGS
-from pipeline.documents.zip_archive import SUFFIX as ZIP
+from pipeline.storage.compression import is_compressed
+from pipeline.storage.zip_archive import SUFFIX as ZIP
 
 _LEAST_PARTS = 32
 _SMALLEST_PART_BYTES = 2**20

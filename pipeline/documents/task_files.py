@@ -11,10 +11,10 @@ from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.documents.compression import plain_name
 from pipeline.documents.encoding import UTF8_MARK, to_utf8
 from pipeline.documents.files import FileRange, StorageOptions, read_blocks
 from pipeline.documents.parts import InputFile, find_inputs
+from pipeline.storage.compression import plain_name
 
 _JSON = {".json", ".jsonl", ".ndjson"}
 _LINE_ENDS = "\r\n"

@@ -47,7 +47,6 @@ _COMPILED_MODULES = {
     "tokenizer._matcher": "words to ids 50 times",
     "pipeline.text._cleaning": "cleaning 20 times",
     "pipeline.text._task_texts": "finding texts of task files 30 times",
-    "pipeline.documents._bzip2": "bzip2 1.8 times",
     "pipeline.documents._wikitext": "wikitext 200 times",
     "pipeline.instances._instances": "pairs and masks 10 times",
 }

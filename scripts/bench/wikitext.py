@@ -42,10 +42,10 @@ from typing import Any
 from unittest import mock
 
 from pipeline.documents import inline_templates, wikitext
-from pipeline.documents.compression import decompress
 from pipeline.documents.mediawiki import read_pages
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.records import BadDocumentError
+from pipeline.storage.compression import decompress
 from scripts.bench.measured import cpu_seconds, print_result, summarize
 
 HOSTILE = [

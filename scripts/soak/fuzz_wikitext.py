@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.documents.compression import decompress
 from pipeline.documents.inline_templates import hash_table
+from pipeline.storage.compression import decompress
 from scripts.checkout import ROOT
 from scripts.soak.sanitized import run_sanitized
 

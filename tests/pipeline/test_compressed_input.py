@@ -12,9 +12,10 @@ import fsspec
 import pytest
 import zstandard
 
-from pipeline.documents import compression, records
+from pipeline.documents import records
 from pipeline.documents.parts import find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.storage import compression
 from pipeline.text.cleaning import clean_text
 from pipeline.text.sentences import split_sentences
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.documents.compression import MAX_RATIO
+from pipeline.storage.compression import MAX_RATIO
 from pipeline.text.cleaning import clean_text
 from pipeline.text.sentences import split_sentences
 from tokenizer.encode import Encoder

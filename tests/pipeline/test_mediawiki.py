@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents import Document, bzip2_streams, records, wikitext
-from pipeline.documents.compression import feed
+from pipeline.documents import Document, records, wikitext
 from pipeline.documents.files import FileRange
 from pipeline.documents.mediawiki import _read_plain_page, parse_page, read_pages
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
 from pipeline.documents.wiki_site import hidden_prefixes
 from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
+from pipeline.storage import compression
 from tests.compiled_paths import taken_path
 
 HEAD = '<mediawiki xml:lang="en">\n  <siteinfo><sitename>W</sitename></siteinfo>\n'
@@ -111,6 +111,14 @@ def test_any_cut_of_any_streams_gives_the_same_documents(splits, cuts, data):
     assert read_cut(packed, "c.xml.bz2", cuts) == read_cut(data, "c.xml", [])
 
 
+@pytest.mark.parametrize("num_zeros", [1, 4000, 4096, 9000])
+@pytest.mark.parametrize("cuts", [[], [300], [700, 5000, 10_000]])
+def test_zeros_between_streams_are_padding(num_zeros, cuts):
+    pieces = [DUMP[:200], DUMP[200:700], DUMP[700:]]
+    packed = b"".join(bz2.compress(piece) + b"\0" * num_zeros for piece in pieces)
+    assert read_cut(packed, "z.xml.bz2", cuts) == read_cut(DUMP, "z.xml", [])
+
+
 def test_several_streams_are_several_parts():
     texts = [f"Text number {number}." * 200 for number in range(30)]
     packed = b"".join(
@@ -141,14 +149,14 @@ def test_no_stream_is_decompressed_twice(monkeypatch):
 
 
 def count_decompressed(monkeypatch):
-    sizes = []
+    sizes, feed = [], compression.feed
 
     def counting(decoder, data, url):
         for text in feed(decoder, data, url):
             sizes.append(len(text))
             yield text
 
-    monkeypatch.setattr(bzip2_streams, "feed", counting)
+    monkeypatch.setattr(compression, "feed", counting)
     return sizes
 
 
@@ -253,7 +261,7 @@ def test_a_dump_that_is_cut_within_a_page_is_refused(cuts):
 def test_broken_bzip2_is_named():
     packed = bz2.compress(DUMP)
     for data, message in (
-        (packed[:-3], "ends in the middle of a stream"),
+        (packed[:-3], "ends in the middle of a frame"),
         (packed[:60] + b"x" * 90, "or broken"),
     ):
         with pytest.raises(ValueError, match=rf"d\.xml\.bz2: .*{message}"):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.documents import wikitext
-from pipeline.documents.compression import decompress
 from pipeline.documents.inline_templates import find, show, templates
 from pipeline.documents.wikitext import define_paragraphs, parse_wikitext
+from pipeline.storage.compression import decompress
 from tests.compiled_paths import taken_path
 
 GIVES = "#### gives\n"

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.documents import Document, compression
+from pipeline.documents import Document
 from pipeline.documents.files import FileRange
 from pipeline.documents.parts import Part, find_inputs, plan_parts
 from pipeline.documents.read import read_part
+from pipeline.storage import compression
 
 URL = "memory:///zipped/a.zip"
 

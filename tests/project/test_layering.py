@@ -22,8 +22,7 @@ ROOMS = {
     "pipeline.pages": "",
     "pipeline.command_line": "pipeline.interrupts pipeline.storage",
     "pipeline.shards": "pipeline.storage",
-    "pipeline.documents.compression": "tokenizer",
-    "pipeline.documents": "tokenizer pipeline.seeds pipeline.storage pipeline.documents.compression",
+    "pipeline.documents": "tokenizer pipeline.seeds pipeline.storage",
     "pipeline.text": "tokenizer pipeline.seeds pipeline.storage pipeline.documents",
     "pipeline.tokens": "tokenizer pipeline.storage pipeline.shards pipeline.documents pipeline.text",
     "pipeline.instances": "tokenizer pipeline.seeds pipeline.shards pipeline.documents pipeline.tokens",
@@ -75,11 +74,11 @@ ROOMS = {
         " trainer.tool_settings trainer.runs trainer.checkpoints trainer.pretrain"
     ),
     "trainer.inference.features": (
-        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents.compression"
+        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line"
         " trainer.conll trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (
-        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.documents.compression"
+        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage"
         " trainer.model_settings trainer.conll trainer.process trainer.model trainer.conversion trainer.optim"
         " trainer.runs trainer.watch trainer.inference trainer.inference.features"
     ),
@@ -95,7 +94,7 @@ ROOMS = {
 LIBRARIES = {
     "tokenizer": "numpy tokenizers",
     "pipeline": "numpy pyarrow zstandard tqdm",
-    "pipeline.storage": "pyarrow fsspec botocore google_crc32c",
+    "pipeline.storage": "pyarrow fsspec botocore google_crc32c zstandard",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
     "pipeline.documents": "numpy pyarrow fsspec zstandard mwparserfromhell fastwarc resiliparse",

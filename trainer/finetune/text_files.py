@@ -2,8 +2,8 @@
 
 from pathlib import PurePosixPath
 
-from pipeline.documents.compression import decompress, is_compressed
-from pipeline.documents.compression import plain_name as uncompressed_name
+from pipeline.storage.compression import decompress, is_compressed
+from pipeline.storage.compression import plain_name as uncompressed_name
 from pipeline.storage.folder import Folder
 
 

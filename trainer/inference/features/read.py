@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipeline.documents.compression import decompress, is_compressed, plain_name
+from pipeline.storage.compression import decompress, is_compressed, plain_name
 from pipeline.storage.folder import Folder
 from trainer.inference.features.settings import FeaturesSettings
 

@@ -2,16 +2,13 @@
 
 import bz2
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import zstandard
-
-from tokenizer.compiled import load
-
-compiled: Any = load("pipeline.documents._bzip2")
-"""The compiled module, or None where Python's bz2 is to be used: the same text, in twice the time."""
 
 # English text shrinks to a third or a tenth, tables and logs to a hundredth; bombs start at a
 # thousandth.
@@ -25,10 +22,14 @@ _MAX_TEXT_BYTES = 2**20  # given at once by decoders that take a limit: bzip2 an
 _CODECS: dict[str, tuple[str, Callable[[], Any]]] = {
     ".zst": ("zstd", lambda: zstandard.ZstdDecompressor().decompressobj()),
     ".gz": ("gzip", lambda: zlib.decompressobj(wbits=31)),
-    ".bz2": ("bzip2", lambda: compiled.Decompressor() if compiled else bz2.BZ2Decompressor()),
+    ".bz2": ("bzip2", bz2.BZ2Decompressor),
     ".xz": ("xz", lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=256 * 2**20)),
 }
 SUFFIXES = tuple(_CODECS)
+# A stream's header and the mark of its first block are 80 fixed bits on a byte boundary, which
+# compressed data holds by chance once in 10^24 bytes.
+_BZIP2_STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
+_BZIP2_STREAM_BYTES = 10
 
 
 def compression_suffix(url: str) -> str:
@@ -47,36 +48,59 @@ def plain_name(url: str) -> str:
 
 
 def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    """Content of all frames, lazily.
+    """Content of all frames, lazily; raises as `read_frames`."""
+    return (text for text, _ in read_frames(blocks, url))
+
+
+def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]]:
+    """Content of all frames in pieces, and the byte of the blocks at which each piece's frame begins.
+
+    An empty piece comes first in each frame, before anything of it is decompressed.
 
     Raises:
         ValueError: Not what the name promises, cut short, or a bomb.
     """
-    suffix = compression_suffix(url)
-    decoder, is_inside = make_decoder(suffix), False
-    num_stored = num_bytes = 0
+    codec, make_decoder = _CODECS[compression_suffix(url)]
+    decoder: Any = None
+    num_stored = num_bytes = begin = 0
     for piece in slices(blocks):
         num_stored += len(piece)
-        # Some writers fill the last block of the file with zeros.
-        rest = piece if is_inside else piece.lstrip(b"\0")
+        rest = piece
         while rest:
+            if decoder is None:
+                rest = rest.lstrip(b"\0")  # Some writers fill blocks of the file with zeros.
+                if not rest:
+                    break
+                decoder, begin = make_decoder(), num_stored - len(rest)
+                yield b"", begin
             for text in feed(decoder, rest, url):
                 num_bytes += len(text)
                 check_ratio(num_bytes, num_stored, url)
-                yield text
-            is_inside, rest = not decoder.eof, decoder.unused_data
-            if decoder.eof:
-                decoder, rest = make_decoder(suffix), rest.lstrip(b"\0")
-    if is_inside:
-        codec = _CODECS[suffix][0]
+                yield text, begin
+            rest = decoder.unused_data
+            decoder = None if decoder.eof else decoder
+    if decoder is not None:
         raise ValueError(
             f"{url}: the {codec} data ends in the middle of a frame; fetch or write the file again"
         )
 
 
-def make_decoder(suffix: str) -> Any:
-    """A decoder of one frame, which knows its end: `eof` and `unused_data` are those of Python's decompressors."""
-    return _CODECS[suffix][1]()
+def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Iterator[bytes]]:
+    """How many bytes stand before the first bzip2 stream in the blocks, and the bytes from there on.
+
+    There are none where no stream begins in the first `num_bytes`.
+    """
+    head, offset = b"", 0
+    rest = iter(blocks)
+    for block in rest:
+        data = head + block
+        if found := _BZIP2_STREAM.search(data):
+            return offset + found.start(), chain([data[found.start() :]], rest)
+        head = data[1 - _BZIP2_STREAM_BYTES :]
+        offset += len(data) - len(head)
+        if offset >= num_bytes:
+            break
+    return offset, iter(())
 
 
 def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:

@@ -1,8 +1,4 @@
-"""Zip archives of texts: every member is a file of its own. Stdlib and pipeline.documents.
-
-A member belongs to the range of the archive its header starts in. Names that begin with a dot are
-passed over, as in folders; only the line layouts are read from archives.
-"""
+"""Zip archives: every member is a file of its own, in pieces, with limits against bombs and hostile names."""
 
 import lzma
 import struct
@@ -12,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import IO, Any
 
-from pipeline.documents.compression import check_ratio, decompress, is_compressed
-from pipeline.documents.files import FileRange, StorageOptions, open_sized
+from pipeline.storage.compression import check_ratio, decompress, is_compressed
 from pipeline.storage.names import stays_below
 
 _BLOCK_BYTES = 256 * 2**10
@@ -58,28 +53,25 @@ class Member:
                 yield block
 
 
-def read_members(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Member]:
-    """The members that belong to a range, in the order of their bytes.
+def list_members(file: IO[bytes], size: int, url: str) -> list[Member]:
+    """The members of an open archive in the order of their bytes, without those whose names begin with a dot.
 
     Raises:
         ValueError: Not a zip archive; a name that leaves the archive's folder; members that share
             their bytes.
     """
-    folder, name = open_sized(file_range, storage_options)
-    with folder.open(name) as file:
-        with _broken_zip(file_range.url):
-            archive = zipfile.ZipFile(file)
-            members = [info for info in archive.infolist() if not info.is_dir()]
-        for info in members:
-            _check_name(info.filename, file_range.url)
-        if sum(info.compress_size for info in members) > file_range.size:
-            raise ValueError(
-                f"{file_range.url}: the members share their bytes: a decompression bomb; leave it out"
-            )
-        for info in sorted(members, key=lambda info: info.header_offset):
-            is_hidden = PurePosixPath(info.filename).name.startswith(".")
-            if file_range.start <= info.header_offset < file_range.end and not is_hidden:
-                yield Member(archive, info, file_range.url)
+    with _broken_zip(url):
+        archive = zipfile.ZipFile(file)
+        members = [info for info in archive.infolist() if not info.is_dir()]
+    for info in members:
+        _check_name(info.filename, url)
+    if sum(info.compress_size for info in members) > size:
+        raise ValueError(
+            f"{url}: the members share their bytes: a decompression bomb; leave it out"
+        )
+    ordered = sorted(members, key=lambda info: info.header_offset)
+    shown = [info for info in ordered if not PurePosixPath(info.filename).name.startswith(".")]
+    return [Member(archive, info, url) for info in shown]
 
 
 def _check_name(name: str, url: str) -> None:
