@@ -1,0 +1,228 @@
+"""The stream to the bit: every array of every micro-batch, and the states, as they were when these hashes were made."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import open_dataset
+from pipeline.shards.growing import PLAN, UNKNOWN_HASH, open_growing, publish_pass
+from pipeline.storage.folder import Folder
+from tests.datasets import CLS, MASK, SEP, with_own_hash, write_dataset
+from trainer.stream.held_out import iterate_validation
+from trainer.stream.packing import MicroBatch
+from trainer.stream.rank_steps import RankStep
+from trainer.stream.source import Mixture, WeightedDataset, open_mixture
+from trainer.stream.step import StepLoader
+
+SEQ_LEN, VOCAB_SIZE = 8192, 70_000
+TRAIN = {
+    "wiki": ((60, 45), (50, 37)),
+    "books": ((31,), (17, 9), (23, 4, 1)),
+    "news": ((40, 8),),
+}
+
+
+def spread(key: int, count: int, stop: int) -> np.ndarray:
+    """Numbers below `stop` that look drawn, by arithmetic that no library may change."""
+    mixed = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(key * 1_000_003)) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    return ((mixed >> np.uint64(32)) % np.uint64(stop)).astype(np.int64)
+
+
+def made_block(key: int, first_id: int, num_instances: int) -> Block:
+    key = 10_000_000 * key + first_id
+    lengths = 8 + spread(key, num_instances, 60)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    segment_a = 3 + spread(key + 1, num_instances, 4)
+    ids = (5 + spread(key + 2, int(offsets[-1]), 60_000)).astype(np.uint16)
+    ids[offsets[:-1]] = CLS
+    ids[offsets[:-1] + segment_a - 1] = ids[offsets[1:] - 1] = SEP
+    positions = np.stack([np.ones(num_instances), lengths - 2], axis=1).astype(np.uint16)
+    places = (offsets[:-1, None] + positions).ravel()
+    labels = ids[places]
+    ids[places] = MASK
+    return Block(
+        input_ids=ids,
+        offsets=offsets,
+        segment_a_length=segment_a.astype(np.uint16),
+        masked_lm_positions=positions.ravel(),
+        masked_lm_ids=labels,
+        masked_offsets=np.arange(0, 2 * num_instances + 1, 2, dtype=np.int32),
+        is_random_next=spread(key + 3, num_instances, 2).astype(bool),
+        document_a=np.arange(first_id, first_id + num_instances, dtype=np.uint64),
+        document_b=np.arange(num_instances, dtype=np.uint64),
+    )
+
+
+def write_made(folder: Path, key: int, train: Iterable[Iterable[int]]) -> Path:
+    sizes = {("train", i): shards for i, shards in enumerate(train)} | {("validation", 0): (30, 23)}
+    shards = {
+        (split, SEQ_LEN, pass_index, index): [
+            made_block(key, 100_000 * pass_index + 1000 * index + first, min(8, size - first))
+            for first in range(0, size, 8)
+        ]
+        for (split, pass_index), each in sizes.items()
+        for index, size in enumerate(each)
+    }
+    return write_dataset(folder, shards, VOCAB_SIZE, {"lower_case": True, "key": key})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three datasets of unequal shards and passes."""
+    folder = tmp_path_factory.mktemp("golden")
+    for key, (name, train) in enumerate(TRAIN.items()):
+        write_made(folder / name, key, train)
+    return folder
+
+
+def arrays_of(batches: Iterable[MicroBatch]) -> str:
+    """Names, dtypes, shapes and bytes of all arrays."""
+    digest = hashlib.blake2b(digest_size=8)
+    for batch in batches:
+        for field in dataclasses.fields(batch):
+            values = np.asarray(getattr(batch, field.name))
+            digest.update(f"{field.name} {values.dtype} {values.shape};".encode())
+            digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint(steps: Iterable[RankStep]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for step in steps:
+        numbers = [step.step, step.first_position, step.position_after, step.drawn, step.epochs]
+        counts = [step.num_instances, step.num_tokens, step.num_masked]
+        said = json.dumps([numbers, counts, step.state, arrays_of(step.micro_batches)])
+        digest.update(said.encode())
+    return digest.hexdigest()
+
+
+def take(data: Mixture, num_steps: int, rank: int = 0, world_size: int = 1, **changes):
+    sizes = {"global_batch": 12, "micro_tokens": SEQ_LEN, "seed": 3, "num_lanes": 4} | changes
+    ranks = {"rank": rank, "world_size": world_size}
+    with StepLoader(data, "train", SEQ_LEN, **ranks, **sizes) as steps:
+        return list(islice(steps, num_steps))
+
+
+def ranks_of(data: Mixture, num_steps: int, world_size: int, **changes) -> list[RankStep]:
+    return [
+        step
+        for rank in range(world_size)
+        for step in take(data, num_steps, rank, world_size, **changes)
+    ]
+
+
+@pytest.fixture(scope="module")
+def wiki(folder) -> Mixture:
+    return open_mixture([str(folder / "wiki")])
+
+
+@pytest.fixture(scope="module")
+def mixed(folder) -> Mixture:
+    weights = {"wiki": 5, "books": 2, "news": 1}
+    return open_mixture([f"{name}={folder / name}:{weight}" for name, weight in weights.items()])
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size", "expected"),
+    [
+        ("wiki", 1, "0683aee1e4576261"),
+        ("wiki", 2, "7082473a5e93e50f"),
+        ("wiki", 3, "eda103e11ff0875c"),
+        ("books", 1, "0649400402b8d762"),
+        ("news", 3, "e391034a34c398de"),
+    ],
+)
+def test_one_dataset(folder, name, world_size, expected):
+    data = open_mixture([str(folder / name)])
+    assert fingerprint(ranks_of(data, 36, world_size)) == expected
+
+
+@pytest.mark.parametrize(
+    ("world_size", "expected"),
+    [(1, "dd11f1eace9fab25"), (2, "dfc52c797ac3b72d"), (3, "e23f3410c4b192c8")],
+)
+def test_a_mixture(mixed, world_size, expected):
+    assert fingerprint(ranks_of(mixed, 30, world_size, global_batch=24)) == expected
+
+
+def test_a_second_phase_of_one_length_and_other_sizes(mixed):
+    first = take(mixed, 10)
+    sizes = {"state": first[-1].state, "first_step": 10, "global_batch": 20, "micro_tokens": 9000}
+    assert fingerprint([*first, *take(mixed, 10, **sizes)]) == "070813478cf70065"
+
+
+def test_skipped_ranges(mixed):
+    skip = ((0, 5), (40, 77), (300, 301))
+    found = ranks_of(mixed, 30, 2, skip=skip, global_batch=16)
+    assert fingerprint(found) == "a65256e5f322bbd4"
+
+
+def test_resuming_on_other_ranks(wiki):
+    before = ranks_of(wiki, 7, 2)
+    found = ranks_of(wiki, 9, 3, state=before[-1].state, first_step=7)
+    assert fingerprint([*before, *found]) == "ac122affee51727a"
+
+
+def test_the_default_number_of_lanes_and_workers_in_turn(wiki):
+    steps = [
+        take(wiki, 6, num_lanes=None, micro_tokens=20_000, worker=worker, num_workers=2)
+        for worker in range(2)
+    ]
+    assert fingerprint(step for each in steps for step in each) == "134b491d734b458b"
+
+
+def test_a_followed_dataset(folder, wiki, tmp_path):
+    """What is there of a build that still runs gives the same steps as the finished dataset."""
+    [whole] = wiki
+    source = Folder(str(folder / "wiki"))
+    growing = Folder(str(tmp_path / "wiki"))
+    plan = json.loads(source.read("manifest.json"))
+    plan |= {"root_hash": UNKNOWN_HASH, "tables_sha256": {}}
+    growing.write(PLAN, with_own_hash(plan))
+    for number in range(2):
+        shards = whole.dataset.shards("train", SEQ_LEN, number)
+        for shard in shards:
+            growing.write(shard.name, source.read(shard.name))
+        rows = [(shard, whole.dataset.blocks(shard)) for shard in shards]
+        publish_pass(growing, rows, whole.dataset.manifest.settings_hash)
+    followed = (WeightedDataset("data", open_growing(str(tmp_path / "wiki"))),)
+    assert fingerprint(take(followed, 36)) == fingerprint(take(wiki, 36))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "limit", "expected"),
+    [(1, None, "5d3ec6f414a3322a"), (3, 41, "64cc223fe6a76bee")],
+)
+def test_a_split_once(wiki, world_size, limit, expected):
+    found = [
+        arrays_of(
+            iterate_validation(
+                wiki[0].dataset,
+                SEQ_LEN,
+                rank=rank,
+                world_size=world_size,
+                micro_tokens=SEQ_LEN,
+                max_instances=limit,
+            )
+        )
+        for rank in range(world_size)
+    ]
+    assert hashlib.blake2b(json.dumps(found).encode(), digest_size=8).hexdigest() == expected
+
+
+def test_root_hashes(folder):
+    found = {name: open_dataset(str(folder / name)).manifest.root_hash[:16] for name in TRAIN}
+    assert found == {
+        "wiki": "fceda808ac404f06",
+        "books": "d82ca3410470c3be",
+        "news": "72cc68186bae56b9",
+    }
