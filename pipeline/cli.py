@@ -143,8 +143,7 @@ class ExportSettings:
     Attributes:
         data: Folder or URL of the dataset.
         format: Format of the files: tfrecord is what run_pretraining.py of google-research/bert
-            reads, mds what MosaicML's StreamingDataset reads; parquet has a row for each instance.
-            The last two are without padding.
+            reads; parquet has a row for each instance, without padding.
         output: Folder or URL of the files. It is empty, or holds a part of the same export, which
             is continued.
         split: The split that the instances are from; all of its passes are written.
@@ -154,7 +153,7 @@ class ExportSettings:
     """
 
     data: str
-    format: Literal["tfrecord", "mds", "parquet"]
+    format: Literal["tfrecord", "parquet"]
     output: str
     split: Literal["train", "validation"] = "train"
     seq_len: int | None = None
@@ -300,12 +299,14 @@ def report(settings: ReportSettings, _: Sequence[str]) -> None:
 def export(settings: ExportSettings, _: Sequence[str]) -> None:
     """`python -m pipeline export DATASET`."""
     with _continuing():
-        from pipeline.export.write_export import describe_export, select_instances, write_export
+        from pipeline.export.write_export import describe_export, plan_export, write_export
         from pipeline.storage.folder import Folder, parse_storage_options
 
-        selection = select_instances(_open(settings), settings.split, settings.seq_len)
+        dataset = _open(settings)
+        plan = plan_export(dataset, settings.format, settings.split, settings.seq_len)
         output = Folder(settings.output, parse_storage_options(settings.storage_options))
-        print(describe_export(write_export(selection, settings.format, output), settings.output))
+        write_export(dataset, plan, output)
+        print(describe_export(plan, settings.output))
 
 
 def _open(

@@ -1,14 +1,15 @@
 """Parquet files of instances: a row each, without padding, which every reader of tables takes."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.export.columns import label_column, list_columns
 from pipeline.shards.block import Block
 
 METADATA = b"beambert"
@@ -16,51 +17,48 @@ METADATA = b"beambert"
 _BLOCKS_PER_ROW_GROUP = 16
 """A million tokens, of which a reader holds a row group at a time."""
 _LISTS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
+_LIST = pa.list_(pa.field("element", pa.int32(), nullable=False))
 SCHEMA = pa.schema(
     [
-        *(
-            pa.field(
-                name, pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False
-            )
-            for name in _LISTS
-        ),
+        *(pa.field(name, _LIST, nullable=False) for name in _LISTS),
         pa.field("next_sentence_labels", pa.int32(), nullable=False),
     ]
 )
+_OPTIONS = {
+    "compression": "zstd",
+    "use_dictionary": False,
+    "write_statistics": False,
+    "write_page_checksum": True,
+}
 
 
-def prepare_parquet(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block], int], None]:
-    """What writes a file with a row for each instance; its metadata is the plan without the names of all files."""
+def write_rows(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]) -> None:
+    """Writes a row for each instance; the metadata are the plan without the names of all files."""
     described = {name: value for name, value in plan.items() if name != "files"}
-    return partial(
-        _write_rows, schema=SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)})
-    )
-
-
-def _write_rows(
-    file: IO[bytes], blocks: Iterable[Block], _num_instances: int, schema: pa.Schema
-) -> None:
-    options = {
-        "compression": "zstd",
-        "use_dictionary": False,
-        "write_statistics": False,
-        "write_page_checksum": True,
-    }
-    with pq.ParquetWriter(file, schema, **options) as writer:
-        waiting: list[pa.Table] = []
-        for block in blocks:
-            waiting.append(_table(block, schema))
-            if len(waiting) == _BLOCKS_PER_ROW_GROUP:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting = []
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting))
+    schema = SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)})
+    tables = (_table(block, schema) for block in blocks)
+    with pq.ParquetWriter(file, schema, **_OPTIONS) as writer:
+        while group := [*islice(tables, _BLOCKS_PER_ROW_GROUP)]:
+            writer.write_table(pa.concat_tables(group))
 
 
 def _table(block: Block, schema: pa.Schema) -> pa.Table:
-    lists = list_columns(block)
+    """The instances, their columns named as the features of run_pretraining.py."""
+    lists = (
+        (block.input_ids, block.offsets),
+        (_segment_ids(block), block.offsets),
+        (block.masked_lm_positions, block.masked_offsets),
+        (block.masked_lm_ids, block.masked_offsets),
+    )
     columns = [
-        pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=schema.field(name).type)
-        for name, (values, offsets) in lists.items()
+        pa.ListArray.from_arrays(offsets.astype(np.int32), values.astype(np.int32), type=_LIST)
+        for values, offsets in lists
     ]
-    return pa.table([*columns, pa.array(label_column(block))], schema=schema)
+    return pa.table([*columns, pa.array(block.is_random_next.astype(np.int32))], schema=schema)
+
+
+def _segment_ids(block: Block) -> npt.NDArray[np.bool_]:
+    """[T] whether a token is of segment B."""
+    lengths = np.diff(block.offsets)
+    first_of_b = np.repeat(block.offsets[:-1] + block.segment_a_length, lengths)
+    return np.arange(block.num_tokens) >= first_of_b

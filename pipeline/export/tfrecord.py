@@ -5,8 +5,8 @@ N instances of a block, L the sequence length, P the most masked positions.
 
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import IO, Any
 
 import numpy as np
@@ -23,25 +23,10 @@ _BITS = np.arange(0, 35, 7, dtype=np.uint32)
 """The first of the bits that each byte of a number below 2^32 holds."""
 
 
-def prepare_tfrecord(plan: Mapping[str, Any]) -> Callable[[IO[bytes], Iterable[Block], int], None]:
-    """What writes a file with a record for each instance, padded to the plan's tokens and masked positions.
-
-    Raises:
-        ModuleNotFoundError: The package google_crc32c is not installed.
-    """
-    masked_crc32c(b"")
-    return partial(_write_records, seq_len=plan["seq_len"], max_predictions=plan["max_predictions"])
-
-
-def _write_records(
-    file: IO[bytes],
-    blocks: Iterable[Block],
-    _num_instances: int,
-    seq_len: int,
-    max_predictions: int,
-) -> None:
+def write_records(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]) -> None:
+    """Writes a record for each instance, padded to the plan's tokens and masked positions."""
     for block in blocks:
-        examples = encode_examples(block, seq_len, max_predictions)
+        examples = encode_examples(block, plan["seq_len"], plan["max_predictions"])
         file.write(b"".join(part for example in examples for part in _frame(example)))
 
 

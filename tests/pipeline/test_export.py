@@ -1,9 +1,9 @@
 """Exports: golden instances are the reference's records; nothing half-written, damaged or foreign passes for one."""
 
 import errno
+import hashlib
 import importlib.util
 import io
-import itertools
 import json
 import struct
 import subprocess
@@ -15,7 +15,6 @@ import pytest
 import zstandard
 
 import pipeline.cli as cli
-import pipeline.export.mds as mds
 from pipeline.command_line.program import run_program
 from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
@@ -24,7 +23,7 @@ from pipeline.export.write_export import (
     FORMATS,
     STARTED,
     Format,
-    select_instances,
+    plan_export,
     write_export,
 )
 from pipeline.shards.block import Block
@@ -183,8 +182,10 @@ def data(tmp_path_factory, make_block):
 
 def export(data, output, format_name="tfrecord", split="train", seq_len=64):
     """Exports from a dataset's folder to a folder or URL; the content of _export.json."""
-    selection = select_instances(open_dataset(str(data)), split, seq_len)
-    return write_export(selection, format_name, Folder(str(output)))
+    dataset = open_dataset(str(data))
+    plan = plan_export(dataset, format_name, split, seq_len)
+    write_export(dataset, plan, Folder(str(output)))
+    return plan
 
 
 def files_of(folder):
@@ -223,6 +224,7 @@ def test_numbers_of_every_length_are_encoded():
     ]
     row = [ids, [0] * 5 + [1] * 6, [1, 10], [2_097_152, 1], True]
     (record,) = encode_examples(block_of([row]), 200, 130)
+    assert hashlib.sha256(record).hexdigest()[:16] == "a12fff4efad1f988"
     assert read_example(record) == reference_features(row, 200, 130)
 
 
@@ -358,30 +360,27 @@ def test_tokens_past_the_vocabulary_are_refused(tmp_path, make_block):
 )
 def test_a_length_is_chosen(data, split, seq_len, said):
     with pytest.raises(ValueError, match=said):
-        select_instances(open_dataset(str(data)), split, seq_len)
+        plan_export(open_dataset(str(data)), "parquet", split, seq_len)
 
 
 def test_a_split_that_is_not_there_is_named(tmp_path, make_block):
     data = write_dataset(tmp_path / "data", {("train", 64, 0, 0): [make_block(9)]}, 100, SETTINGS)
     with pytest.raises(ValueError, match="data has no validation instances"):
-        select_instances(open_dataset(str(data)), "validation", None)
+        plan_export(open_dataset(str(data)), "parquet", "validation", None)
 
 
 def test_the_only_length_needs_no_flag(data):
-    assert select_instances(open_dataset(str(data)), "train", None).seq_len == 64
-
-
-def test_a_dataset_that_does_not_say_its_masks_is_refused(tmp_path, make_dataset):
-    data = make_dataset(tmp_path / "data", [[5]])
-    with pytest.raises(ValueError, match=r"manifest.json: its settings lack masked_lm_prob; build"):
-        select_instances(open_dataset(str(data)), "train", None)
+    assert plan_export(open_dataset(str(data)), "parquet", "train", None)["seq_len"] == 64
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("mine.txt", "holds mine.txt, which is not of this export; give an empty --output"),
-        ("validation-00000-of-00001.tfrecord", "holds files without _started.json or _export.json"),
+        (
+            "validation-00000-of-00001.tfrecord",
+            "which is not of this export; give an empty --output",
+        ),
     ],
 )
 def test_a_folder_of_something_else_is_refused(data, tmp_path, name, said):
@@ -416,13 +415,9 @@ def test_the_command_says_how_the_files_are_read(data, tmp_path, capsys):
         f"run_pretraining.py --input_file='{tmp_path}/out/*.tfrecord' --max_seq_length=64"
         " --max_predictions_per_seq=10\n"
     )
-    assert run("export", data, "--format", "mds", "--output", tmp_path / "mds") == 0
+    assert run("export", data, "--format", "parquet", "--output", "memory://said") == 0
     assert capsys.readouterr().out.endswith(
-        f"\nstreaming.StreamingDataset(local='{tmp_path}/mds')\n"
-    )
-    assert run("export", data, "--format", "mds", "--output", "memory://said") == 0
-    assert capsys.readouterr().out.endswith(
-        "\nstreaming.StreamingDataset(remote='memory://said')\n"
+        "\ndatasets.load_dataset('parquet', data_files='memory://said/*.parquet')\n"
     )
 
 
@@ -438,10 +433,10 @@ def test_a_missing_package_is_named_before_anything_is_written(data, tmp_path, c
 def failing(error):
     """A format whose files cannot be written."""
 
-    def write_file(file, blocks, num_instances):
+    def write_file(file, blocks, plan):
         raise error
 
-    return Format("{number}", lambda _: write_file, "")
+    return Format(write_file, "")
 
 
 @pytest.mark.processes
@@ -460,7 +455,8 @@ def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
         FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left on device"))
     )
     with pytest.raises(
-        StorageError, match=r"no room for 0; let TMPDIR name a folder with more room"
+        StorageError,
+        match=r"no room for train-00000-of-00004.tfrecord; let TMPDIR name a folder with more room",
     ):
         export(data, tmp_path)
 
@@ -468,9 +464,7 @@ def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
 @pytest.mark.processes
 def test_an_unknown_format_is_refused(data, tmp_path, capsys):
     assert run("export", data, "--format", "csv", "--output", tmp_path / "out") == 2
-    assert (
-        "--format: found 'csv', expected one of tfrecord, mds, parquet" in capsys.readouterr().err
-    )
+    assert "--format: found 'csv', expected one of tfrecord, parquet" in capsys.readouterr().err
 
 
 def test_parquet_holds_the_instances_without_padding(data, tmp_path):
@@ -502,37 +496,8 @@ def test_parquet_has_a_row_group_for_many_blocks(tmp_path, make_block):
     assert metadata.row_group(0).column(0).compression == "ZSTD"
 
 
-def read_mds(data, config):
-    """The samples of a shard, by the description of its format alone."""
-    (number,) = struct.unpack_from("<I", data)
-    ends = struct.unpack_from(f"<{number + 1}I", data, 4)
-    assert json.loads(data[4 + 4 * (number + 1) : ends[0]]) == config
-    assert ends[-1] == len(data)
-    for start, stop in itertools.pairwise(ends):
-        sample, sizes = data[start:stop], [*config["column_sizes"]]
-        for column, size in enumerate(sizes):
-            if size is None:
-                (sizes[column],), sample = struct.unpack_from("<I", sample), sample[4:]
-        values = {}
-        for name, encoding, size in zip(
-            config["column_names"], config["column_encodings"], sizes, strict=True
-        ):
-            value, sample = sample[:size], sample[size:]
-            if encoding == "int":
-                values[name] = struct.unpack("<q", value)[0]
-                continue
-            assert encoding == "ndarray:int32"
-            assert value[0] >> 2 == 1
-            width = 1 << (value[0] & 3)
-            values[name] = np.frombuffer(value[1 + width :], "<i4").tolist()
-            assert len(values[name]) == int.from_bytes(value[1 : 1 + width], "little")
-            assert width == (1 if len(values[name]) < 256 else 2)
-        assert sample == b""
-        yield values
-
-
 def as_columns(row):
-    """A row of golden/ as the columns of Parquet and MDS."""
+    """A row of golden/ as the columns of Parquet."""
     names = [
         "input_ids",
         "segment_ids",
@@ -541,84 +506,6 @@ def as_columns(row):
         "next_sentence_labels",
     ]
     return dict(zip(names, [*row[:4], int(row[4])], strict=True))
-
-
-LAST_SHARD = {
-    "column_encodings": ["ndarray:int32", "ndarray:int32", "ndarray:int32", "int", "ndarray:int32"],
-    "column_names": [
-        "input_ids",
-        "masked_lm_ids",
-        "masked_lm_positions",
-        "next_sentence_labels",
-        "segment_ids",
-    ],
-    "column_sizes": [None, None, None, 8, None],
-    "compression": None,
-    "format": "mds",
-    "hashes": [],
-    "samples": 40,
-    "size_limit": None,
-    "version": 2,
-    "zip_data": None,
-}
-
-
-def test_mds_shards_hold_the_instances_without_padding(data, tmp_path):
-    export(data, tmp_path, "mds")
-    index = json.loads((tmp_path / "index.json").read_bytes())
-    shards = index["shards"]
-    num_bytes = (tmp_path / "shard.00003.mds").stat().st_size
-    raw_data = {"basename": "shard.00003.mds", "bytes": num_bytes, "hashes": {}}
-    assert (index["version"], shards[3]) == (2, {**LAST_SHARD, "raw_data": raw_data})
-    assert [each["raw_data"]["basename"] for each in shards] == [
-        f"shard.{number:05d}.mds" for number in range(4)
-    ]
-    assert [each["samples"] for each in shards] == [1054, 40, 40, 40]
-    samples = []
-    for shard in shards:
-        content = (tmp_path / shard["raw_data"]["basename"]).read_bytes()
-        assert len(content) == shard["raw_data"]["bytes"]
-        config = {
-            name: value
-            for name, value in shard.items()
-            if name not in ("samples", "raw_data", "zip_data")
-        }
-        samples += read_mds(content, config)
-    assert samples == [as_columns(row) for row in rows_of(open_dataset(str(data)))]
-
-
-def test_mds_arrays_of_any_length_have_their_shapes(tmp_path):
-    rows = [
-        [[*range(5, 5 + length)], [0] * 3 + [1] * (length - 3), [1], [7], False]
-        for length in (255, 256, 512)
-    ]
-    data = write_dataset(tmp_path / "data", {("train", 512, 0, 0): [block_of(rows)]}, 600, SETTINGS)
-    export(data, tmp_path / "out", "mds", seq_len=512)
-    (shard,) = json.loads((tmp_path / "out/index.json").read_bytes())["shards"]
-    config = {
-        name: value
-        for name, value in shard.items()
-        if name not in ("samples", "raw_data", "zip_data")
-    }
-    samples = read_mds((tmp_path / "out/shard.00000.mds").read_bytes(), config)
-    assert [*samples] == [as_columns(row) for row in rows]
-
-
-def test_an_mds_shard_that_its_offsets_cannot_span_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(mds, "_MOST_BYTES", 1_000)
-    with pytest.raises(
-        ValueError, match=r"shard.00000.mds: \d,\d+ bytes, an MDS shard has at most 1,000; build"
-    ):
-        export(data, tmp_path, "mds", split="validation")
-    assert [*files_of(tmp_path)] == [STARTED]
-
-
-def test_mds_without_its_index_is_not_whole(data, tmp_path):
-    export(data, tmp_path, "mds")
-    first = files_of(tmp_path)
-    (tmp_path / "index.json").unlink()
-    export(data, tmp_path, "mds")
-    assert files_of(tmp_path) == first
 
 
 # What run_pretraining.py's input_fn_builder parses records with.
@@ -647,35 +534,3 @@ def test_tensorflow_reads_the_records(data, tmp_path):
     assert ran.returncode == 0, ran.stderr
     expected = [reference_features([*row], 64, 10) for row in rows_of(open_dataset(str(data)))]
     assert [json.loads(line) for line in ran.stdout.splitlines()] == expected
-
-
-# Reads the export of one shard, and writes its samples again as that library would.
-STREAMING = """
-import json, sys
-from streaming import MDSWriter, StreamingDataset
-columns = dict.fromkeys(["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"], "ndarray:int32")
-columns["next_sentence_labels"] = "int"
-dataset = StreamingDataset(local=sys.argv[1], batch_size=1)
-with MDSWriter(columns=columns, out=sys.argv[2], size_limit=None) as out:
-    for number in range(len(dataset)):
-        sample = dataset[number]
-        out.write(sample)
-        print(json.dumps({name: getattr(value, "tolist", lambda: value)() for name, value in sample.items()}))
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(
-    importlib.util.find_spec("streaming") is None, reason="mosaicml-streaming is not installed"
-)
-def test_mosaicml_streaming_reads_the_shards_and_writes_the_same(data, tmp_path):
-    export(data, tmp_path / "out", "mds", split="validation")
-    command = [sys.executable, "-c", STREAMING, str(tmp_path / "out"), str(tmp_path / "again")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    rows = rows_of(open_dataset(str(data)), "validation")
-    assert [json.loads(line) for line in ran.stdout.splitlines()] == [
-        as_columns(row) for row in rows
-    ]
-    ours, theirs = files_of(tmp_path / "out"), files_of(tmp_path / "again")
-    assert {name: ours[name] for name in theirs} == theirs

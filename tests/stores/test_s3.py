@@ -71,14 +71,16 @@ def test_verify_inspect_and_report_read_from_s3(built, pipeline, options_file, c
 def test_an_export_from_s3_to_s3_equals_a_local_one(
     built, local, pipeline, options_file, store, tmp_path
 ):
-    words = ("--format", "mds", "--seq_len", "64", "--output")
+    words = ("--format", "parquet", "--seq_len", "64", "--output")
     assert (
-        pipeline("export", built, *words, "s3://corpus/mds", "--storage_options", options_file) == 0
+        pipeline("export", built, *words, "s3://corpus/rows", "--storage_options", options_file)
+        == 0
     )
     assert pipeline("export", local, *words, tmp_path) == 0
     store.invalidate_cache()
     there = {
-        name.removeprefix("corpus/mds/"): store.cat_file(name) for name in store.find("corpus/mds")
+        name.removeprefix("corpus/rows/"): store.cat_file(name)
+        for name in store.find("corpus/rows")
     }
     assert there == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 

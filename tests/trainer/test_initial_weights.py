@@ -1,6 +1,7 @@
 """Starting from models trained elsewhere."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import zlib
@@ -62,6 +63,18 @@ def test_a_google_checkpoint_goes_out_as_hugging_face_without_loss(tmp_path):
         lower_case=True,
         provenance={},
     )
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in (tmp_path / "hf").iterdir()
+    }
+    assert digests == {
+        "README.md": "703ca5f97b1d43ed",
+        "config.json": "0f4525624fb156cb",
+        "model.safetensors": "830ca855a8b7d93b",
+        "tokenizer.json": "3ea7957dd77fa93e",
+        "tokenizer_config.json": "0fd5026552f98f5e",
+        "vocab.txt": "01f4647d5498a9f3",
+    }
     again = read_initial_weights(str(tmp_path / "hf"))
     assert again.config == found.config
     assert again.vocab == VOCAB.encode()
