@@ -1,8 +1,12 @@
 """Input files of any layout and place to documents: found, cut into parts, read as a stream.
 
-`parts` says which bytes a task reads and `read` reads them: `files` and `compression` give blocks,
+`parts` says which bytes a task reads and `read` reads them: `files` gives blocks,
 `encoding` and `lines` lines of UTF-8, one module a layout records of them, and `formats` puts these
 together.
+
+Open to the trainer, whose tables of labelled text lie in the same kinds of files, are
+`parts.find_inputs`, which lists files, and `text_files`: `read_text`, `read_text_lines`,
+`read_json_lines` and `read_csv_rows`.
 """
 
 from dataclasses import dataclass

@@ -74,11 +74,11 @@ ROOMS = {
         " trainer.tool_settings trainer.runs trainer.checkpoints trainer.pretrain"
     ),
     "trainer.inference.features": (
-        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line"
+        "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents"
         " trainer.conll trainer.process trainer.model trainer.conversion trainer.runs trainer.inference"
     ),
     "trainer.finetune": (
-        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage"
+        "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.documents"
         " trainer.model_settings trainer.conll trainer.process trainer.model trainer.conversion trainer.optim"
         " trainer.runs trainer.watch trainer.inference trainer.inference.features"
     ),

@@ -1,0 +1,125 @@
+"""Whole files of lines, JSON lines and comma-separated rows as text, each with its place: "FILE:LINE".
+
+Files lie at any fsspec URL, compressed or not, in UTF-8, or in UTF-16 with a byte order mark.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.documents.encoding import decode
+from pipeline.documents.files import FileRange, StorageOptions, read_blocks
+from pipeline.documents.lines import read_lines, read_whole
+from pipeline.documents.records import BadDocumentError, Line, too_long
+from pipeline.storage.folder import Folder
+
+
+def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
+    """All of a file; raises FileNotFoundError."""
+    folder, name = Folder.of_file(url, storage_options)
+    size = folder.size(name)
+    return FileRange(url, 0, size, size, "text")
+
+
+def read_text_lines(url: str, storage_options: StorageOptions = None) -> Iterator[tuple[str, str]]:
+    r"""Places and lines of a file, lazily, without "\n" and "\r\n".
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is damaged, or a line is no UTF-8.
+    """
+    lines = read_lines(whole_file(url, storage_options), storage_options)
+    return (
+        (f"{url}:{number}", text.removesuffix("\r")) for number, text in decode_lines(lines, url)
+    )
+
+
+def read_text(url: str, storage_options: StorageOptions = None) -> str:
+    """The text of a file, its line ends as they are; raises as `read_text_lines`."""
+    record = read_whole(read_blocks(whole_file(url, storage_options), storage_options), url)
+    try:
+        if record.error:
+            raise record.error
+        return decode(record.data)
+    except BadDocumentError as error:
+        raise ValueError(f"{url}:{1 + error.line}: {error}") from error
+
+
+def read_json_lines(
+    url: str, storage_options: StorageOptions = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Places and objects of a file of JSON lines, lazily; blank lines are passed over.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is damaged, or a line is no UTF-8 or no JSON object.
+    """
+    for place, line in read_text_lines(url, storage_options):
+        if line.strip():
+            found = parse_json(line, place)
+            if not isinstance(found, dict):
+                raise ValueError(
+                    f"{place}: found a JSON {type(found).__name__}, expected an object in each line"
+                )
+            yield place, found
+
+
+def read_csv_rows(
+    url: str, storage_options: StorageOptions = None
+) -> Iterator[tuple[str, list[str]]]:
+    """Places and cells of a file's comma-separated rows, lazily; cells in double quotes may hold line ends.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is damaged, no UTF-8, or its quotes are not closed.
+    """
+    lines = read_lines(whole_file(url, storage_options), storage_options)
+    return ((f"{url}:{number}", cells) for number, cells in split_rows(lines, url))
+
+
+def split_rows(lines: Iterable[Line], url: str) -> Iterator[tuple[int, list[str]]]:
+    """Numbers of the first lines of rows, and their cells; raises as `read_csv_rows`."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    reader = csv.reader((f"{text}\n" for _, text in decode_lines(lines, url)), strict=True)
+    number = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{url}:{number}: {error}; a cell with quotes or commas stands in double quotes"
+        ) from error
+
+
+def parse_json(text: str, place: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: It is none, or one of more depth than Python reads.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{place}: found no JSON ({error}), expected a value in each line"
+        ) from error
+
+
+def decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
+    """Numbers and text of lines.
+
+    Raises:
+        ValueError: One is no UTF-8, or too long; says which.
+    """
+    for line in lines:
+        try:
+            if line.is_too_long:
+                raise too_long()
+            text = decode(line.data)
+        except BadDocumentError as error:
+            raise ValueError(f"{url}:{line.number}: {error}") from error
+        yield line.number, text

@@ -1,0 +1,63 @@
+"""Whole files of lines, JSON lines and comma-separated rows, and what is said of broken ones."""
+
+import gzip
+
+import pytest
+
+from pipeline.documents.text_files import (
+    read_csv_rows,
+    read_json_lines,
+    read_text,
+    read_text_lines,
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, data):
+        tmp_path.joinpath(name).write_bytes(data)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("name", "pack"), [("a", bytes), ("a.gz", gzip.compress)])
+def test_text_and_lines(write, name, pack, encoding):
+    url = write(name, pack("é one\r\n\ntwo\n".encode(encoding)))
+    assert read_text(url) == "é one\r\n\ntwo\n"
+    assert list(read_text_lines(url)) == [
+        (f"{url}:1", "é one"),
+        (f"{url}:2", ""),
+        (f"{url}:3", "two"),
+    ]
+
+
+def test_json_lines(write):
+    url = write("a.jsonl", b'{"a": 1}\n \n{"b": "x"}')
+    assert list(read_json_lines(url)) == [(f"{url}:1", {"a": 1}), (f"{url}:3", {"b": "x"})]
+
+
+def test_rows_whose_cells_hold_line_ends(write):
+    url = write("a.csv", b'text,n\r\n"a ""b"",\nc",1\r\n\r\nd,2\r\n')
+    assert list(read_csv_rows(url)) == [
+        (f"{url}:1", ["text", "n"]),
+        (f"{url}:2", ['a "b",\nc', "1"]),
+        (f"{url}:5", ["d", "2"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "data", "said"),
+    [
+        (read_text, b"a\nb\xe9", ":2: found the byte 0xe9 .* expected UTF-8; convert"),
+        (read_text_lines, b"a\nb\xe9", ":2: found the byte 0xe9 .* expected UTF-8; convert"),
+        (read_json_lines, b"{}\n[]", ":2: found a JSON list, expected an object in each line"),
+        (read_json_lines, b"{}\n{", ":2: found no JSON .* expected a value in each line"),
+        (read_json_lines, b"[" * 100_000, ":1: found no JSON .* expected a value in each line"),
+        (read_csv_rows, b'a\n"b\nc', ":2: unexpected end of data; a cell with quotes or commas"),
+    ],
+)
+def test_what_is_broken_is_named_by_its_line(write, read, data, said):
+    with pytest.raises(ValueError, match=said):
+        list(read(write("a", data)))
