@@ -6,17 +6,11 @@ from typing import Any
 
 from pipeline.command_line.command import Command
 from pipeline.command_line.program import run_program
+from trainer.conversion.settings import ExportSettings
 from trainer.inference.features.settings import FeaturesSettings
-from trainer.tool_settings import (
-    DoctorSettings,
-    EvaluateSettings,
-    ExportSettings,
-    FillMaskSettings,
-    NextSentenceSettings,
-    PlanSettings,
-    ReportSettings,
-    StreamSettings,
-)
+from trainer.inference.settings import EvaluateSettings, FillMaskSettings, NextSentenceSettings
+from trainer.preflight.settings import DoctorSettings, PlanSettings, StreamSettings
+from trainer.report.settings import ReportSettings
 
 DESCRIPTION = """\
 Trains BERT on datasets made by `python -m pipeline build`. On several GPUs start it with DeepSpeed:
@@ -39,34 +33,34 @@ COMMANDS = {
         unwinds=False,
     ),
     "plan": Command(
-        summary="what a run will take: hours, memory, bandwidth", settings="trainer.tool_settings:PlanSettings",
+        summary="what a run will take: hours, memory, bandwidth", settings="trainer.preflight.settings:PlanSettings",
         function="trainer.cli:plan", unused=("output",),
     ),
     "doctor": Command(
-        summary="examine every rank of a job before it trains", settings="trainer.tool_settings:DoctorSettings",
+        summary="examine every rank of a job before it trains", settings="trainer.preflight.settings:DoctorSettings",
         function="trainer.cli:doctor", unused=("phases",),
         unwinds=False,
     ),
     "stream": Command(
         summary="show what every rank would read of the data, and how fast",
-        settings="trainer.tool_settings:StreamSettings", function="trainer.cli:stream", positionals=("data",),
+        settings="trainer.preflight.settings:StreamSettings", function="trainer.cli:stream", positionals=("data",),
     ),
     "report": Command(
         summary="write the curves of one or several runs as a page",
-        settings="trainer.tool_settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
+        settings="trainer.report.settings:ReportSettings", function="trainer.cli:report", positionals=("runs",),
     ),
     "export": Command(
         summary="write a checkpoint of a run for Hugging Face or Google's BERT",
-        settings="trainer.tool_settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
+        settings="trainer.conversion.settings:ExportSettings", function="trainer.cli:export", positionals=("run",),
     ),
     "fill-mask": Command(
         summary="see what a model puts in the place of [MASK]",
-        settings="trainer.tool_settings:FillMaskSettings", function="trainer.cli:fill_mask",
+        settings="trainer.inference.settings:FillMaskSettings", function="trainer.cli:fill_mask",
         positionals=("texts",),
     ),
     "evaluate": Command(
         summary="measure a model's losses and accuracies on a dataset",
-        settings="trainer.tool_settings:EvaluateSettings", function="trainer.cli:evaluate",
+        settings="trainer.inference.settings:EvaluateSettings", function="trainer.cli:evaluate",
     ),
     "features": Command(
         summary="write hidden states of texts to Parquet or npy",
@@ -74,7 +68,7 @@ COMMANDS = {
     ),
     "nsp": Command(
         summary="see how probable a model finds it that one text follows another",
-        settings="trainer.tool_settings:NextSentenceSettings", function="trainer.cli:next_sentence",
+        settings="trainer.inference.settings:NextSentenceSettings", function="trainer.cli:next_sentence",
         positionals=("first", "second"),
     ),
 }  # fmt: skip

@@ -9,10 +9,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.checkpoints.settings import CheckpointSettings
+from trainer.guards.settings import SafetySettings
 from trainer.model.config import BertConfig, preset
-from trainer.model_settings import ModelSettings, OptimizerSettings
+from trainer.model.settings import ModelSettings
 from trainer.optim.schedule import Schedule
-from trainer.safety_settings import CheckpointSettings, SafetySettings
+from trainer.optim.settings import OptimizerSettings
 from trainer.stream.read_settings import ReadingSettings
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")

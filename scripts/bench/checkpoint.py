@@ -31,13 +31,13 @@ import torch
 
 from scripts.bench.measured import print_result, summarize
 from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW
 from trainer.process.ranks import start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
-from trainer.safety_settings import CheckpointSettings
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 30_522

@@ -27,12 +27,13 @@ import numpy as np
 from pipeline.shards.block import Block, block_instances
 from scripts.bench.measured import print_result
 from scripts.checkout import ROOT
-from trainer.model_settings import ModelSettings, OptimizerSettings
+from trainer.model.settings import ModelSettings
 from trainer.optim.memory import Memory, count_memory
+from trainer.optim.settings import OptimizerSettings
 from trainer.preflight.phase_plan import memory_case, plan_phases
+from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
 from trainer.stream.source import open_mixture
-from trainer.tool_settings import PlanSettings
 
 SEQ_LEN, VOCAB_SIZE, STEPS, MICRO_BATCHES = 128, 30_522, 3, 2
 PACKAGES = ("torch", "deepspeed", "numpy")

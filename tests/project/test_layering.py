@@ -46,32 +46,31 @@ ROOMS = {
         " pipeline.settings pipeline.inspect pipeline.export pipeline.jobs pipeline.stages"
     ),
     "pipeline.__main__": "pipeline.interrupts pipeline.cli",
-    "trainer.model_settings": "",
-    "trainer.safety_settings": "",
+    "trainer.checkpoints.settings": "",
+    "trainer.guards.settings": "",
     "trainer.conll": "",
     "trainer.process": "pipeline.interrupts",
     "trainer.model": "pipeline.seeds",
     "trainer.stream": "tokenizer pipeline.storage pipeline.shards trainer.model",
     "trainer.conversion": "tokenizer pipeline.storage trainer.model",
-    "trainer.optim": "pipeline.seeds trainer.model_settings trainer.process trainer.stream trainer.model",
-    "trainer.settings": "trainer.model_settings trainer.safety_settings trainer.stream trainer.model trainer.optim",
-    "trainer.tool_settings": "pipeline.command_line trainer.stream trainer.settings",
+    "trainer.optim": "pipeline.seeds trainer.process trainer.stream trainer.model",
+    "trainer.settings": "trainer.checkpoints.settings trainer.guards.settings trainer.stream trainer.model trainer.optim",
     "trainer.runs": "pipeline.storage pipeline.shards trainer.stream trainer.model trainer.settings",
-    "trainer.checkpoints": "pipeline.storage trainer.safety_settings trainer.process trainer.optim trainer.runs",
-    "trainer.guards": "trainer.safety_settings trainer.process trainer.stream trainer.optim",
+    "trainer.checkpoints": "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim trainer.runs",
+    "trainer.guards": "trainer.guards.settings trainer.process trainer.stream trainer.optim",
     "trainer.watch": "trainer.process trainer.model trainer.optim trainer.settings trainer.runs",
     "trainer.report": "pipeline.pages trainer.model trainer.runs trainer.watch",
     "trainer.preflight": (
-        "pipeline.storage pipeline.shards trainer.process trainer.stream trainer.model trainer.optim trainer.settings"
-        " trainer.tool_settings trainer.runs"
+        "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.stream trainer.model"
+        " trainer.optim trainer.settings trainer.runs"
     ),
     "trainer.pretrain": (
         "pipeline.storage pipeline.shards trainer.process trainer.stream trainer.model trainer.conversion"
         " trainer.optim trainer.settings trainer.runs trainer.checkpoints trainer.guards trainer.watch"
     ),
     "trainer.inference": (
-        "tokenizer pipeline.storage pipeline.shards trainer.stream trainer.model trainer.conversion"
-        " trainer.tool_settings trainer.runs trainer.checkpoints trainer.pretrain"
+        "tokenizer pipeline.storage pipeline.command_line pipeline.shards trainer.stream trainer.model trainer.conversion"
+        " trainer.runs trainer.checkpoints trainer.pretrain"
     ),
     "trainer.inference.features": (
         "tokenizer pipeline.interrupts pipeline.storage pipeline.command_line pipeline.documents"
@@ -79,12 +78,12 @@ ROOMS = {
     ),
     "trainer.finetune": (
         "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.documents"
-        " trainer.model_settings trainer.conll trainer.process trainer.model trainer.conversion trainer.optim"
+        " trainer.conll trainer.process trainer.model trainer.conversion trainer.optim"
         " trainer.runs trainer.watch trainer.inference trainer.inference.features"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.conversion"
-        " trainer.tool_settings trainer.runs trainer.report trainer.preflight trainer.inference"
+        " trainer.runs trainer.report trainer.preflight trainer.inference"
         " trainer.inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts trainer.cli",

@@ -16,7 +16,8 @@ import torch
 
 from scripts.fake_cuda.counts import counts
 from trainer.model import attention
-from trainer.model_settings import ModelSettings, OptimizerSettings
+from trainer.model.settings import ModelSettings
+from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain import loop
 from trainer.settings import Phase, PretrainSettings
 

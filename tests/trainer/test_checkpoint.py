@@ -27,6 +27,7 @@ from trainer.checkpoints.read import (
     read_weights,
 )
 from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.write import HostCopies, remove_old, take_snapshot, write_snapshot
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
@@ -42,7 +43,6 @@ from trainer.optim.engine import (
 from trainer.pretrain.run import Position, read_position
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder
-from trainer.safety_settings import CheckpointSettings
 
 pytestmark = pytest.mark.engines
 

@@ -14,6 +14,7 @@ import torch
 from tests.trainer.google_model import CONFIG, GOOGLE, VOCAB
 from trainer.checkpoints.read import describe_file
 from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import CheckpointStore
 from trainer.cli import main
 from trainer.conversion.export import export_google
@@ -23,7 +24,6 @@ from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
-from trainer.safety_settings import CheckpointSettings
 
 URL = "memory://bucket/run"
 STATE = {"format": 2, "tokens": 1234, "instances": 56}

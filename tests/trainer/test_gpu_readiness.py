@@ -12,7 +12,7 @@ from tests.trainer.two_ranks import random_micro_batch
 from trainer.model.attention import PackedSequences
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import BertConfig
-from trainer.model_settings import ModelSettings
+from trainer.model.settings import ModelSettings
 from trainer.optim.adamw import AdamW
 from trainer.optim.engine import (
     agree_on_step,

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from trainer.guards.settings import SafetySettings
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Peer, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
@@ -28,7 +29,6 @@ from trainer.optim.engine import (
 )
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import start_ranks, stop_ranks
-from trainer.safety_settings import SafetySettings
 
 CONFIG = BertConfig(
     vocab_size=50,

@@ -21,7 +21,7 @@ from trainer.conversion.tensor_bundle import TensorBundle
 from trainer.conversion.tensor_bundle_writer import bundle_files
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.model_settings import ModelSettings
+from trainer.model.settings import ModelSettings
 from trainer.pretrain.prepare_model import prepare_model
 from trainer.settings import Phase, PretrainSettings
 

@@ -14,13 +14,13 @@ from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.model.flops import Lengths, num_parameters, training_flops
-from trainer.model_settings import ModelSettings
+from trainer.model.settings import ModelSettings
 from trainer.optim.engine import forward_sums
 from trainer.preflight.phase_plan import measure_lengths, plan_phase
 from trainer.preflight.plan import describe_plan
+from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
 from trainer.stream.packing import pack_micro_batches
-from trainer.tool_settings import PlanSettings
 
 
 @pytest.fixture(scope="module")

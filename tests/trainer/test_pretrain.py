@@ -25,7 +25,7 @@ from trainer.checkpoints.read import find_checkpoints
 from trainer.cli import COMMANDS, main
 from trainer.model.config import preset
 from trainer.model.flops import num_parameters
-from trainer.model_settings import ModelSettings
+from trainer.model.settings import ModelSettings
 from trainer.preflight.phase_plan import checkpoint_bytes
 from trainer.pretrain.run import check_mixture
 from trainer.runs.run_folder import RunFolder, prepare_run

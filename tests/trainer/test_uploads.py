@@ -24,11 +24,11 @@ from trainer.checkpoints.read import (
 )
 from trainer.checkpoints.resume import choose_checkpoint, discard_from, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
+from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import superseded
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
-from trainer.safety_settings import CheckpointSettings
 
 URL = "memory://bucket/run"
 

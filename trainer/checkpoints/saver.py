@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed
 
 from trainer.checkpoints.read import COMMITTED, STATE
+from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import (
     HostCopies,
@@ -28,7 +29,6 @@ from trainer.checkpoints.write import (
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 from trainer.runs.run_folder import RunFolder
-from trainer.safety_settings import CheckpointSettings
 
 LONGEST_UPLOAD = timedelta(days=1)
 WORTH_SAYING_SECONDS = 1.0

@@ -15,10 +15,10 @@ from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, 
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Outputs
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
-from trainer.model_settings import OptimizerSettings
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.optim.schedule import Schedule
+from trainer.optim.settings import OptimizerSettings
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
 from trainer.process.stopping import Told

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from trainer.safety_settings import SafetySettings
+from trainer.guards.settings import SafetySettings
 from trainer.stream.order import Stretch
 
 FEWEST_NORMS, MOST_NORMS = 16, 64

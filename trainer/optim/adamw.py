@@ -31,7 +31,7 @@ class AdamW(ShardedOptimizer):
         bias_correction: bool = True,
         max_grad_norm: float = 1.0,
     ) -> None:
-        """See `trainer.model_settings.OptimizerSettings` for the meaning of each value."""
+        """See `trainer.optim.settings.OptimizerSettings` for the meaning of each value."""
         super().__init__(named_parameters, max_grad_norm)
         self.betas = betas
         self.eps = eps

@@ -2,9 +2,9 @@
 
 from torch.nn import Module
 
-from trainer.model_settings import OptimizerSettings
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
+from trainer.optim.settings import OptimizerSettings
 from trainer.optim.sharded import ShardedOptimizer
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}

@@ -16,11 +16,11 @@ from pipeline.shards.dataset import Dataset
 from trainer.model.config import BertConfig
 from trainer.model.flops import Lengths, num_parameters, training_flops
 from trainer.optim.memory import MASKED_SHARE, Case
+from trainer.preflight.settings import PlanSettings
 from trainer.preflight.step_time import FAST, SLOW, StepTime, Work, step_time
 from trainer.process.gpus import GPUS, Gpu
 from trainer.settings import Phase
 from trainer.stream.source import Mixture, WeightedDataset
-from trainer.tool_settings import PlanSettings
 
 _STEPS_PLANNED = 512  # by the stream at once
 

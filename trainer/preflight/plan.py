@@ -15,10 +15,10 @@ from trainer.preflight.phase_plan import (
     plan_phases,
     share_of,
 )
+from trainer.preflight.settings import PlanSettings
 from trainer.preflight.step_time import SLOW
 from trainer.settings import resolve
 from trainer.stream.source import open_mixture
-from trainer.tool_settings import PlanSettings
 
 _DEFAULT_VOCAB_SIZE = 30_522
 _MUCH_IDLE = 0.3  # of a step's time at the fast end

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from pipeline.shards.block import Array, block_instances
 from pipeline.storage.folder import parse_storage_options
+from trainer.preflight.settings import StreamSettings
 from trainer.settings import PretrainSettings
 from trainer.stream.dry_run import DryReader, RankRequests
 from trainer.stream.known import KnownPasses
@@ -16,7 +17,6 @@ from trainer.stream.pace import ALL_RANKS_PER_SECOND, MOST_FREE_RANKS
 from trainer.stream.rank_steps import StepSizes
 from trainer.stream.share import MANY_TIMES, default_num_lanes
 from trainer.stream.source import open_mixture
-from trainer.tool_settings import StreamSettings
 
 NODE_RANKS = 8
 """Ranks of one machine."""

@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from pipeline.shards.block import Array
 from pipeline.storage.folder import parse_storage_options
+from trainer.preflight.settings import StreamSettings
 from trainer.process.allocator import keep_freed_memory
 from trainer.settings import PretrainSettings
 from trainer.stream.cache import STRETCH_BYTES, open_cache
 from trainer.stream.rank_steps import RankStep
 from trainer.stream.source import Mixture, open_mixture
 from trainer.stream.step import StepLoader
-from trainer.tool_settings import StreamSettings
 
 STALL_SECONDS = 0.05
 

@@ -1,36 +1,6 @@
-"""Settings of what keeps work from being lost: checkpoints, and guards. Stdlib only."""
+"""What is done about bad gradients, hung ranks and corrupted memory."""
 
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class CheckpointSettings:
-    """When the run is saved.
-
-    Attributes:
-        interval: Optimizer steps between two checkpoints; 0 saves at the end of each phase only.
-        keep: How many of the newest checkpoints stay; 0 keeps all.
-        keep_every: Checkpoints of steps that are multiples of this stay as well; 0 keeps none
-            besides the newest.
-        url: Folder at an fsspec URL, such as s3://bucket/run, that checkpoints of this run alone
-            are uploaded to while training goes on. A run whose disk is lost continues from it; null
-            keeps them in `output` only.
-        skip_damaged: Whether the run goes back to the newest checkpoint that is whole. Otherwise a
-            damaged one stops it.
-    """
-
-    interval: int = 1_000
-    keep: int = 3
-    keep_every: int = 0
-    url: str | None = None
-    skip_damaged: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("interval", "keep", "keep_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"checkpoint.{name} is {getattr(self, name)}; it must be at least 0"
-                )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Settings of the commands around training: every default, meaning and unit."""
+"""Settings of the commands that look before a run begins."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,90 +6,6 @@ from typing import Literal
 from pipeline.command_line.program import check_least
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.read_settings import ReadingSettings
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """Writes a checkpoint as a folder that Hugging Face transformers or Google's program opens.
-
-    Attributes:
-        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url).
-            The newest checkpoint is taken, of RUN@STEP that of this step.
-        output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
-            refused.
-        output_format: Who reads it: huggingface, or google for the TensorFlow checkpoint of
-            google-research/bert.
-        storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
-            variables count too.
-    """
-
-    run: str
-    output: str
-    output_format: Literal["huggingface", "google"] = "huggingface"
-    storage_options: str | None = None
-
-
-@dataclass(frozen=True)
-class FillMaskSettings:
-    """Prints what a trained model would put in the place of [MASK].
-
-    Attributes:
-        texts: Texts, each with one or several [MASK].
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
-        top_k: How many candidates are printed for each [MASK].
-    """
-
-    model: str
-    texts: list[str]
-    top_k: int = 5
-
-
-@dataclass(frozen=True)
-class NextSentenceSettings:
-    """Prints how probable it is, by a trained model, that the second text follows the first.
-
-    Attributes:
-        first: The first text.
-        second: The second text.
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
-    """
-
-    first: str
-    second: str
-    model: str
-
-
-@dataclass(frozen=True)
-class EvaluateSettings:
-    """Measures a model on a dataset: losses, accuracies, and both by the token's frequency.
-
-    Attributes:
-        model: A run, RUN@STEP for an earlier checkpoint, or the folder or URL of a model.
-        data: Folder or URL of a dataset made by `python -m pipeline build` with the model's
-            vocabulary.
-        split: The split whose first pass is read.
-        seq_len: Sequence length of the instances; null means the shortest there is.
-        num_instances: How many instances are read, from the first on; 0 takes all.
-        micro_tokens: The most real tokens of one forward pass. It bounds memory and changes no
-            result.
-        device: Where the model runs, by default on a GPU if there is one.
-        output: File or URL for the same numbers as JSON; null writes none.
-        storage_options: Options of the data's filesystem, as JSON or @FILE. Its environment
-            variables count too.
-    """
-
-    model: str
-    data: str
-    split: Literal["train", "validation"] = "validation"
-    seq_len: int | None = None
-    num_instances: int = 0
-    micro_tokens: int = 8_192
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    output: str | None = None
-    storage_options: str | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, num_instances=0, micro_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +28,6 @@ class DoctorSettings(PretrainSettings):
     data: list[str] = field(default_factory=list)
     output: str = "."
     phases: list[Phase] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ReportSettings:
-    """Writes the curves of one run, or of several over one another, as a page of its own.
-
-    Attributes:
-        runs: Folders of runs. The curves of each have a colour.
-        output: File of the page; null means report.html in the first run's folder.
-    """
-
-    runs: list[str]
-    output: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,25 @@
+"""Settings of `python -m trainer export`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Writes a checkpoint as a folder that Hugging Face transformers or Google's program opens.
+
+    Attributes:
+        run: The run's folder, or the URL that its checkpoints were uploaded to (--checkpoint.url).
+            The newest checkpoint is taken, of RUN@STEP that of this step.
+        output: Folder or fsspec URL to write. An earlier export there is replaced, anything else
+            refused.
+        output_format: Who reads it: huggingface, or google for the TensorFlow checkpoint of
+            google-research/bert.
+        storage_options: Options of the run's filesystem, as JSON or @FILE. Its environment
+            variables count too.
+    """
+
+    run: str
+    output: str
+    output_format: Literal["huggingface", "google"] = "huggingface"
+    storage_options: str | None = None
