@@ -12,12 +12,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pipeline.pages.style import STYLE as PAGE_STYLE
-from trainer.report.charts import LEARNING, draw
-from trainer.report.page import STYLE
+from trainer.report.page import CHARTS, draw
 from trainer.report.read import read_runs
 
 MOST_BYTES = 60_000
+_STYLE = Path(__file__).parents[1] / "pipeline/pages/style.css"
 _HOVER = re.compile(r'<rect class="hover".*?</rect>', re.DOTALL)
 
 
@@ -37,13 +36,13 @@ def main() -> None:
 
 
 def draw_loss(run: Path) -> str:
-    """The chart of the masked LM's loss as a file of its own, with the style sheets of the report."""
-    [chart] = [chart for chart in LEARNING if chart.column == "mlm_loss"]
-    card = draw(chart, read_runs([str(run)]), "step")
-    found = re.search(r"<svg.*?</svg>", card, re.DOTALL)
-    assert found, f"{run}: the report has no chart of the loss"
-    head, _, body = _HOVER.sub("", found[0]).partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif"><style>{PAGE_STYLE}{STYLE}</style>{body}\n'
+    """The chart of the masked LM's loss as a file of its own, with the style sheet of the report."""
+    [chart] = [chart for chart in CHARTS if chart.column == "mlm_loss"]
+    drawn = draw(chart, read_runs([str(run)]))
+    assert drawn, f"{run} has no loss"
+    head, _, body = _HOVER.sub("", drawn).strip().partition(">")
+    style = f"<style>{_STYLE.read_text()}</style>"
+    return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">{style}{body}\n'
 
 
 def photograph(page: Path, size: str = "1180,720", colours: int = 32) -> bytes:

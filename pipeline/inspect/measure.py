@@ -6,7 +6,7 @@ the text, so those are a random sample). Every result is plain data for report.j
 tokens, M masked positions.
 """
 
-import math
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,23 +36,20 @@ _SENTENCE_EDGES = (*range(5, 76, 5), None)
 
 def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
     """Lengths, masks, pieces and instances of a sample of one split and length."""
-    blocks = choose_blocks(
-        [shard for shard in dataset.all_shards if _is_of(shard, group)], SAMPLE_BLOCKS
-    )
+    own = (group.split, group.seq_len)
+    shards = [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == own]
+    blocks = choose_blocks(shards, SAMPLE_BLOCKS)
     read = [read_block(dataset, shard, number) for shard, number in blocks]
     joined = concatenate_blocks(read)
-    manifest = dataset.manifest
-    total = sum(_num_blocks(shard) for shard in dataset.all_shards if _is_of(shard, group))
-    lengths = np.diff(joined.offsets)
+    total = sum(map(_num_blocks, shards))
     edges = [group.seq_len * (edge + 1) // _NUM_BINS for edge in range(_NUM_BINS)]
     return {
         "sample": {"blocks": len(blocks), "of_blocks": total, "instances": joined.num_instances},
-        "lengths": count_lengths(lengths, edges),
-        "masks": measure_mask_kinds(joined, manifest.special_ids["mask"], manifest.vocab_size),
-        "mask_positions": measure_mask_positions(
-            joined, group.seq_len, manifest.settings.get("whole_word_masking")
-        ),
-        **_measure_words(dataset, joined, blocks),
+        "lengths": count_lengths(np.diff(joined.offsets), edges),
+        "masks": measure_mask_kinds(joined, dataset.manifest.special_ids["mask"]),
+        "masked_by_position": measure_mask_positions(joined, edges),
+        "pieces": _measure_pieces(dataset, joined),
+        "sample_instances": _choose_instances(dataset, read, blocks),
     }
 
 
@@ -85,83 +82,37 @@ def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dic
     }
 
 
-def measure_mask_kinds(block: Block, mask_id: int, vocab_size: int) -> dict[str, Any]:
-    """What stands at masked positions, tested by chi-square against BERT's 80/10/10 (docs/parity.md, 2.5).
-
-    A random token is drawn from the whole vocabulary, so once in `vocab_size` it is [MASK] or the
-    token itself.
-    """
+def measure_mask_kinds(block: Block, mask_id: int) -> dict[str, Any]:
+    """How often masked positions show [MASK], the word itself and a random piece (docs/parity.md, 2.5)."""
     shown = block.input_ids[block.masked_indices]
     is_mask, is_kept = shown == mask_id, shown == block.masked_lm_ids
     num_mask, num_kept = int(np.count_nonzero(is_mask)), int(np.count_nonzero(is_kept & ~is_mask))
     counts = (num_mask, num_kept, len(shown) - num_mask - num_kept)
-    stray = 0.1 / vocab_size
-    expected = (0.8 + stray, 0.1 + stray, 0.1 - 2 * stray)
-    pairs = zip(counts, expected, strict=True)
-    statistic = sum(
-        (count - len(shown) * share) ** 2 / (len(shown) * share) for count, share in pairs
-    )
     return {
         "counts": dict(zip(MASK_KINDS, counts, strict=True)),
         "shares": {
-            kind: round(count / len(shown), 6)
+            kind: round(count / max(1, len(shown)), 6)
             for kind, count in zip(MASK_KINDS, counts, strict=True)
         },
-        "expected": {
-            kind: round(share, 6) for kind, share in zip(MASK_KINDS, expected, strict=True)
-        },
-        "chi_square": round(statistic, 3),
-        "p": chi_square_p(statistic, 2),
     }
 
 
-def measure_mask_positions(block: Block, seq_len: int, whole_words: bool | None) -> dict[str, Any]:
-    """Share of maskable positions that are masked, by position, tested against an even spread in every instance.
-
-    Expected of a position is its instance's masked over maskable positions: short instances, which
-    only have low positions, round to another share than long ones. Whole words are masked together
-    and not tested (p null).
-    """
-    lengths, masked = np.diff(block.offsets), np.diff(block.masked_offsets)
-    starts = block.offsets[:-1]
-    bins = (
-        (np.arange(block.num_tokens, dtype=np.int64) - np.repeat(starts, lengths))
-        * _NUM_BINS
-        // seq_len
-    )
-    maskable = np.ones(block.num_tokens, bool)
+def measure_mask_positions(block: Block, edges: Sequence[int]) -> list[float | None]:
+    """Share of the maskable positions up to each edge that are masked; None where there are none."""
+    lengths, starts = np.diff(block.offsets), block.offsets[:-1]
+    positions = np.arange(block.num_tokens, dtype=np.int64) - np.repeat(starts, lengths)
+    bins = np.searchsorted(edges, positions + 1)
+    is_maskable = np.ones(block.num_tokens, bool)
     for special in (starts, starts + block.segment_a_length - 1, block.offsets[1:] - 1):
-        maskable[special] = False
-    share = np.repeat(masked / (lengths - 3), lengths)[maskable]
-    own = bins[maskable]
-    total, expected, variance = (
-        np.bincount(own, weights, _NUM_BINS) for weights in (None, share, share * (1 - share))
+        is_maskable[special] = False
+    masked, maskable = (
+        np.bincount(each, minlength=len(edges)).tolist()
+        for each in (bins[block.masked_indices], bins[is_maskable])
     )
-    seen = np.bincount(bins[block.masked_indices], minlength=_NUM_BINS)
-    tested = variance > 0
-    statistic = float((((seen - expected) ** 2)[tested] / variance[tested]).sum())
-    degrees = int(np.count_nonzero(tested)) - 1
-    return {
-        "up_to": [seq_len * (edge + 1) // _NUM_BINS for edge in range(_NUM_BINS)],
-        "shares": _ratios(seen, total),
-        "expected": _ratios(expected, total),
-        "chi_square": round(statistic, 3),
-        "degrees": degrees,
-        "p": None if whole_words or degrees < 1 else chi_square_p(statistic, degrees),
-    }
-
-
-def chi_square_p(statistic: float, degrees: int) -> float:
-    """Chance of a chi-square at least this large, by the recurrence of the incomplete gamma function in its order."""
-    half = statistic / 2
-    if half == 0:
-        return 1.0
-    order = 1.0 if degrees % 2 == 0 else 0.5
-    tail = math.exp(-half) if degrees % 2 == 0 else math.erfc(math.sqrt(half))
-    while order < degrees / 2:
-        tail += math.exp(order * math.log(half) - half - math.lgamma(order + 1))
-        order += 1
-    return float(f"{min(1.0, tail):.4g}")
+    return [
+        round(part / whole, 6) if whole else None
+        for part, whole in zip(masked, maskable, strict=True)
+    ]
 
 
 def measure_documents(tokens: EncodedDocuments | None, vocab_size: int) -> dict[str, Any] | None:
@@ -206,62 +157,41 @@ def _measure_part(
     return rows["tokens"][kept].astype(np.int64), np.concatenate([np.zeros(0, np.int64), *lengths])
 
 
-def _measure_words(
-    dataset: Dataset, joined: Block, blocks: Sequence[tuple[Shard, int]]
-) -> dict[str, Any]:
-    """The most frequent pieces before masking, and some instances of either label."""
+def _measure_pieces(dataset: Dataset, joined: Block) -> dict[str, Any]:
+    """The most frequent pieces before masking."""
     vocabulary = read_vocabulary(dataset)
     originals = joined.input_ids.copy()
     originals[joined.masked_indices] = joined.masked_lm_ids
     counts = np.bincount(originals, minlength=len(vocabulary))
     special = dataset.manifest.special_ids
     counts[[special[name] for name in ("pad", "cls", "sep", "mask")]] = 0
-    top = [
-        index
-        for index in np.argsort(-counts, kind="stable")[:_NUM_PIECES].tolist()
+    top = np.argsort(-counts, kind="stable")[:_NUM_PIECES].tolist()
+    shares = [
+        [vocabulary.tokens[index], round(int(counts[index]) / int(counts.sum()), 6)]
+        for index in top
         if counts[index]
     ]
-    pieces = [
-        {
-            "piece": vocabulary.tokens[index],
-            "share": round(int(counts[index]) / int(counts.sum()), 6),
-        }
-        for index in top
-    ]
-    rows = [
-        int(found[len(found) * index // _INSTANCES_PER_LABEL])
-        for found in (np.flatnonzero(joined.is_random_next == label) for label in (False, True))
-        for index in range(min(_INSTANCES_PER_LABEL, len(found)))
-    ]
-    starts = np.cumsum([0, *(_block_size(shard, number) for shard, number in blocks)])
-    instances = []
-    for row in rows:
-        owner = int(np.searchsorted(starts, row, side="right")) - 1
-        shard, number = blocks[owner]
-        place = number * block_instances(shard.seq_len) + row - int(starts[owner])
-        described = describe_instance(joined.slice(row, row + 1), vocabulary)
-        instances.append({"shard": shard.name, "instance": place} | described)
-    return {
-        "pieces": {"seen": int(np.count_nonzero(counts)), "most_frequent": pieces},
-        "sample_instances": instances,
-    }
+    return {"seen": int(np.count_nonzero(counts)), "most_frequent": shares}
 
 
-def _is_of(shard: Shard, group: Group) -> bool:
-    return (shard.split, shard.seq_len) == (group.split, group.seq_len)
+def _choose_instances(
+    dataset: Dataset, read: Sequence[Block], blocks: Sequence[tuple[Shard, int]]
+) -> list[dict[str, Any]]:
+    """Some instances of either label, from the first block that has such."""
+    vocabulary = read_vocabulary(dataset)
+    chosen = []
+    for label in (False, True):
+        rows = (
+            (shard, number, block, int(row))
+            for (shard, number), block in zip(blocks, read, strict=True)
+            for row in np.flatnonzero(block.is_random_next == label)
+        )
+        for shard, number, block, row in itertools.islice(rows, _INSTANCES_PER_LABEL):
+            place = number * block_instances(shard.seq_len) + row
+            described = describe_instance(block.slice(row, row + 1), vocabulary)
+            chosen.append({"shard": shard.name, "instance": place} | described)
+    return chosen
 
 
 def _num_blocks(shard: Shard) -> int:
     return -(-shard.instances // block_instances(shard.seq_len))
-
-
-def _block_size(shard: Shard, number: int) -> int:
-    size = block_instances(shard.seq_len)
-    return min(size, shard.instances - number * size)
-
-
-def _ratios(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> list[float | None]:
-    """None where there is nothing to be a part of."""
-    return [
-        round(float(a) / float(b), 6) if b else None for a, b in zip(parts, wholes, strict=True)
-    ]

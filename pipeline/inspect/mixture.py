@@ -3,15 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.inspect.charts import bar_rows
-from pipeline.pages.cards import card, small
-from pipeline.pages.text import escape
 from pipeline.shards.dataset import Dataset
-
-_SAID = (
-    "Of the instances: of all tokens of the train split, as often as weights use them. A random B is drawn from all"
-    " documents alike, so a source of many short documents has a greater share than its weight alone would give it."
-)
 
 
 def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -68,35 +60,6 @@ def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         elif not row["share_of_instances"]:
             found.append(f"{row['name']}: no pass uses its documents, at weight {row['weight']:g}")
     return found
-
-
-def mixture_cards(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table and bars."""
-    if not rows:
-        return ""
-    cells = "".join(
-        f"<tr><td><b>{escape(row['name'])}</b></td><td>{escape(row['licence'] or 'not stated')}</td>"
-        f'<td>{escape(row["language"])}</td><td class="n">{row["weight"]:g}</td>'
-        f'<td class="n">{row["documents"]:,}</td><td class="n">{row["tokens"]:,}</td>'
-        f'<td class="n">{row["share_of_corpus"]:.1%}</td><td class="n">{row["share_of_instances"]:.1%}</td></tr>'
-        for row in rows
-    )
-    table = (
-        "<table><tr><th>source</th><th>licence</th><th>language</th>"
-        '<th class="n">weight</th><th class="n">documents</th><th class="n">tokens</th>'
-        f'<th class="n">of the corpus</th><th class="n">of the instances</th></tr>{cells}</table>'
-    )
-    content = card("Mixture", f'<div class="scroll">{table}</div>{small(_SAID)}')
-    if len(rows) == 1:
-        return content
-    charts = "".join(
-        card(title, bar_rows([(row["name"], row[key], f"{row[key]:.1%}") for row in rows], most=1))
-        for title, key in (
-            ("Share of the corpus's tokens", "share_of_corpus"),
-            ("Share of the train instances' tokens", "share_of_instances"),
-        )
-    )
-    return f'{content}<div class="grid">{charts}</div>'
 
 
 def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.inspect.checks import find_checks
 from pipeline.inspect.measure import MASK_KINDS, measure_documents, measure_group
-from pipeline.inspect.mixture import find_unused, format_mixture, measure_mixture
-from pipeline.inspect.validation import format_validation, measure_validation
+from pipeline.inspect.mixture import format_mixture, measure_mixture
+from pipeline.inspect.validation import measure_validation
 from pipeline.shards.coverage import describe_coverage, find_uncovered
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import pass_folder
@@ -24,7 +25,7 @@ from pipeline.tokens.provenance import find_tokens
 REPORT = "report.json"
 SOURCES = "sources.parquet"
 STAGES = ("vocabulary", "tokens", "shards")
-REPORT_VERSION = 4
+REPORT_VERSION = 5
 _NUM_SOURCES = 50
 
 
@@ -74,17 +75,17 @@ def format_report(report: dict[str, Any]) -> str:
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")
     lines += format_mixture(dataset["mixture"])
-    lines += [
-        f"warning: nothing is trained on of {each}" for each in find_unused(dataset["mixture"])
-    ]
-    lines += format_validation(dataset["validation"])
     lines.append("documents")
     lines += [
         f"  {name.replace('_', ' '):<22} {count:>14,}"
         for name, count in dataset["counters"].items()
     ]
     lines.append(f"  {'unknown tokens':<22} {dataset['unknown_rate']:>14.4%}")
-    lines.append(f"coverage    {dataset['coverage']['said']}")
+    lines.append("checks")
+    lines += [
+        f"  {'ok' if check.holds else 'LOOK':<5} {check.what}: {check.said}"
+        for check in find_checks(dataset)
+    ]
     for group in dataset["groups"]:
         lines += _format_group(group)
     if seconds := build.get("seconds"):
@@ -175,10 +176,8 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
 
 
 def _format_group(group: dict[str, Any]) -> list[str]:
-    masks, positions, sample = group["masks"], group["mask_positions"], group["sample"]
-    shares = ", ".join(f"{kind} {masks['shares'][kind]:.1%}" for kind in MASK_KINDS)
-    spread = "not tested" if positions["p"] is None else f"p = {positions['p']:.2g}"
-    lengths = group["lengths"]
+    sample, lengths = group["sample"], group["lengths"]
+    shares = ", ".join(f"{kind} {group['masks']['shares'][kind]:.1%}" for kind in MASK_KINDS)
     most = max(1, *lengths["counts"])
     bars = [
         f"    <= {edge:>4} {'#' * round(40 * count / most):<40} {count:,}"
@@ -191,7 +190,7 @@ def _format_group(group: dict[str, Any]) -> list[str]:
         f"  mean length {group['mean_length']} (fill {group['fill']:.1%}),"
         f" random next {group['random_next_share']:.1%}",
         f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks, {sample['instances']:,} instances",
-        f"  at masked positions: {shares}; 80/10/10 p = {masks['p']:.2g}, even over positions {spread}",
+        f"  at masked positions: {shares}",
         "  lengths of the sampled instances",
         *bars,
     ]

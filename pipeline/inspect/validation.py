@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.pages.cards import card, small
-from pipeline.pages.text import escape
 from pipeline.shards.records import Manifest
 from pipeline.tokens.buckets import VALIDATION_TOKENS
 from pipeline.tokens.held_out import LEAST_DOCUMENTS, LEAST_SHARE, LEAST_TOKENS, MOST_SHARE
@@ -35,25 +33,6 @@ def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
         else []
     )
     return [*said, *(f"warning: {each}" for each in measured["warnings"])]
-
-
-def validation_card(measured: Mapping[str, Any] | None) -> str:
-    """The split by source as a table; nothing for a dataset that does not know it or has none."""
-    if measured is None or not measured["documents"]:
-        return ""
-    cells = "".join(
-        f'<tr><td><b>{escape(row["name"])}</b></td><td class="n">{row["documents"]:,}</td>'
-        f'<td class="n">{row["tokens"]:,}</td><td class="n">{row["share_of_source"]:.2%}</td>'
-        f'<td class="n">{row["share_of_split"]:.1%}</td></tr>'
-        for row in measured["sources"]
-    )
-    head = "".join(
-        f'<th class="n">{name}</th>'
-        for name in ("documents", "tokens", "of the source", "of validation")
-    )
-    table = f"<table><tr><th>source</th>{head}</tr>{cells}</table>"
-    said = f"The validation split {measured['said']}. Each of its documents is used once, whatever its source's weight."
-    return card("Validation by source", f'<div class="scroll">{table}</div>{small(said)}')
 
 
 def _measure_source(source: Mapping[str, Any]) -> dict[str, Any]:

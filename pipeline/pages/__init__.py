@@ -1,1 +1,1 @@
-"""How pages of results look: style, text made safe, cards. A leaf for both programs, standard library only."""
+"""How pages of results look: templates, style, one chart, and text made safe. A leaf for both programs."""

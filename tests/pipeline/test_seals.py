@@ -428,7 +428,7 @@ def test_every_pass_holds_every_document_once(built, capsys):
     said = "every one of 120 documents is in exactly one bucket of each of 2 pass(es) at length 64"
     assert f"{said}\n" in capsys.readouterr().out
     assert run("report", built.url) == 0
-    assert f"coverage    {said}\n" in capsys.readouterr().out
+    assert f"ok    Coverage: {said}\n" in capsys.readouterr().out
 
 
 @pytest.mark.processes
@@ -490,7 +490,7 @@ def test_verify_and_report_name_the_pass_that_lacks_documents(copy, capsys):
     (copy / "report.json").unlink()
     assert run("report", copy) == 0
     assert (
-        "coverage    train/L64/pass-00: its shards and those of validation hold 120"
+        "LOOK  Coverage: train/L64/pass-00: its shards and those of validation hold 120"
         in capsys.readouterr().out
     )
     assert "worth a look" in (copy / "report.html").read_text()

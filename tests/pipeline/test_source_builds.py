@@ -12,7 +12,6 @@ import pytest
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import run_program
 from pipeline.documents.sources import UNIT, count_uses
-from pipeline.inspect.mixture import mixture_cards
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.text.cleaning import clean_text, document_id
 
@@ -252,12 +251,8 @@ def test_the_report_shows_the_mixture(mixture, capsys):
     assert news["share_of_instances"] < news["share_of_corpus"]
     assert f"{news['share_of_instances']:.1%} of train instances  CC0-1.0" in text
     page = mixture.read_file("report.html").decode()
-    for shown in ("<b>news</b>", "CC0-1.0", "not stated", f"{books['share_of_instances']:.1%}"):
+    for shown in (">news</td>", ">CC0-1.0<", ">not stated<", ">Mixture<", ">Validation by source<"):
         assert shown in page
-    assert (
-        "Share of the train instances&#x27; tokens" in page
-        or "Share of the train instances' tokens" in page
-    )
 
 
 @pytest.mark.processes
@@ -265,17 +260,3 @@ def test_the_table_of_files_names_source_and_licence(mixture):
     rows = pq.read_table(io.BytesIO(mixture.read_file("sources.parquet"))).to_pylist()
     assert [(row["source"], row["licence"]) for row in rows] == [("news", "CC0-1.0"), ("books", "")]
     assert all(row["url"].endswith(f"/{row['source']}.jsonl") for row in rows)
-
-
-def test_names_that_are_markup_are_shown_as_text():
-    row = {
-        "name": "<b>",
-        "licence": "a & b",
-        "language": "en",
-        "weight": 1.0,
-        "documents": 1,
-        "tokens": 1,
-    }
-    page = mixture_cards([row | {"share_of_corpus": 1.0, "share_of_instances": 1.0}])
-    assert "<b>&lt;b&gt;</b>" in page
-    assert "a &amp; b" in page

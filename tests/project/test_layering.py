@@ -93,6 +93,8 @@ ROOMS = {
 LIBRARIES = {
     "tokenizer": "numpy tokenizers",
     "pipeline": "numpy pyarrow zstandard tqdm",
+    "pipeline.pages": "jinja2 markupsafe",
+    "pipeline.inspect": "numpy pyarrow markupsafe",
     "pipeline.storage": "pyarrow fsspec botocore google_crc32c zstandard",
     "pipeline.command_line": "yaml",
     "pipeline.shards": "numpy pyarrow fsspec zstandard isal",
@@ -101,6 +103,7 @@ LIBRARIES = {
     "pipeline.jobs": "numpy pyarrow fsspec tqdm apache_beam grpc",
     "pipeline.stages": "numpy pyarrow tqdm",
     "trainer": "torch deepspeed numpy pyarrow safetensors tokenizers tqdm yaml fsspec tensorboard wandb zstandard",
+    "trainer.report": "yaml markupsafe",
     "trainer.model": "torch numpy triton",
     "trainer.stream": "torch numpy pyarrow webdataset",
 }

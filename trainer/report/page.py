@@ -1,271 +1,189 @@
-"""Runs as one page: curves over one another, settings that differ, hardware.
+"""Runs as one page (page of curves: run.html beside this file): losses, learning rate, speed, validation, data, state."""
 
-The page has no script; steps or tokens on the x axis are chosen by two buttons that only the style
-knows.
-"""
-
-from collections.abc import Mapping, Sequence
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from pipeline.pages.cards import card, small, whole_page
-from pipeline.pages.text import escape, short_number
-from trainer.report.charts import (
-    LEARNING,
-    Chart,
-    draw,
-    extreme,
-    is_always_zero,
-    median,
-    other_charts,
-    recent_mean,
-    speed_charts,
-)
-from trainer.report.header import describe
-from trainer.report.read import ReadRun, Row, flatten, number
+from markupsafe import Markup
+
+from pipeline.pages.chart import NUM_COLOURS, Curve, Point, draw_chart
+from pipeline.pages.render import format_share, render, short_number
+from trainer.model.config import BertConfig
+from trainer.model.flops import num_parameters
+from trainer.report.read import ReadRun, Row, number
 from trainer.watch.terminal import format_seconds
 
 _MOST_EVENTS = 50
 _NO_SETTING = ("output",)
-STYLE = """
-:root { --run0: #2f6fc4; --run1: #c2571a; --run2: #2a8a55; --run3: #8a4bb8; --run4: #b3203f; --run5: #6b6f1d; }
-@media (prefers-color-scheme: dark) {
-  :root { --run0: #6aa5f0; --run1: #f0935a; --run2: #66c592; --run3: #c191ea; --run4: #f0758d; --run5: #c5c95e; }
-}
-.run0 { --run: var(--run0); } .run1 { --run: var(--run1); } .run2 { --run: var(--run2); }
-.run3 { --run: var(--run3); } .run4 { --run: var(--run4); } .run5 { --run: var(--run5); }
-svg.lines { display: block; width: 100%; height: auto; }
-svg.lines text { font-size: 11px; fill: var(--soft); font-variant-numeric: tabular-nums; }
-svg.lines line.grid { stroke: var(--rule); stroke-width: 1; }
-svg.lines polyline { fill: none; stroke: var(--run); stroke-width: 1.8; stroke-linejoin: round; }
-svg.lines polygon { fill: var(--run); opacity: .16; }
-svg.lines circle { fill: var(--run); }
-svg.lines .dots polyline { stroke-dasharray: 4 3; stroke-width: 1.2; }
-svg.lines .dots circle { stroke: var(--card); stroke-width: 1; }
-svg.lines .guess polyline { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }
-svg.lines .border line { stroke: var(--run); stroke-width: 1; opacity: .5; }
-svg.lines .border text { fill: var(--run); font-size: 10px; }
-section > .grid { grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); }
-svg.lines .hover { fill: transparent; }
-svg.lines .hover:hover { fill: var(--soft); opacity: .18; }
-.key { white-space: nowrap; }
-.key::before {
-  content: ""; display: inline-block; width: 14px; height: 4px; border-radius: 2px; background: var(--run);
-  margin-right: 7px; vertical-align: middle;
-}
-.legend {
-  position: sticky; top: 0; z-index: 1; background: var(--page); display: flex; flex-wrap: wrap; gap: 4px 20px;
-  align-items: baseline; padding: 10px 0; margin: 10px 0 -22px;
-}
-input[name=x] { position: absolute; opacity: 0; }
-input[name=x] + label {
-  display: inline-block; margin: 18px 8px 0 0; padding: 3px 14px; border: 1px solid var(--rule); border-radius: 99px;
-  font-size: 14px; cursor: pointer; color: var(--soft);
-}
-input[name=x]:checked + label { background: var(--main); border-color: var(--main); color: var(--page); }
-input[name=x]:focus-visible + label { outline: 2px solid var(--main); outline-offset: 2px; }
-#by-step:checked ~ section .by-tokens, #by-tokens:checked ~ section .by-step { display: none; }
-section > .card { margin-top: 12px; }
-td.time { white-space: nowrap; }
-table.summary th { white-space: normal; vertical-align: bottom; line-height: 1.25; }
-@media print { .legend { position: static; } input[name=x]:not(:checked) + label { display: none; } }
-"""
-"""What this page adds to the style of all pages: colours of runs, line charts, choice of axis."""
+
+
+def _small(value: float) -> str:
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One column of metrics.jsonl, and of its validation rows where they have it.
+
+    Attributes:
+        column: Name of the column.
+        title: For people, with the unit.
+        write: A value as text.
+        from_zero: Whether the axis begins at zero.
+        guess: The column of validation rows that says what a guess without the model reaches.
+    """
+
+    column: str
+    title: str
+    write: Callable[[float], str] = _small
+    from_zero: bool = False
+    guess: str = ""
+
+
+CHARTS = (
+    Chart("mlm_loss", "MLM loss, nats", guess="unigram_entropy"),
+    Chart("mlm_accuracy", "MLM accuracy", format_share, from_zero=True),
+    Chart("nsp_loss", "NSP loss, nats"),
+    Chart("nsp_accuracy", "NSP accuracy", format_share, guess="nsp_majority_share"),
+    Chart("learning_rate", "Learning rate", from_zero=True),
+    Chart("tokens_per_second", "Real tokens a second, all ranks", short_number, from_zero=True),
+    Chart("data_wait_share", "Share of the time spent waiting for data", format_share, True),
+)
 
 
 def render_page(runs: Sequence[ReadRun]) -> str:
     """The whole page; all text from the runs is escaped."""
-    legend = "".join(
-        f'<span class="key run{index % 6}">{escape(run.name)}</span>'
-        for index, run in enumerate(runs)
+    drawn = {chart.title: draw(chart, runs) for chart in CHARTS}
+    rows = [_summarize(run) for run in runs]
+    return render(
+        Path(__file__).with_name("run.html"),
+        runs=runs,
+        num_colours=NUM_COLOURS,
+        described=[list(_describe(run)) for run in runs],
+        problems=[(run.name, problem) for run in runs for problem in run.problems],
+        summary=rows,
+        columns=[name for name in rows[0] if any(row[name] for row in rows)],
+        charts={title: chart for title, chart in drawn.items() if chart},
+        settings=_find_differences(runs),
+        events=[(run.name, row["step"], _say(row)) for run in runs for row in run.events][
+            -_MOST_EVENTS:
+        ],
     )
-    body = [
-        f"<h1>{'Training run' if len(runs) == 1 else f'{len(runs)} training runs'}</h1>"
-        + "".join(map(describe, runs)),
-        _problems(runs),
-        _summary(runs),
-        '<input type="radio" name="x" id="by-step" checked><label for="by-step">over steps</label>'
-        '<input type="radio" name="x" id="by-tokens"><label for="by-tokens">over tokens</label>'
-        f'<div class="legend">{legend}<span class="soft small">dots: validation; bands: range of the steps that a '
-        "point stands for; dotted: what a guess without the model reaches; upright: where a phase begins; values on "
-        "hover</span></div>",
-        _charts("Learning", LEARNING, runs),
-        _charts("Speed and memory", speed_charts(runs), runs),
-        _charts("More", other_charts(runs), runs),
-        _settings(runs),
-        _launches(runs),
-        _events(runs),
-    ]
-    title = f"Training: {', '.join(run.name for run in runs)}"
-    return whole_page(title, "\n".join(body), STYLE)
 
 
-def _problems(runs: Sequence[ReadRun]) -> str:
-    lines = [
-        f'<li><span class="mark warn">!</span><span><b>{escape(run.name)}</b> {escape(problem)}</span></li>'
+def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
+    """The chart over steps; an empty text where no run has the column."""
+    curves = [curve for index, run in enumerate(runs) for curve in _curves(chart, index, run)]
+    borders = {
+        (float(row["step"]), f"phase {following['phase']}")
         for run in runs
-        for problem in run.problems
-    ]
-    return f'<div class="card"><ul class="checks">{"".join(lines)}</ul></div>' if lines else ""
-
-
-def _summary(runs: Sequence[ReadRun]) -> str:
-    """A row for each run with its last and best numbers."""
-    rows = [_summary_cells(run) for run in runs]
-    names = [name for name in rows[0] if any(cells[name] for cells in rows)]
-    head = "".join(f'<th class="n">{escape(name)}</th>' for name in names)
-    body = "".join(
-        f'<tr><td><span class="key run{index % 6}">{escape(run.name)}</span></td>'
-        + "".join(f'<td class="n">{escape(cells[name])}</td>' for name in names)
-        + "</tr>"
-        for index, (run, cells) in enumerate(zip(runs, rows, strict=True))
-    )
-    note = (
-        "Training numbers are means over the last twentieth of the steps, speeds medians over all of them; time is "
-        "that of the steps alone, without validation, saving and starts."
-    )
-    return _table("summary", f"<tr><th>run</th>{head}</tr>{body}", small(note))
-
-
-def _table(kind: str, rows: str, note: str = "") -> str:
-    """A box with a table that scrolls sideways where it is too wide."""
-    table = f'<table class="{kind}">{rows}</table>'
-    return f'<div class="card"><div class="scroll">{table}</div>{note}</div>'
-
-
-def _summary_cells(run: ReadRun) -> dict[str, str]:
-    train, validation = run.train, run.validation
-    tokens = sum(number(row, "tokens") or 0 for row in train)
-    seconds = sum(number(row, "seconds") or 0 for row in train)
-    memory = extreme(train, "peak_memory_bytes", largest=True)
-    return {
-        "steps": f"{train[-1]['step']:,}" if train else "0",
-        "tokens": short_number(tokens) if tokens else "",
-        "time": format_seconds(seconds) if seconds else "",
-        "MLM loss": _number(recent_mean(train, "mlm_loss")),
-        "MLM accuracy": _share(recent_mean(train, "mlm_accuracy")),
-        "NSP accuracy": _share(recent_mean(train, "nsp_accuracy")),
-        "validation loss": _number(number(validation[-1], "mlm_loss") if validation else None),
-        "best of it": _number(extreme(validation, "mlm_loss", largest=False)),
-        "tokens/s": _text(median(train, "tokens_per_second"), short_number),
-        "MFU": _share(median(train, "mfu")),
-        "data wait": _share(median(train, "data_wait_share")),
-        "memory GB": _number(memory / 1e9 if memory else None),
+        for row, following in pairwise(run.train)
+        if following.get("phase", row.get("phase")) != row.get("phase")
     }
+    return draw_chart(
+        chart.title, curves, "step", chart.write, from_zero=chart.from_zero, borders=sorted(borders)
+    )
 
 
-def _text(value: float | None, write: Any) -> str:
-    return "" if value is None else str(write(value))
+def _curves(chart: Chart, index: int, run: ReadRun) -> Iterator[Curve]:
+    yield Curve(run.name, _points(run.train, chart.column), "line", index)
+    validation = _points(run.validation, chart.column)
+    yield Curve(f"{run.name}, validation", validation, "dots", index)
+    if chart.guess:
+        name = f"{run.name}, {chart.guess.replace('_', ' ')}"
+        yield Curve(name, _points(run.validation, chart.guess), "guess", index)
 
 
-def _number(value: float | None) -> str:
-    return _text(value, lambda each: f"{each:.4g}")
+def _points(rows: Sequence[Row], column: str) -> list[Point]:
+    values = ((float(row["step"]), number(row, column)) for row in rows)
+    return [(step, value) for step, value in values if value is not None]
 
 
-def _share(value: float | None) -> str:
-    return _text(value, lambda each: f"{100 * each:.1f} %")
+def _describe(run: ReadRun) -> Iterator[str]:
+    """What a run is and how far it has come; what its files do not say is left out."""
+    yield str(run.path)
+    yield from _describe_model(run)
+    for each in run.datasets:
+        root_hash = str(each.get("root_hash"))[:16]
+        yield f"data: {each.get('name')} at {each.get('url')}, root hash {root_hash}"
+    times = [str(each["time"]) for each in run.launches if "time" in each]
+    if times:
+        more = f", launched {len(times)} times, last {times[-1]}" if len(times) > 1 else ""
+        yield f"started {times[0]}{more}"
+    if run.train:
+        step = run.train[-1]["step"]
+        yield f"finished after {step:,} steps" if _is_finished(run) else f"{step:,} steps so far"
 
 
-def _charts(title: str, charts: Sequence[Chart], runs: Sequence[ReadRun]) -> str:
-    """Charts of what changes; what is 0 in every step is said in a line."""
-    zeros = [chart for chart in charts if is_always_zero(chart, runs)]
-    drawn = [chart for chart in charts if chart not in zeros]
-    cards = {
-        by: "".join(_chart_card(chart, runs, by) for chart in drawn) for by in ("step", "tokens")
-    }
-    said = small(f"always 0: {', '.join(chart.title for chart in zeros)}") if zeros else ""
-    if not any(cards.values()) and not said:
-        return ""
-    grids = "".join(f'<div class="grid by-{by}">{drawn}</div>' for by, drawn in cards.items())
-    return f"<section><h2>{escape(title)}</h2>{grids}{said}</section>"
-
-
-def _chart_card(chart: Chart, runs: Sequence[ReadRun], by: str) -> str:
-    drawn = draw(chart, runs, by)
-    return card(chart.title, drawn) if drawn else ""
-
-
-def _settings(runs: Sequence[ReadRun]) -> str:
-    """The settings that differ between runs; of a single run all of them."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.config if key not in _NO_SETTING))
-    read = [run for run in runs if run.config]
-    if len(runs) > 1:
-        keys = [key for key in keys if len({repr(run.config.get(key)) for run in read}) > 1]
-    if not keys:
-        said = "No settings could be read." if not read else "The runs have the same settings."
-        return f'<section><h2>Settings</h2><p class="soft">{said}</p></section>'
-    title = "Settings" if len(runs) == 1 else "Settings that differ"
-    return f"<section><h2>{title}</h2>{_comparison(keys, [run.config for run in runs], runs)}</section>"
-
-
-def _launches(runs: Sequence[ReadRun]) -> str:
-    """The last launch of every run, side by side; then all launches of each."""
-    last = [dict(flatten(run.launches[-1] if run.launches else {})) for run in runs]
-    keys = list(dict.fromkeys(key for facts in last for key in facts if key != "argv"))
-    if not keys:
-        return ""
-    datasets = "".join(
-        small(
-            f"{run.name} reads {each.get('name')}: {each.get('url')}, root hash {each.get('root_hash')}"
+def _describe_model(run: ReadRun) -> Iterator[str]:
+    """Sizes and number of parameters of the model."""
+    names = {field.name for field in dataclasses.fields(BertConfig)}
+    found = run.facts.get("model")
+    known = {name: value for name, value in found.items() if name in names} if found else {}
+    if known:
+        config = BertConfig(**known)
+        yield (
+            f"model: {config.num_layers} layers of {config.hidden_size}, {config.num_heads} heads, vocabulary of "
+            f"{config.vocab_size:,}: {num_parameters(config):,} parameters"
         )
-        for run in runs
-        for each in run.datasets
-    )
-    table = _comparison(keys, last, runs)
-    return f"<section><h2>Hardware, software and data</h2>{datasets}{table}{_all_launches(runs)}</section>"
 
 
-def _all_launches(runs: Sequence[ReadRun]) -> str:
-    rows = "".join(
-        f'<tr><td>{escape(run.name)}</td><td class="time">{escape(each.get("time", ""))}</td>'
-        f'<td>{escape(each.get("host", ""))}</td><td class="n">{escape(each.get("world_size", ""))}</td>'
-        f"<td><code>{_arguments(each)}</code></td></tr>"
-        for run in runs
-        for each in run.launches
-    )
-    head = '<tr><th>run</th><th>started</th><th>host of rank 0</th><th class="n">ranks</th><th>arguments</th></tr>'
-    return card("Launches", f'<div class="scroll"><table>{head}{rows}</table></div>')
+def _is_finished(run: ReadRun) -> bool:
+    target = number(run.config, "validation.stop_at_mlm_accuracy")
+    reached = number(run.validation[-1], "mlm_accuracy") if run.validation else None
+    if target is not None and reached is not None and reached >= target:
+        return True
+    return number(run.train[-1], "eta_seconds") == 0
 
 
-def _arguments(launch: Mapping[str, Any]) -> str:
-    arguments = launch.get("argv")
-    return escape(" ".join(map(str, arguments[1:]))) if isinstance(arguments, list) else ""
+def _summarize(run: ReadRun) -> dict[str, str]:
+    """Last and best numbers: means over the last twentieth of the steps, medians of speeds."""
+    recent = run.train[-max(1, len(run.train) // 20) :]
+    validation = _values(run.validation, "mlm_loss")
+    memory = max(_values(run.train, "peak_memory_bytes"), default=0.0)
+    return {
+        "steps": f"{run.train[-1]['step']:,}" if run.train else "0",
+        "tokens": _write(short_number, [sum(_values(run.train, "tokens"))]),
+        "time": _write(format_seconds, [sum(_values(run.train, "seconds"))]),
+        "MLM loss": _write(_small, _values(recent, "mlm_loss")),
+        "MLM accuracy": _write(format_share, _values(recent, "mlm_accuracy")),
+        "NSP accuracy": _write(format_share, _values(recent, "nsp_accuracy")),
+        "validation loss": _write(_small, validation[-1:]),
+        "best of it": _write(_small, [min(validation)] if validation else []),
+        "tokens/s": _write(short_number, _median(run.train, "tokens_per_second")),
+        "MFU": _write(format_share, _median(run.train, "mfu")),
+        "data wait": _write(format_share, _median(run.train, "data_wait_share")),
+        "peak memory": f"{memory / 1e9:.3g} GB" if memory else "",
+    }
 
 
-def _comparison(
-    keys: Sequence[str], columns: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]
-) -> str:
-    """A table with a row for each key and a column for each run."""
-    head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
-    rows = "".join(
-        f"<tr><td>{escape(key)}</td>"
-        + "".join(f"<td>{_cell(values.get(key))}</td>" for values in columns)
-        + "</tr>"
-        for key in keys
-    )
-    return _table("pairs", f"<tr><th></th>{head}</tr>{rows}")
+def _values(rows: Sequence[Row], column: str) -> list[float]:
+    return [value for row in rows if (value := number(row, column)) is not None]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return '<span class="soft">—</span>'
-    return escape((", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
+def _median(rows: Sequence[Row], column: str) -> list[float]:
+    values = _values(rows, column)
+    return [statistics.median(values)] if values else []
 
 
-def _events(runs: Sequence[ReadRun]) -> str:
-    """Rows that are neither steps nor validations, the newest last."""
-    rows = [(run, row) for run in runs for row in run.events]
-    if not rows:
-        return ""
-    body = "".join(
-        f'<tr><td>{escape(run.name)}</td><td class="n">{row["step"]:,}</td><td>{escape(_event(row))}</td></tr>'
-        for run, row in rows[-_MOST_EVENTS:]
-    )
-    note = small(f"the last {_MOST_EVENTS} of {len(rows)}") if len(rows) > _MOST_EVENTS else ""
-    head = '<tr><th>run</th><th class="n">step</th><th>what</th></tr>'
-    return f"<section><h2>Events</h2>{_table('events', head + body, note)}</section>"
+def _write(write: Callable[[float], str], values: Sequence[float]) -> str:
+    """The mean of the values as text; empty where there is none."""
+    return write(statistics.fmean(values)) if values else ""
 
 
-def _event(row: Row) -> str:
+def _find_differences(runs: Sequence[ReadRun]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all runs, each with its value in every run."""
+    keys = dict.fromkeys(key for run in runs for key in run.config if key not in _NO_SETTING)
+    values = {key: [run.config.get(key) for run in runs] for key in keys}
+    return {key: own for key, own in values.items() if any(each != own[0] for each in own)}
+
+
+def _say(row: Mapping[str, Any]) -> str:
+    """A row that is neither a step nor a validation."""
     return ", ".join(
         f"{key} {value}" for key, value in row.items() if key not in ("step", "instances")
     )

@@ -1,0 +1,117 @@
+"""The kit of all pages: text made safe, numbers for people, and the one chart."""
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from pipeline.pages.chart import Curve, draw_chart
+from pipeline.pages.render import format_bytes, format_share, render, short_number, show_hidden
+
+KIT = '{% import "kit.html" as kit %}'
+
+
+def rendered(tmp_path, template, **values):
+    (tmp_path / "t.html").write_text(KIT + template)
+    return render(Path(tmp_path / "t.html"), **values)
+
+
+def test_numbers_are_short():
+    assert [short_number(each) for each in (0, 950, 17_705, 2_522_451)] == [
+        "0", "950", "17.7k", "2.52M"
+    ]  # fmt: skip
+    assert [format_bytes(each) for each in (7, 12_345, 3e9, 2e12)] == [
+        "7 B", "12.3 kB", "3 GB", "2 TB"
+    ]  # fmt: skip
+    assert [format_share(each) for each in (0.5, 0.00123)] == ["50 %", "0.123 %"]
+
+
+def test_text_is_escaped_and_what_acts_unseen_is_written_out(tmp_path):
+    assert show_hidden("naïve 日本語 שלום क्‍ष 👩‍👩‍👧") == "naïve 日本語 שלום क्‍ष 👩‍👩‍👧"
+    found = rendered(tmp_path, '<b title="{{ text }}">', text="a<b>&\"'\u202eab\u2028\ud800")
+    assert found == '<b title="a&lt;b&gt;&amp;&#34;&#39;⟨U+202E⟩ab⟨U+2028⟩⟨U+D800⟩">'
+
+
+def test_a_table_names_its_columns_in_every_cell_for_phones(tmp_path):
+    found = rendered(tmp_path, '{{ kit.table(["run", "MLM loss"], [("<a>", "2.5")], 1) }}')
+    assert '<td data-name="MLM loss" class="n" dir="auto">2.5</td>' in found
+    assert "&lt;a&gt;" in found
+    style = (Path(__file__).parents[2] / "pipeline/pages/style.css").read_text()
+    phone = style[style.index("@media (max-width: 560px)") : style.index("@media print")]
+    assert "table.stacked td[data-name]::before { content: attr(data-name)" in phone
+    assert "table.stacked thead { display: none; }" in phone
+
+
+def test_values_of_settings_are_said_in_words(tmp_path):
+    values = {"a_b": None, "c": True, "d": [1, 2], "e": [], "f": "0" * 25}
+    found = rendered(tmp_path, "{{ kit.pairs(values) }}", values=values)
+    assert re.findall("<td>(.*?)</td>", found) == [
+        "a b", "not set", "c", "yes", "d", "1, 2", "e", "none", "f", f"<code>{'0' * 25}</code>"
+    ]  # fmt: skip
+
+
+def marks(svg, tag, kind=""):
+    return [
+        each
+        for group in ET.fromstring(svg).iter()
+        if kind in group.get("class", "").split() or not kind
+        for each in (group.iter(tag) if kind else [group])
+        if each.tag == tag
+    ]
+
+
+def places(line):
+    return [[float(part) for part in pair.split(",")] for pair in line.get("points").split()]
+
+
+def test_long_curves_are_means_with_a_band():
+    points = [(float(x), float(x % 2)) for x in range(10_000)]
+    svg = draw_chart("t", [Curve("run", points)], "step")
+    [line], [band] = marks(svg, "polyline"), marks(svg, "polygon")
+    heights = [y for _, y in places(line)]
+    assert len(heights) == 120
+    assert len(places(band)) == 240
+    assert max(heights) - min(heights) < 3  # means of about a half
+    assert len(svg) < 60_000
+
+
+def test_few_points_are_drawn_as_they_are_and_told_on_hover():
+    svg = draw_chart("t", [Curve("run", [(1.0, 2.0), (2.0, 4.0)])], "step", from_zero=True)
+    assert marks(svg, "polygon") == []
+    assert places(marks(svg, "polyline")[0]) == [[54.0, 106.0], [508.0, 10.0]]
+    assert [title.text for title in marks(svg, "title")] == ["step 1\nrun: 2", "step 2\nrun: 4"]
+
+
+def test_a_guess_is_a_level_line_across_the_chart_and_no_chart_by_itself():
+    guess = Curve("guess", [(1.0, 2.0)], look="guess")
+    svg = draw_chart("t", [Curve("run", [(0.0, 0.0), (4.0, 4.0)]), guess], "step", from_zero=True)
+    assert places(marks(svg, "polyline", "guess")[0]) == [[54, 106], [167.5, 106], [508, 106]]
+    assert draw_chart("t", [guess], "step") == draw_chart("t", [], "step") == ""
+
+
+def test_columns_stand_on_zero_above_their_names():
+    curve = Curve("share", [(0.0, 0.25), (1.0, 1.0)], "columns")
+    svg = draw_chart("t", [curve], "up to", format_share, from_zero=True, labels=["8", "more"])
+    assert [each.get("height") for each in marks(svg, "rect", "columns")] == ["48.0", "192.0"]
+    texts = [each.text for each in marks(svg, "text")]
+    assert {"8", "more", "up to", "100 %"} <= {*texts}
+    assert [each.text for each in marks(svg, "title")][1] == "up to more\nshare: 100 %"
+
+
+def test_text_in_a_chart_is_escaped():
+    svg = draw_chart("<t>", [Curve("<c>", [(0.0, 1.0)])], "<x>", borders=[(0.0, "<b>\u202e")])
+    assert {"<t>", "<c>", "<x>", "<b>", "\u202e"}.isdisjoint(re.findall("<[a-z]>|\u202e", svg))
+    ET.fromstring(svg)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0], [5.0], [1.0, 1.0], [-3.0, 2.0], [1e-12, 1e12], [1e300, 2e300], [0.0, 1e-300]]
+)
+def test_any_values_can_be_drawn(values):
+    points = [(float(place), value) for place, value in enumerate(values)]
+    for from_zero in (False, True):
+        svg = draw_chart("t", [Curve("run", points)], "step", from_zero=from_zero)
+        ET.fromstring(svg)
+        assert "nan" not in svg
+        assert "inf" not in svg
