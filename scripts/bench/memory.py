@@ -28,8 +28,8 @@ from pipeline.shards.block import Block, block_instances
 from scripts.bench.measured import print_result
 from scripts.checkout import ROOT
 from trainer.model.settings import ModelSettings
-from trainer.optim.memory import Memory, count_memory
 from trainer.optim.settings import OptimizerSettings
+from trainer.preflight.memory import Memory, count_memory
 from trainer.preflight.phase_plan import memory_case, plan_phases
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase

@@ -79,7 +79,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "trainer/checkpoints/read.py": _CHECKPOINTS,
     "trainer/checkpoints/resume.py": (*_CHECKPOINTS, "trainer/test_recovery.py"),
     "trainer/checkpoints/store.py": _CHECKPOINTS,
-    "trainer/optim/engine.py": (
+    "trainer/engine/train_step.py": (
         "trainer/test_engine.py",
         "trainer/test_guards.py",
         "trainer/test_same_losses.py",
@@ -102,13 +102,13 @@ class Meant:
 
 MEANT: tuple[Meant, ...] = (
     Meant(
-        "trainer/optim/engine.py",
+        "trainer/engine/train_step.py",
         "{phase}/{step}/{rank}",
         "{phase}/{rank}",
         "dropout is seeded without its step",
     ),
     Meant(
-        "trainer/optim/engine.py",
+        "trainer/engine/train_step.py",
         "{phase}/{step}/{rank}",
         "{phase}/{step}",
         "dropout is seeded without its rank",

@@ -53,20 +53,23 @@ ROOMS = {
     "trainer.model": "pipeline.seeds",
     "trainer.stream": "tokenizer pipeline.storage pipeline.shards trainer.model",
     "trainer.conversion": "tokenizer pipeline.storage trainer.model",
-    "trainer.optim": "pipeline.seeds trainer.process trainer.stream trainer.model",
+    "trainer.optim": "",
+    "trainer.engine": "pipeline.seeds trainer.process trainer.stream trainer.model trainer.optim",
     "trainer.settings": "trainer.checkpoints.settings trainer.guards.settings trainer.stream trainer.model trainer.optim",
     "trainer.runs": "pipeline.storage pipeline.shards trainer.stream trainer.model trainer.settings",
-    "trainer.checkpoints": "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim trainer.runs",
-    "trainer.guards": "trainer.guards.settings trainer.process trainer.stream trainer.optim",
-    "trainer.watch": "trainer.process trainer.model trainer.optim trainer.settings trainer.runs",
+    "trainer.checkpoints": (
+        "pipeline.storage trainer.checkpoints.settings trainer.process trainer.optim trainer.engine trainer.runs"
+    ),
+    "trainer.guards": "trainer.guards.settings trainer.process trainer.stream trainer.optim trainer.engine",
+    "trainer.watch": "trainer.process trainer.model trainer.engine trainer.settings trainer.runs",
     "trainer.report": "pipeline.pages trainer.model trainer.runs trainer.watch",
     "trainer.preflight": (
         "pipeline.storage pipeline.command_line pipeline.shards trainer.process trainer.stream trainer.model"
-        " trainer.optim trainer.settings trainer.runs"
+        " trainer.engine trainer.settings trainer.runs"
     ),
     "trainer.pretrain": (
         "pipeline.storage pipeline.shards trainer.process trainer.stream trainer.model trainer.conversion"
-        " trainer.optim trainer.settings trainer.runs trainer.checkpoints trainer.guards trainer.watch"
+        " trainer.optim trainer.engine trainer.settings trainer.runs trainer.checkpoints trainer.guards trainer.watch"
     ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards trainer.stream trainer.model trainer.conversion"
@@ -78,7 +81,7 @@ ROOMS = {
     ),
     "trainer.finetune": (
         "tokenizer pipeline.seeds pipeline.interrupts pipeline.storage pipeline.documents"
-        " trainer.conll trainer.process trainer.model trainer.conversion trainer.optim"
+        " trainer.conll trainer.process trainer.model trainer.conversion trainer.optim trainer.engine"
         " trainer.runs trainer.watch trainer.inference trainer.inference.features"
     ),
     "trainer.cli": (

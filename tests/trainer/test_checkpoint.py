@@ -29,17 +29,12 @@ from trainer.checkpoints.read import (
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.settings import CheckpointSettings
 from trainer.checkpoints.write import HostCopies, remove_old, take_snapshot, write_snapshot
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import agree_on_step, grad_norm, seed_dropout, train_step
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import (
-    agree_on_step,
-    deepspeed_config,
-    grad_norm,
-    seed_dropout,
-    start_engine,
-    train_step,
-)
 from trainer.pretrain.run import Position, read_position
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks
 from trainer.runs.run_folder import RunFolder

@@ -17,21 +17,20 @@ import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
+from trainer.engine.partitions import iterate_weights
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import (
+    agree_on_step,
+    forward_sums,
+    grad_norm,
+    seed_dropout,
+    train_step,
+)
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import (
-    agree_on_step,
-    deepspeed_config,
-    forward_sums,
-    grad_norm,
-    read_deepspeed_file,
-    seed_dropout,
-    start_engine,
-    train_step,
-)
 from trainer.optim.lamb import Lamb
-from trainer.optim.partitions import iterate_weights
 from trainer.process.ranks import start_ranks, stop_ranks, together
 
 CONFIG = BertConfig(
@@ -306,6 +305,26 @@ def test_ranks_equal_one_big_batch(launches, alone, kind, stage, precision, worl
         torch.testing.assert_close(
             theirs[name], weight, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+LOSSES = {
+    "adamw": [
+        *(23.47232, 23.30904, 22.87611, 23.57806, 23.71817, 23.56298, 24.54160, 23.51961, 22.90394, 23.67663),
+        *(21.52009, 22.88998, 24.93099, 22.91953, 22.57476, 23.59077, 23.95228, 22.37028, 25.04509, 24.83729),
+    ],
+    "lamb": [
+        *(23.47232, 23.27924, 23.22991, 23.50247, 23.55929, 23.52978, 23.75733, 23.45823, 23.13656, 23.88622),
+        *(22.64602, 23.57110, 23.48584, 23.65332, 23.50711, 23.39464, 23.05011, 23.82777, 23.54780, 23.13450),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_of_20_steps_are_what_they_were(alone, kind):
+    """By the test above those of every ZeRO stage on two and three ranks are too."""
+    rows, _, _ = alone[kind]
+    assert [row[0] for row in rows] == pytest.approx(LOSSES[kind], rel=1e-4)
 
 
 @pytest.mark.engines

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch
+from trainer.engine.train_step import forward_sums
 from trainer.model import fp8
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.model.fp8 import fp8_linear, quantize
-from trainer.optim.engine import forward_sums
 from trainer.stream.packing import empty_micro_batch
 
 CPU = torch.device("cpu")

@@ -9,18 +9,14 @@ from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.two_ranks import random_micro_batch
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import agree_on_step, forward_sums, train_step
 from trainer.model.attention import PackedSequences
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import BertConfig
 from trainer.model.settings import ModelSettings
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import (
-    agree_on_step,
-    deepspeed_config,
-    forward_sums,
-    start_engine,
-    train_step,
-)
 from trainer.optim.lamb import Lamb
 from trainer.preflight.step_time import LAYER_LAUNCHES, OUTER_LAUNCHES
 from trainer.settings import Phase, PretrainSettings, resolve

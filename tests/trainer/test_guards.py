@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import agree_on_step, grad_norm, train_step
 from trainer.guards.settings import SafetySettings
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Peer, describe_hang
@@ -20,13 +23,6 @@ from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, chec
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import (
-    agree_on_step,
-    deepspeed_config,
-    grad_norm,
-    start_engine,
-    train_step,
-)
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import start_ranks, stop_ranks
 

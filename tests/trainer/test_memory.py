@@ -19,11 +19,12 @@ from scripts.bench import memory as bench
 from tests.trainer.two_ranks import run_ranks
 from trainer.checkpoints.write import HostCopies, take_snapshot
 from trainer.cli import COMMANDS
+from trainer.engine.deepspeed_config import bucket_elements
+from trainer.engine.start import bucket_sizes
 from trainer.model.bert import build_model
 from trainer.model.config import preset
 from trainer.optim.adamw import AdamW
-from trainer.optim.engine import bucket_sizes
-from trainer.optim.memory import Case, activation_bytes, bucket_elements, count_memory
+from trainer.preflight.memory import Case, activation_bytes, count_memory
 from trainer.pretrain.loop import pretrain
 from trainer.process.ranks import Ranks, _let_gloo_rest
 

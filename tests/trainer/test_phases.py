@@ -12,8 +12,8 @@ import torch
 import trainer.pretrain.loop
 from pipeline.storage.patience import Patience
 from tests.trainer.tiny_dataset import write_tiny_dataset
+from trainer.engine.train_step import StepCounts
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.optim.engine import StepCounts
 from trainer.pretrain.loop import _advance, _steps_of_phase, train_phase
 from trainer.pretrain.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings

@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
+from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
 from trainer.model.flops import Lengths, num_parameters, training_flops
 from trainer.model.settings import ModelSettings
-from trainer.optim.engine import forward_sums
 from trainer.preflight.phase_plan import measure_lengths, plan_phase
 from trainer.preflight.plan import describe_plan
 from trainer.preflight.settings import PlanSettings
@@ -92,7 +92,7 @@ def test_a_phase_of_a_dataset(data):
 
 
 def test_memory_is_said_by_name():
-    """The stages as a table, and every term of the one that is chosen; the numbers are of trainer.optim.memory."""
+    """The stages as a table, and every term of the one that is chosen; the numbers are of trainer.preflight.memory."""
     settings = settings_of(gpu="cpu", world_size=1, peak_tflops=0.05, micro_tokens=1_024)
     text = "\n".join(describe_plan(settings))
     assert re.search(r"^     1 +0\.12 +0\.10 +1\.04 +1\.26  <- zero_stage$", text, re.MULTILINE)

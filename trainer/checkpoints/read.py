@@ -8,7 +8,7 @@
                               sizes and hashes of the others, written last
 
 This file finds and reads them; write.py beside it writes them. No pickle anywhere. Generators are
-keyed to the step (`trainer.optim.engine.seed_dropout`), so there is no random state to save.
+keyed to the step (`trainer.engine.train_step.seed_dropout`), so there is no random state to save.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pipeline.storage.names import require_plain
-from trainer.optim.partitions import refresh_weights
+from trainer.engine.partitions import refresh_weights
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 from trainer.runs.json_files import parse_object

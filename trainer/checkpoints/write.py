@@ -31,7 +31,7 @@ from trainer.checkpoints.read import (
     step_folder,
     step_of,
 )
-from trainer.optim.partitions import iterate_weights
+from trainer.engine.partitions import iterate_weights
 from trainer.optim.sharded import Fragment, ShardedOptimizer
 from trainer.process.ranks import Ranks, together
 

@@ -20,6 +20,8 @@ from tqdm import tqdm
 from pipeline.interrupts import INTERRUPTED, Interrupted
 from pipeline.storage.local import replace_file
 from trainer.conversion.export import export_hf, load_hf_task, read_provenance, write_export
+from trainer.engine.partitions import iterate_weights
+from trainer.engine.train_step import agree_on_waiting
 from trainer.finetune.output import OutputFolder, open_output
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, prepare_data
 from trainer.finetune.progress import GridProgress
@@ -29,8 +31,6 @@ from trainer.finetune.start import describe_new
 from trainer.finetune.task import OwnModel
 from trainer.finetune.training import Recipe, predict_items, train_task
 from trainer.model.task_heads import BertForTask, build_task_model
-from trainer.optim.engine import agree_on_waiting
-from trainer.optim.partitions import iterate_weights
 from trainer.process.allocator import keep_freed_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, StopRequest, Told, stops_requested

@@ -11,12 +11,14 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.interrupts import INTERRUPTED, Interrupted
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import seed_dropout
 from trainer.finetune.batches import Step, TaskBatch, cut_items, iterate_steps, pack_items
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Outputs
 from trainer.model.task_heads import BertForTask, Head, count_losses, task_loss_sum
 from trainer.optim.build_optimizer import build_optimizer
-from trainer.optim.engine import deepspeed_config, seed_dropout, start_engine
 from trainer.optim.schedule import Schedule
 from trainer.optim.settings import OptimizerSettings
 from trainer.optim.sharded import ShardedOptimizer

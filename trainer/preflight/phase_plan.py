@@ -1,7 +1,7 @@
 """What each phase of a run will take: its instances, operations, times and memory.
 
 Everything follows from formulas (trainer.model.flops, trainer.preflight.step_time,
-trainer.optim.memory) and from the dataset's manifest and first block; nothing is trained, and torch
+trainer.preflight.memory) and from the dataset's manifest and first block; nothing is trained, and torch
 is not imported.
 """
 
@@ -15,7 +15,7 @@ from pipeline.shards.block import Block, checksum, decode_block
 from pipeline.shards.dataset import Dataset
 from trainer.model.config import BertConfig
 from trainer.model.flops import Lengths, num_parameters, training_flops
-from trainer.optim.memory import MASKED_SHARE, Case
+from trainer.preflight.memory import MASKED_SHARE, Case
 from trainer.preflight.settings import PlanSettings
 from trainer.preflight.step_time import FAST, SLOW, StepTime, Work, step_time
 from trainer.process.gpus import GPUS, Gpu

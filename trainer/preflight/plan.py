@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig
 from trainer.model.flops import num_parameters
-from trainer.optim.memory import count_memory
+from trainer.preflight.memory import count_memory
 from trainer.preflight.phase_plan import (
     PhasePlan,
     checkpoint_bytes,

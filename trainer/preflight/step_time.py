@@ -22,7 +22,7 @@ once for the fast end and once for the slow one: no GPU has measured them yet.
 import math
 from dataclasses import dataclass
 
-from trainer.optim.memory import LARGEST_BUCKET
+from trainer.engine.deepspeed_config import LARGEST_BUCKET
 from trainer.process.gpus import Gpu
 
 LAYER_LAUNCHES, OUTER_LAUNCHES, COMPILED_SHARE = 80, 108, 0.6

@@ -10,8 +10,8 @@ import math
 
 from trainer.checkpoints.read import load_checkpoint
 from trainer.checkpoints.resume import choose_checkpoint, discard_from
+from trainer.engine.train_step import grad_norm
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.optim.engine import grad_norm
 from trainer.pretrain.run import Run, read_position
 from trainer.process.ranks import together
 from trainer.stream.rank_steps import RankStep

@@ -13,18 +13,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pipeline.shards.block import block_instances
-from trainer.guards.watchdog import FIRST_STEP_FACTOR
-from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
-from trainer.optim.engine import (
+from trainer.engine.deepspeed_config import deepspeed_config, read_deepspeed_file
+from trainer.engine.train_step import (
     StepCounts,
     agree_on_step,
     agree_on_waiting,
-    deepspeed_config,
     grad_norm,
-    read_deepspeed_file,
     seed_dropout,
     train_step,
 )
+from trainer.guards.watchdog import FIRST_STEP_FACTOR
+from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
 from trainer.pretrain.anomalies import note_gradient
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.phase_clock import PhaseClock, begin_phase, finish_at_accuracy, seconds_left

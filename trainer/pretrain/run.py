@@ -16,6 +16,7 @@ from trainer.checkpoints.resume import choose_checkpoint, copy_run, restore_run
 from trainer.checkpoints.saver import CheckpointSaver
 from trainer.checkpoints.store import CheckpointStore
 from trainer.conversion.export import VOCAB
+from trainer.engine.start import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
 from trainer.guards.weights_check import WeightsCheck
@@ -23,7 +24,6 @@ from trainer.model import fp8
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
-from trainer.optim.engine import start_engine
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.prepare_model import prepare_model
 from trainer.process.ranks import Ranks, device_name, together

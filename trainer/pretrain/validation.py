@@ -16,7 +16,7 @@ import torch.distributed
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import wait_for_pass
 from pipeline.storage.patience import Patience
-from trainer.optim.engine import forward_sums, stack_sums
+from trainer.engine.train_step import forward_sums, stack_sums
 from trainer.pretrain.objectives import WITH_NSP, prepare_micro_batch, unmasked_text
 from trainer.process.ranks import Ranks, together
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy

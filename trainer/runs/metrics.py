@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pipeline.storage.local import replace_file
 
-# Order of the sums that `trainer.optim.engine.train_step` returns.
+# Order of the sums that `trainer.engine.train_step.train_step` returns.
 MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
 
 _SHOWN_STRETCHES = 5
@@ -23,7 +23,7 @@ def loss_columns(
     """Mean losses in nats and accuracies from sums over a global batch or a validation set.
 
     Args:
-        sums: The sums that `trainer.optim.engine.train_step` returns.
+        sums: The sums that `trainer.engine.train_step.train_step` returns.
         masked: Positions predicted; left to right they are in the columns called mlm as well.
         instances: Instances.
         has_nsp: Whether next sentences are predicted; there are no such columns otherwise.

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from trainer.engine.train_step import StepCounts
 from trainer.model.config import BertConfig
 from trainer.model.flops import batch_flops
-from trainer.optim.engine import StepCounts
 from trainer.process.gpus import peak_tflops_of
 from trainer.process.ranks import Ranks
 from trainer.settings import Phase

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.engine.train_step import forward_sums
 from trainer.model.attention import PackedSequences, attention, choose_backend
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, preset
 from trainer.model.fp8 import fp8_linear, quantize
-from trainer.optim.engine import forward_sums
 from trainer.stream.packing import MicroBatch
 
 CPU = torch.device("cpu")

@@ -13,19 +13,19 @@ from torch import Tensor
 from scripts.bench.gpu.cases import Case
 from scripts.bench.gpu.clock import Marks
 from scripts.bench.train_step import twin_of
-from trainer.model.bert import BertForPreTraining, build_model, compile_model
-from trainer.model.config import BertConfig, preset
-from trainer.optim.adamw import AdamW
-from trainer.optim.engine import (
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.start import start_engine
+from trainer.engine.train_step import (
     StepCounts,
     agree_on_step,
-    deepspeed_config,
     forward_sums,
     grad_norm,
     seed_dropout,
-    start_engine,
     train_step,
 )
+from trainer.model.bert import BertForPreTraining, build_model, compile_model
+from trainer.model.config import BertConfig, preset
+from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.process.ranks import Ranks
 from trainer.stream.packing import pad_micro_batch

@@ -28,12 +28,11 @@ that the allocator cannot use come on top.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.engine.deepspeed_config import LARGEST_BUCKET, bucket_elements
 from trainer.model.config import BertConfig
 from trainer.model.flops import num_parameters
 from trainer.process.allocator import MMAP_BYTES
 
-LARGEST_BUCKET = 2**25
-"""Elements that DeepSpeed reduces at once, 128 MiB in fp32; its 5e8 copies all gradients."""
 LIBRARIES_BYTES = 980_000_000
 """The resident memory of a rank on a CPU that trains a model of next to nothing.
 
@@ -118,12 +117,6 @@ class Memory:
     def total(self) -> int:
         """Bytes of the rank: of its GPU, or of its process on a CPU."""
         return self.tensors + sum(self.process.values())
-
-
-def bucket_elements(num_parameters: int, largest_tensor: int) -> int:
-    """Elements of a bucket, an even number: all of a small model, at least the largest tensor."""
-    size = max(largest_tensor, min(num_parameters, LARGEST_BUCKET))
-    return size + size % 2
 
 
 def count_memory(case: Case) -> Memory:

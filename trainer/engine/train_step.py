@@ -1,49 +1,19 @@
-"""DeepSpeed behind three functions: start an engine, agree on a step, make it.
+"""One optimizer step: what all ranks agree on before it, its passes, its loss."""
 
-DeepSpeed partitions states and gradients (ZeRO) and reduces gradients; what a step is, its loss,
-clipping and learning rate are ours. Its settings files hold only what `CHOOSABLE` lists.
-"""
-
-import importlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.nn import Module
 
 from pipeline.seeds import seed_of
 from trainer.model.heads import PretrainingSums, pretraining_sums
-from trainer.optim.memory import bucket_elements
-from trainer.optim.partitions import adopt_partitions, check_partitions
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.process.ranks import Ranks, quiet_deepspeed
+from trainer.process.ranks import Ranks
 from trainer.stream.packing import MicroBatch, empty_micro_batch, to_device
-
-# What a settings file for DeepSpeed may say; the trainer writes everything else.
-CHOOSABLE = (
-    "zero_optimization",
-    "comms_logger",
-    "flops_profiler",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-)
-CHOOSABLE_ZERO = (
-    "reduce_bucket_size",
-    "allgather_bucket_size",
-    "overlap_comm",
-    "contiguous_gradients",
-    "reduce_scatter",
-    "use_multi_rank_bucket_allreduce",
-    "round_robin_gradients",
-    "parameter_alignment",
-)
 
 
 @dataclass(frozen=True)
@@ -75,120 +45,6 @@ class StepCounts:
     elapsed_seconds: float
     memory_bytes: int
     drawn: tuple[tuple[int, int], ...]
-
-
-def read_deepspeed_file(path: str | None) -> dict[str, Any]:
-    """The choices in a DeepSpeed settings file; none without a file.
-
-    Raises:
-        ValueError: A key that is not in `CHOOSABLE`, or not JSON.
-        FileNotFoundError: No such file.
-    """
-    if path is None:
-        return {}
-    try:
-        chosen = json.loads(Path(path).read_bytes())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    _refuse_unknown(chosen, CHOOSABLE, path)
-    _refuse_unknown(
-        chosen.get("zero_optimization", {}), CHOOSABLE_ZERO, f"{path}: zero_optimization"
-    )
-    return dict(chosen)
-
-
-def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) -> dict[str, Any]:
-    """DeepSpeed's settings: the person's choices and ours.
-
-    Args:
-        chosen: What `read_deepspeed_file` returned.
-        zero_stage: 0 to 3.
-        precision: "fp32" or "bf16"; gradients are summed and reduced in fp32 either way, because
-            bf16 sums, which are DeepSpeed's default, were off by 0.84 % over 64 micro-batches.
-    """
-    if precision == "bf16" and zero_stage == 0:
-        raise ValueError(
-            "DeepSpeed cannot sum bf16 gradients in fp32 with zero_stage 0; use zero_stage 1 or 2"
-        )
-    zero = {**chosen.get("zero_optimization", {}), "stage": zero_stage}
-    if zero.get("overlap_comm") and zero_stage != 2:
-        raise ValueError(f"overlap_comm works with zero_stage 2 only, not {zero_stage}")
-    if zero_stage == 1 and precision == "fp32":
-        zero.setdefault("contiguous_gradients", False)  # not two more copies of all gradients
-    if zero_stage == 3:
-        zero["sub_group_size"] = 2**62  # one group, so that clipping sees all gradients at once
-    if zero_stage == 2 or (zero_stage == 1 and precision == "fp32"):
-        zero["compute_grad_norm"] = (
-            False  # ours comes with clipping, and theirs would be one more all-reduce
-        )
-    return {
-        **chosen,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "bf16": {
-            "enabled": precision == "bf16",
-            "immediate_grad_update": True,
-        },  # not one more copy of all gradients
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "communication_data_type": "fp32",
-        "timers": {
-            "throughput": {"enabled": False}
-        },  # it waits for the device before every forward pass
-        # The loop decides where a step ends and what the loss is divided by; these are dummies.
-        "managed_gradient_accumulation": False,
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-    }
-
-
-def start_engine(
-    model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks
-) -> Any:
-    """A DeepSpeed engine around the model.
-
-    The optimizer then updates this rank's partition of the weights.
-
-    Raises:
-        ValueError: DeepSpeed's partitions are not what the optimizer takes them for.
-    """
-    with quiet_deepspeed():
-        import deepspeed
-
-        _load_muon()
-        sizes = bucket_sizes(model)
-        sized = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
-        engine, *_ = deepspeed.initialize(
-            model=model.to(ranks.device), optimizer=optimizer, config=sized
-        )
-    # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed takes this number and not the settings'.
-    engine.allreduce_gradients = partial(
-        engine.allreduce_gradients, bucket_size=sizes["reduce_bucket_size"]
-    )
-    adopt_partitions(engine, optimizer)
-    check_partitions(engine, optimizer, ranks)
-    return engine
-
-
-def _load_muon() -> None:
-    """Imports DeepSpeed's Muon, which every engine asks for, without its kernels compiled.
-
-    They would be by an import, which loads torch's compiler: a second of every start for what
-    nobody here calls.
-    """
-    compile_kernels = torch.compile
-    torch.compile = lambda kernel: kernel  # type: ignore[assignment]
-    try:
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        torch.compile = compile_kernels
-
-
-def bucket_sizes(model: Module) -> dict[str, int]:
-    """How much DeepSpeed reduces and gathers at once by default: at least one tensor."""
-    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    size = bucket_elements(sum(sizes), max(sizes))
-    return {"reduce_bucket_size": size, "allgather_bucket_size": size}
 
 
 def agree_on_step(
@@ -300,12 +156,3 @@ def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
     """Global L2 norm of the last gradient before clipping; infinite if that was not finite."""
     return math.inf if getattr(engine.optimizer, "overflow", False) else optimizer.grad_norm
-
-
-def _refuse_unknown(chosen: dict[str, Any], choices: Sequence[str], where: str) -> None:
-    unknown = sorted(set(chosen) - set(choices))
-    if unknown:
-        raise ValueError(
-            f"{where} sets {', '.join(unknown)}, which the trainer decides from the run's own settings (zero_stage, "
-            f"precision, phases, optimizer, micro_tokens); the file may hold {', '.join(choices)}"
-        )
