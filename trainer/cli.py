@@ -9,7 +9,7 @@ from pipeline.command_line.program import run_program
 from trainer.conversion.settings import ExportSettings
 from trainer.inference.features.settings import FeaturesSettings
 from trainer.inference.settings import EvaluateSettings, FillMaskSettings, NextSentenceSettings
-from trainer.preflight.settings import DoctorSettings, PlanSettings, StreamSettings
+from trainer.preflight.settings import DoctorSettings, PlanSettings
 from trainer.report.settings import ReportSettings
 
 DESCRIPTION = """\
@@ -40,10 +40,6 @@ COMMANDS = {
         summary="examine every rank of a job before it trains", settings="trainer.preflight.settings:DoctorSettings",
         function="trainer.cli:doctor", unused=("phases",),
         unwinds=False,
-    ),
-    "stream": Command(
-        summary="show what every rank would read of the data, and how fast",
-        settings="trainer.preflight.settings:StreamSettings", function="trainer.cli:stream", positionals=("data",),
     ),
     "report": Command(
         summary="write the curves of one or several runs as a page",
@@ -88,14 +84,6 @@ def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
     if text:
         print(hide(text), flush=True)
     return code
-
-
-def stream(settings: StreamSettings, _remainder: object = None) -> None:
-    """`python -m trainer stream DATA ...`."""
-    from trainer.preflight.request_plan import report_requests
-    from trainer.preflight.stream_report import report_stream
-
-    print(report_requests(settings) if settings.plan else report_stream(settings))
 
 
 def plan(settings: PlanSettings, _remainder: object = None) -> None:

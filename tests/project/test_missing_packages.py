@@ -36,7 +36,7 @@ def run_without(packages, program, *arguments):
     [
         (["apache_beam"], "pipeline", ["build", "--input", "README.md", "--output", "OUT"], "pipeline"),
         (["yaml"], "pipeline", ["build", "--input", "x", "--output", "OUT"], "pipeline,trainer"),
-        (["yaml"], "trainer", ["stream", "data"], "pipeline,trainer"),
+        (["yaml"], "trainer", ["plan", "--config", "configs/pretrain/bert-tiny.yaml"], "pipeline,trainer"),
         (["torch"], "trainer", ["export", "RUN", "--output", "OUT"], "trainer"),
         (
             ["deepspeed"], "trainer",
@@ -59,7 +59,13 @@ def test_a_missing_package_is_one_line_that_says_what_to_run(
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [("pipeline", ["verify", "s3://b/data"]), ("trainer", ["stream", "s3://b/data"])],
+    [
+        ("pipeline", ["verify", "s3://b/data"]),
+        (
+            "trainer",
+            ["plan", "--config", "configs/pretrain/bert-tiny.yaml", "--data", "s3://b/data"],
+        ),
+    ],
 )
 def test_a_missing_driver_of_a_store_is_one_line_that_says_what_to_run(program, arguments):
     ran = run_without(["s3fs"], program, *arguments)

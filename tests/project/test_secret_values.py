@@ -179,9 +179,10 @@ def test_what_a_parser_refuses_is_said_without_secrets(tmp_path, program, way):
         "a mapping in the file": ["--config", str(config)],
         "JSON in the file": ["--config", str(config), "--storage_options", "secret=sesame-4711"],
     }[way]
-    command = {"pipeline": ["verify", "/nowhere"], "trainer": ["stream", "--data", "/nowhere"]}[
-        program
-    ]
+    command = {
+        "pipeline": ["verify", "/nowhere"],
+        "trainer": ["evaluate", "--model", "m", "--data", "d"],
+    }[program]
     ran = subprocess.run(
         [sys.executable, "-m", program, *command, *arguments],
         cwd=ROOT,

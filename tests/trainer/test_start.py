@@ -12,13 +12,14 @@ from pipeline.shards.dataset import Dataset, open_again, open_dataset
 from pipeline.shards.manifest import BLOCKS_TABLE, SHARDS_TABLE, shard_name
 from pipeline.shards.records import BlockTable
 from pipeline.storage.folder import Folder
+from tests.trainer.dry_reader import DryReader
 from tests.trainer.http_store import serving
 from tests.trainer.simulated_ranks import NODE_RANKS, Node, Rank, Simulation
 from tests.trainer.stream_rank import read_steps
 from tests.trainer.two_ranks import run_nodes
-from trainer.preflight.request_plan import Moment, add_up
+from trainer.pretrain.loop import describe_reads
+from trainer.settings import Phase, PretrainSettings
 from trainer.stream import cache as cache_module
-from trainer.stream.dry_run import DryReader
 from trainer.stream.known import KnownPasses
 from trainer.stream.ranged_read import BlockRange, ShardReadError
 from trainer.stream.rank_steps import StepSizes
@@ -133,7 +134,7 @@ def test_2048_ranks_start_in_ten_seconds_without_a_storm(
 def test_how_often_blocks_are_fetched_is_known_without_a_plan(
     many_shards, world_size, global_batch, num_lanes, times, cached
 ):
-    """The plan of some 1,000 steps, which counts block by block, says the same."""
+    """Some 1,000 planned steps, counted block by block, say the same."""
     passes = KnownPasses(one_dataset(many_shards), "train", SEQ_LEN)
     begin, reader, block = (
         passes.state(0, 0, num_lanes),
@@ -141,17 +142,33 @@ def test_how_often_blocks_are_fetched_is_known_without_a_plan(
         block_instances(SEQ_LEN),
     )
     sizes = (StepSizes(rank, world_size, global_batch, SEQ_LEN) for rank in range(world_size))
-    load = add_up(
-        Moment("start", 0, world_size), (reader.count(begin, each, 1024) for each in sizes), passes
-    )
-    assert load.block_bytes / load.different_bytes == pytest.approx(times, abs=0.02)
-    assert load.cached_bytes / load.different_bytes == pytest.approx(cached, abs=0.02)
+    asked = [reader.count(begin, each, 1024).blocks for each in sizes]
+    nodes = [
+        np.unique(np.concatenate(asked[first : first + NODE_RANKS]))
+        for first in range(0, world_size, NODE_RANKS)
+    ]
+    different = len(np.unique(np.concatenate(nodes)))
+    assert sum(map(len, asked)) / different == pytest.approx(times, abs=0.02)
+    assert sum(map(len, nodes)) / different == pytest.approx(cached, abs=0.02)
     assert reads_of_a_block(global_batch, world_size, num_lanes, block) == pytest.approx(
         times, abs=0.02
     )
     assert reads_of_a_block(
         global_batch, world_size, num_lanes, block, NODE_RANKS
     ) == pytest.approx(cached, abs=0.02)
+
+
+def test_pretrain_points_out_a_layout_that_reads_many_times():
+    phase = Phase(seq_len=128, global_batch=4096, steps=1, peak_lr=1e-4)
+    settings = PretrainSettings(data=["s3://bucket/a b"], output="run", phases=(phase,))
+    said = "every block is fetched 8.0 times, as 2,048 ranks share 256 lanes"
+    cure = "; --cache_dir on every node makes it 1.0 times"
+    assert describe_reads(settings, phase, 2048, 256, 8) == said + cure
+    assert describe_reads(settings, phase, 256, 256, 8) is None
+    cached = dataclasses.replace(settings, cache_dir="/cache")
+    assert describe_reads(cached, phase, 2048, 256, 8) is None
+    said = "every block is fetched 1.9 times, as 2,040 ranks share 256 lanes"
+    assert describe_reads(cached, phase, 2040, 256, 8) == said
 
 
 @pytest.mark.parametrize(

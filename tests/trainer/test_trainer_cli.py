@@ -28,7 +28,6 @@ def pretrain_settings(*arguments):
         ["pretrain", "--help"],
         ["export", "--help"],
         ["fill-mask", "--help"],
-        ["stream", "--help"],
     ],
 )
 def test_help_is_quick_because_it_imports_no_torch(arguments):

@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.command_line.program import check_least
 from trainer.settings import Phase, PretrainSettings
-from trainer.stream.read_settings import ReadingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,48 +55,3 @@ class PlanSettings(PretrainSettings):
     ] = "h200"
     mfu: float = 0.4
     epochs: float | None = None
-
-
-@dataclass(frozen=True)
-class StreamSettings:
-    """Reads what every rank would read of the first steps, without a model.
-
-    It is a dry run of the data and a benchmark of the store.
-
-    Data:
-        data: Datasets as pretrain takes them, each as [NAME=]URL[:WEIGHT].
-        seq_len: Sequence length of the instances; null means the shortest there is.
-        cache_dir: Folder on a disk of this machine that keeps what was read, as pretrain's; null
-            keeps nothing.
-        cache_bytes: The most bytes that the cache folder holds.
-        storage_options: Options of the data's filesystem, as JSON or @FILE. Its environment
-            variables count too.
-        reading: How data is read from where it lies, as pretrain's.
-
-    Training to stand in for:
-        world_size: How many ranks are stood in for, one after another.
-        global_batch: Instances of one optimizer step, over all ranks.
-        steps: How many optimizer steps are read; 0 reads one epoch of the first dataset.
-        seed: Random seed of the order of instances.
-        plan: Whether the requests of all ranks are only counted, without reading a block: at the
-            start, in the middle and at the end of an epoch, and where a node is lost.
-        step_seconds: Seconds that one optimizer step takes, for the rates of the plan.
-    """
-
-    data: list[str]
-    seq_len: int | None = None
-    world_size: int = 1
-    global_batch: int = 256
-    steps: int = 20
-    seed: int = 0
-    plan: bool = False
-    step_seconds: float = 1.0
-    reading: ReadingSettings = field(default_factory=ReadingSettings)
-    cache_dir: str | None = None
-    cache_bytes: int = 64 * 2**30
-    storage_options: str | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, world_size=1, global_batch=1, steps=0)
-        if not self.step_seconds > 0:
-            raise ValueError(f"step_seconds is {self.step_seconds}; it must be above 0")

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -190,12 +189,8 @@ def describe_reads(
     now = times if settings.cache_dir is None else cached
     if now <= MANY_TIMES:
         return None
-    cure = f"--cache_dir on every node makes it {cached:.1f} times; " if cached < now else ""
-    return (
-        f"every block is fetched {now:.1f} times, as {world_size:,} ranks share {num_lanes} lanes; {cure}"
-        f"`python -m trainer stream {shlex.join(settings.data)} --seq_len {phase.seq_len} --world_size {world_size}"
-        f" --global_batch {phase.global_batch} --plan true` counts what is asked of the store"
-    )
+    cure = f"; --cache_dir on every node makes it {cached:.1f} times" if cached < now else ""
+    return f"every block is fetched {now:.1f} times, as {world_size:,} ranks share {num_lanes} lanes{cure}"
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
